@@ -38,7 +38,7 @@ class Site:
     bag: DagBag
 
     def run(self, job: str) -> dict[str, Any]:
-        """Run a DAG's task as Airflow does; return what its asset's event carries."""
+        """Run a DAG's task as Airflow does; return the content of its asset's event."""
         dag = self.bag.dags[f"headwater_{job}__orders"]
         run = dag.test(logical_date=datetime(2026, 1, 2, tzinfo=UTC))
         assert run.state == "success", f"{dag.dag_id}: {run.state}"
@@ -99,7 +99,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 def test_ingest_lands_every_record_and_tells_how_far(site: Site) -> None:
-    """The event's extra has the table's ends, for whoever runs when data has landed."""
+    """The event's extra has the table's ends, for DAGs that run when data has landed."""
     extra = site.run("ingest")
     assert extra["records"] == RECORDS
     assert extra["ends"] == {"0": RECORDS}

@@ -74,7 +74,7 @@ def test_allocated_space_is_zero_and_keeps_content(files: Files) -> None:
 
 
 def test_truncated_space_comes_back_as_zeros(files: Files) -> None:
-    """What was cut does not reappear when the file grows again."""
+    """Truncated bytes do not reappear when the file grows again."""
     file = files.open("a/f", create=True)
     file.write_at(0, [b"x" * 3000])
     file.truncate(700)

@@ -119,7 +119,7 @@ def test_a_barrier_shows_what_any_member_has_answered(logs: MetadataLogs) -> Non
 
 
 def test_many_callers_at_once_each_get_their_own_answer(logs: MetadataLogs) -> None:
-    """Registrations count up by one each, whoever asks through whichever member."""
+    """Registrations count up by one each, through whichever member."""
     members = logs.members()
 
     def register(number: int) -> int:

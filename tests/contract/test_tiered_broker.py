@@ -239,7 +239,7 @@ def test_a_time_is_found_in_either_tier(client: Client) -> None:
 
 
 def test_a_cut_moves_up_to_one_instant(client: Client) -> None:
-    """Its hot ends do; what is cold, and its lease, stay what they were."""
+    """Its hot ends change; its cold part and its lease stay the same."""
     publish(client, 0, 10)
     client.tier_flush("s")
     cut = client.cut("s", ttl_ms=TTL_MS)

@@ -55,7 +55,7 @@ def test_nats_server_takes_the_chosen_port(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a port cannot be held")
 def test_a_free_port_is_nobody_elses_while_its_server_is_down(tmp_path: Path) -> None:
-    """Who does not share gets it refused, before the server's first start and between two."""
+    """A port that is not shared is refused, before the server's first start and between two."""
     port = embedded.free_port()
     for _ in range(2):
         with pytest.raises(OSError, match="Address already in use"), socket.socket() as other:
@@ -66,7 +66,7 @@ def test_a_free_port_is_nobody_elses_while_its_server_is_down(tmp_path: Path) ->
 
 
 def test_a_flight_server_listens_on_a_held_port() -> None:
-    """Whoever connects reaches the server, not the holder, every time."""
+    """Every connection reaches the server, not the holder of the port."""
     port = embedded.free_port()
     with FlightServerBase(f"grpc://{embedded.LOOPBACK}:{port}"):
         for _ in range(20):

@@ -71,7 +71,7 @@ class Site:
             client.tier_flush("s", timeout_ms=_FLUSH_MS)
 
     def require_exact(self) -> None:
-        """A read finds what was acknowledged here, and nothing else; so does ``verify``."""
+        """A read has the records acknowledged here, and no others; so does ``verify``."""
         with Client(self.broker.url) as client:
             cut = client.cut("s", ttl_ms=60_000, owner="twins")
             read = History(client, cut)
@@ -102,7 +102,7 @@ class Site:
         assert told.startswith(("HistoryClaimedError", "ForeignHistoryError"))
 
     def require_exact_or_refused(self) -> None:
-        """What it serves is its own."""
+        """It serves its own records only."""
         with suppress(HeadwaterError):
             self.require_exact()
 

@@ -110,7 +110,7 @@ class Proposers:
         return self._create(state)
 
     def _altered(self, state: MetadataState) -> Command:
-        """Return a change of a stream, now and then of what it was before."""
+        """Return a change of a stream, in some cases of its former state."""
         stream = state.streams[self.rng.choice(sorted(state.streams))]
         expected = stream
         if self.rng.random() < 0.1:

@@ -29,7 +29,7 @@ WORDS = st.sampled_from(
 
 
 class Recorder:
-    """Stands where nats-py's client stands and writes down what its parser calls."""
+    """Stands in for nats-py's client and records the calls of its parser."""
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
@@ -73,7 +73,7 @@ def by_nats_py(data: bytes) -> Recorder:
 
 
 def by_us(chunks: list[bytes]) -> Recorder:
-    """Parse with ours; what it leaves over goes to nats-py's, as in production."""
+    """Parse with our parser; the rest goes to nats-py's parser, as in production."""
     stream = NatsStream()
     for sid in HOT:
         stream.add_hot(sid)

@@ -31,7 +31,7 @@ CONFIG = LogConfig(
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Where one batch is, and what it was."""
+    """The place of one batch, and its records."""
 
     path: str
     position: int

@@ -37,7 +37,7 @@ _START_SECONDS_MAX = 900
 
 
 class Writer:
-    """A child process, and what it says was committed. It appends once for each line it gets."""
+    """A child process, and the commits that it reports. It appends once for each line it gets."""
 
     def __init__(
         self, process: subprocess.Popen[str], log: Path, acked: Callable[[], None]
@@ -59,7 +59,7 @@ class Writer:
             self.process.stdin.flush()
 
     def finish(self) -> int:
-        """Wait until it has done what was ordered; return its exit code."""
+        """Wait until it has finished its work; return its exit code."""
         assert self.process.stdin is not None
         with suppress(BrokenPipeError):
             self.process.stdin.close()

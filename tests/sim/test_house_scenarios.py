@@ -210,7 +210,7 @@ def test_two_replicas_that_lead_in_turn_and_never_meet_agree_in_the_end(seed: in
 
 
 def test_a_controller_that_was_stopped_blames_nobody() -> None:
-    """After a pause longer than every session nobody is fenced by who was stopped (A17)."""
+    """After a pause longer than every session the paused controller fences no broker (A17)."""
     with _five(3) as house:
         officer = house.nodes[house.house.leader]
         before = house.world.seen["applied FenceBroker"]
@@ -223,7 +223,7 @@ def test_a_controller_that_was_stopped_blames_nobody() -> None:
 
 
 def test_the_last_replica_begins_at_the_table_s_end() -> None:
-    """It ends below what was shipped; no offset of the table is given out again."""
+    """Its log ends below the table; no offset of the table is given out again."""
     table_beyond_the_last_replica(note_is_lost=False)
 
 

@@ -87,7 +87,7 @@ def test_scripts_pass_with_all_corrections(script: str) -> None:
 
 @pytest.mark.parametrize("mutant", HINTS)
 def test_with_all_corrections_the_same_seeds_pass(mutant: str) -> None:
-    """What catches a mutant is what it took away: the same faults do nothing to the rest."""
+    """A mutant fails by the correction that it takes away: without it the same faults pass."""
     faults, size = HINTS[mutant]
     first = FIRST_SEEDS.get(mutant, 0)
     with in_simulation():

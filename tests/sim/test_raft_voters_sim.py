@@ -63,7 +63,7 @@ def _seeds(group: int) -> range:
 @pytest.mark.seeds
 @pytest.mark.parametrize("group", range(GROUPS))
 def test_no_promise_is_broken_while_the_voters_change(group: int) -> None:
-    """Whoever is added or removed, safety holds after every step, and healing brings progress."""
+    """Through every change of voters safety holds after each step, and healing brings progress."""
     seen: Counter[str] = Counter()
     for seed in _seeds(group):
         seen += run_changing_seed(seed)[0]

@@ -394,7 +394,7 @@ def test_messages_of_many_threads_all_arrive_each_threads_in_order(rig: PeerRig)
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # that is it
 def test_a_bug_in_whoever_is_delivered_to_reaches_the_owner(tmp_path: Path) -> None:
-    """A thread that has died of it must not leave a broker behind that hears nothing any more."""
+    """A thread that dies of it must not leave a broker that receives no messages."""
     crashes: queue.Queue[BaseException] = queue.Queue()
     files = make_certificates(tmp_path, cluster=CLUSTER, brokers=[A])[A]
     link = PeerLink(

@@ -49,7 +49,7 @@ def _register(group: RaftGroup, count: int) -> list[int]:
 
 
 def test_the_group_survives_its_leader(group: RaftGroup) -> None:
-    """Whoever the leader is, the other two go on, and it comes back with what it missed."""
+    """Whichever member leads and stops, the other two go on, and it catches up when it is back."""
     assert _register(group, 5) == [1, 2, 3, 4, 5]
     for start in (6, 16):
         leader = group.leader()
@@ -61,7 +61,7 @@ def test_the_group_survives_its_leader(group: RaftGroup) -> None:
 
 
 def test_a_member_that_was_away_for_long_gets_a_snapshot(group: RaftGroup) -> None:
-    """What it needs is compacted everywhere, so it comes over as a snapshot in chunks."""
+    """Its missing entries are compacted everywhere, so it gets a snapshot in chunks."""
     away = next(name for name in group.names if name != group.leader())
     group.stop(away)
     _register(group, 1200)

@@ -28,7 +28,7 @@ def _register(group: ProcessGroup, count: int) -> list[int]:
 
 
 def test_a_killed_leader_takes_no_answer_with_it(group: ProcessGroup) -> None:
-    """Two go on where three were; the killed one comes back to what it missed."""
+    """Two of three go on; the killed one catches up when it is back."""
     assert _register(group, 60) == list(range(1, 61))
     leader = next(iter(group.alive.values())).ask("leader")
     group.kill(leader)
@@ -50,7 +50,7 @@ def test_a_member_that_was_asked_after_its_death_is_put_away(group: ProcessGroup
 
 
 def test_killed_all_at_once_in_the_middle_of_work(group: ProcessGroup) -> None:
-    """What was answered is there again; what was under way has happened once, or not at all."""
+    """Answered commands are there again; those under way took effect once, or not at all."""
     answered: dict[str, list[int]] = {name: [] for name in group.names}
     busy = {name: threading.Event() for name in group.names}
 

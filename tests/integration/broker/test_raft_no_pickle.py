@@ -57,7 +57,7 @@ def _register(group: RaftGroup, count: int) -> int:
 
 
 class UnpickledError(BaseException):
-    """Somebody loaded a pickle; not an Exception, so that nobody swallows it."""
+    """A pickle was loaded; not an Exception, so that no handler swallows it."""
 
 
 @pytest.fixture

@@ -150,7 +150,7 @@ def test_an_answer_goes_to_inboxes_only(rig: NatsRig, raw: RawNats) -> None:
 
 
 def test_an_answer_that_nobody_asked_for_is_not_taken(rig: NatsRig, raw: RawNats) -> None:
-    """An inbox cannot be guessed; whoever sees it still has to answer what was asked, as asked."""
+    """An inbox cannot be guessed; a stranger that sees it has to answer the exact question."""
     raw.subscribe(REPLICATE)
     rig.transports[A].stop_serving(address())
     rig.transports[B].send(A, address(), fetch(77))

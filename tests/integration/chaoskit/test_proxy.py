@@ -19,7 +19,7 @@ SHORT_S = 0.15  # only ever to see that nothing comes
 
 
 class Echo:
-    """A server that sends back what it gets, and remembers it."""
+    """A server that sends received bytes back, and remembers them."""
 
     def __init__(self) -> None:
         self.got = bytearray()

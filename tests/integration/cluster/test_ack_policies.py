@@ -140,7 +140,7 @@ def test_none_returns_at_once_and_its_records_arrive(cluster: Cluster) -> None:
 
 
 def test_none_goes_on_at_the_next_leader(cluster: Cluster) -> None:
-    """A killed leader costs what was on its way, and ``flush`` says so; later records arrive."""
+    """A killed leader loses records on their way, and ``flush`` says so; later records arrive."""
     client = cluster.client()
     client.create_stream("restless")
     producer = client.producer("restless", acks="none")

@@ -57,7 +57,7 @@ def _wait_led_by_another(cluster: Cluster, name: str) -> None:
 
 
 def _name_new_broker(cluster: Cluster) -> None:
-    """Give the longer list to whoever is started from now on."""
+    """Give the longer list to every broker that is started from now on."""
     plan = cluster.plan
     at = BrokerPorts(peer=free_port(), flight=free_port(), http=free_port())
     cluster.plan = dataclasses.replace(plan, ports={**plan.ports, NEW: at})

@@ -49,7 +49,7 @@ def test_latest_is_said_once(cluster: Cluster) -> None:
 
 
 def test_every_replica_serves_what_is_committed(cluster: Cluster) -> None:
-    """Whoever is asked, a read without an end has every acknowledged record."""
+    """At every broker, a read without an end has every acknowledged record."""
     client = cluster.client()
     client.create_stream("everywhere")
     with client.producer("everywhere") as producer:

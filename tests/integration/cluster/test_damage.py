@@ -1,4 +1,4 @@
-"""Replicas that cannot go on from what they have: far behind, rotten, or not let in yet."""
+"""Replicas that cannot continue their own log: far behind, rotten, or not let in yet."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _follower(cluster: Cluster, stream: str) -> int:
 
 
 def test_a_broker_that_was_stopped_while_the_log_moved_on_begins_anew(cluster: Cluster) -> None:
-    """What it lacks is in the table; it holds the rest, and every record is read through it."""
+    """The records that it lacks are in the table; every record can be read through it."""
     client = cluster.client()
     client.create_stream(
         "moved", segment_bytes_max=4096, local_retention_bytes=0, dedup_window_ms=0
@@ -43,7 +43,7 @@ def test_a_broker_that_was_stopped_while_the_log_moved_on_begins_anew(cluster: C
 
 @pytest.mark.parametrize("leads", [False, True], ids=["follower", "leader"])
 def test_a_rotten_log_is_set_aside_and_fetched_anew(cluster: Cluster, leads: bool) -> None:
-    """Nothing acknowledged is lost, what was rotten is kept to be looked at, and it says so."""
+    """No acknowledged record is lost; the rotten log is kept aside, and the broker reports it."""
     client = cluster.client()
     stream = f"rotten-{leads}"
     client.create_stream(stream, tiering=False)
@@ -70,7 +70,7 @@ def test_a_rotten_log_is_set_aside_and_fetched_anew(cluster: Cluster, leads: boo
 
 
 def test_a_broker_that_waits_for_a_majority_can_be_stopped(cluster: Cluster) -> None:
-    """It says whom it waits for, and ends politely: a voter asks the others before all else."""
+    """It names the voters that it waits for, and ends cleanly: a voter asks the others first."""
     for number in range(3):
         cluster.kill(number)
     waited = len(cluster.said(0, "waiting_for_members"))

@@ -43,7 +43,7 @@ def _folder(cluster: Cluster, number: int) -> Path:
 
 
 def _all_is_there(cluster: Cluster, values: list[bytes]) -> None:
-    """Everybody serves everything, and takes more."""
+    """Every broker serves every record, and accepts more."""
     client = cluster.client()
     cluster.wait_for(cluster.in_sync(STREAM), "everybody in sync")
     assert stored(client, STREAM) == values
@@ -73,7 +73,7 @@ def test_the_leader_s_disk_is_put_back_to_an_earlier_moment_of_its_session(
 
 @pytest.mark.parametrize("emptied", [False, True], ids=["missing", "emptied"])
 def test_the_leader_s_partition_folder_is_lost(cluster: Cluster, emptied: bool) -> None:
-    """An absent log is an empty one to whoever opens it, and loses by comparison."""
+    """An absent log is opened as an empty one, and loses the comparison."""
     client = cluster.client()
     client.create_stream(STREAM, replication_factor=3, min_isr=2)
     uuid = client.stream(STREAM).uuid
@@ -90,7 +90,7 @@ def test_the_leader_s_partition_folder_is_lost(cluster: Cluster, emptied: bool) 
 
 
 def test_a_follower_that_has_forgotten_is_no_copy_until_it_has_caught_up(cluster: Cluster) -> None:
-    """Only it is killed and loses its replica; its leader had counted what it has lost."""
+    """Only this broker is killed and loses its replica; its leader had counted the lost records."""
     client = cluster.client()
     client.create_stream(STREAM, replication_factor=3, min_isr=2)
     uuid = client.stream(STREAM).uuid

@@ -236,7 +236,7 @@ def test_no_bytes_harm_a_broker_that_is_alone(
 
 
 def test_the_pickles_do_what_they_are_watched_for(tmp_path: Path) -> None:
-    """Whoever loads one is seen: the tests above would notice."""
+    """A process that loads one is noticed, so the tests above can fail."""
     for number, _ in enumerate(Pickles(tmp_path).payloads[::3]):
         watched = Pickles(tmp_path / str(number))
         load(watched.payloads[3 * number])

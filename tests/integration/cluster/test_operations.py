@@ -1,4 +1,4 @@
-"""What operators do to a real cluster happens, and what they are shown is so."""
+"""Operators' commands take effect on a real cluster, and its reports are true."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _is_well(scraped: dict[str, float]) -> bool:
 
 
 def test_leadership_is_handed_over(cluster: Cluster) -> None:
-    """The named broker leads in a newer epoch; what was written is there, and more can be."""
+    """The named broker leads in a newer epoch, with every record, and accepts more."""
     client = cluster.client()
     client.create_stream("handed")
     cluster.publish("handed", b"before")

@@ -49,7 +49,7 @@ def test_one_address_is_enough(cluster: Cluster) -> None:
 
 
 def test_a_paused_leader_is_left(cluster: Cluster) -> None:
-    """A leader that stands still with open connections is left; what it says later is not heard."""
+    """A frozen leader with open connections is left; its later answers are ignored."""
     client = cluster.client()
     client.create_stream("paused")
     with load(client, "paused") as running:
@@ -88,7 +88,7 @@ def test_metadata_is_asked_of_whoever_answers(cluster: Cluster) -> None:
 
 
 def test_a_stream_is_known_everywhere_once_it_is_made(cluster: Cluster) -> None:
-    """Also by brokers that have not applied it yet: who does not know a name asks a majority."""
+    """Also by brokers that have not applied it yet: for an unknown name they ask a majority."""
     clients = [cluster.client(cluster.url_of(number)) for number in range(3)]
     for number in range(30):
         name = f"seen{number}"

@@ -94,7 +94,7 @@ def test_two_wiped_of_three_do_not_begin_anew(cluster: Cluster) -> None:
 
 
 def test_who_waits_for_the_others_can_be_stopped(cluster: Cluster) -> None:
-    """With an empty disk and another broker down it waits, says for whom, and ends politely."""
+    """With an empty disk and another broker down it waits, names that broker, and ends cleanly."""
     _lose_disk(cluster, 0)
     cluster.kill(1)
     server = cluster.plan.start(cluster.name(0), wait=False)

@@ -213,7 +213,7 @@ def test_of_publishers_that_race_for_a_sequence_one_wins(
 
 
 def test_a_stream_of_partitions_has_no_last_sequence(rig: IngestRig, server: NatsProcess) -> None:
-    """Each partition counts for itself, so the condition would not mean what it says."""
+    """Each partition has sequences of its own, so the condition could not be checked."""
     rig.add_stream(STREAM, subject=SUBJECT, puback=True, partitions=2)
     wanted = [{"Nats-Expected-Last-Sequence": "0"}]
     (told,) = asyncio.run(_answers(server.url, wanted, create=False))

@@ -189,7 +189,7 @@ VALUES = [b"%04d" % number * 100 for number in range(100)]
 
 
 def _purge(server: str, *arguments: str) -> Any:
-    """Run ``headwater stream purge …`` as a person would; return what it says."""
+    """Run ``headwater stream purge …`` as a person would; return its output."""
     return json.loads(_run(server, "purge", *arguments, "--yes", "--json").stdout)
 
 

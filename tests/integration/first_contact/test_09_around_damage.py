@@ -91,7 +91,7 @@ def _check(stage: Stage, file: str) -> None:
 
 
 def _check_commands(stage: Stage, file: str, tmp_path: Path) -> None:
-    """The same for who has a shell only."""
+    """The same from a shell."""
     before, behind = DAMAGED.start, DAMAGED.stop
     first = _headwater(stage, "subscribe", "s", "--from", "0", "-n", "3", "--format", "raw")
     assert (first.returncode, first.stdout) == (0, _printed(VALUES[:3])), first.stderr
@@ -119,7 +119,7 @@ def _found_while_running(stage: Stage, folder: Path) -> Path:
 
 
 def _found_after_a_restart(stage: Stage, folder: Path) -> Path:
-    """A start believes the index of a sealed segment; who reads the log finds the damage."""
+    """A start trusts the index of a sealed segment; a reader of the log finds the damage."""
     stage.broker.kill()
     file = _flip(folder)
     stage.broker.start()

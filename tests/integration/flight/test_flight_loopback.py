@@ -166,7 +166,7 @@ def test_records_come_back_bit_for_bit(client: Client) -> None:
 def test_writing_goes_on_while_the_tier_is_away(
     client: Client, broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A new producer asks nothing of the table; a read of what was freed says what is missing."""
+    """A new producer does not need the table; a read of freed records names what is missing."""
 
     def away(*_: object) -> None:
         raise RemoteTierUnavailableError("the store does not answer")
@@ -239,7 +239,7 @@ def test_the_schema_may_change_between_batches(client: Client) -> None:
 
 
 def test_a_refused_batch_does_not_take_others_with_it(client: Client) -> None:
-    """What was in flight behind a batch that can never be stored is stored, in order."""
+    """Batches in flight behind a batch that can never be stored are stored, in order."""
     client.create_stream("small", record_bytes_max=10)
     with client.producer("small") as producer:
         producer.send([b"first"]).result(WAIT_S)
@@ -404,7 +404,7 @@ def test_too_many_streams_are_refused(broker: MemoryBroker) -> None:
 def test_closing_ends_followers_and_producers(
     broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody keeps a closing service alive; in the end everybody hears why."""
+    """No call keeps a closing service alive; every open call gets the reason."""
     monkeypatch.setattr(read_route, "RETRY_MS", 100)
     service = FlightService(broker, broker.clock, FlightServiceConfig(port=0, idle_check_ms=20))
     service.start()

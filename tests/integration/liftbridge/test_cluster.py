@@ -115,7 +115,7 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
 
 
 def test_any_broker_takes_publishes_and_a_killed_leader_loses_none(rig: Rig) -> None:
-    """Brokers that do not lead hand messages over; what was acked is read at the next leader."""
+    """Brokers that do not lead hand messages over; the next leader has every acked message."""
     values = [b"%05d" % number for number in range(600)]
     for number in range(3):
         answers = rig.publish(number, values[number * 100 : number * 100 + 100])

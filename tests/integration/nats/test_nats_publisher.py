@@ -197,7 +197,7 @@ def test_a_full_disk_is_said_plainly(server: embedded.EmbeddedServer) -> None:
 
 
 def test_garbage_as_an_answer_is_refused(server: embedded.EmbeddedServer) -> None:
-    """Whoever answers something else is not a broker."""
+    """A process with another answer is not a broker."""
     with (
         Responder(server.address, lambda *_: b"\x00\xff"),
         NatsPublisher(server.address, stream=ORDERS) as out,

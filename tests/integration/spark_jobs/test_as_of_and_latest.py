@@ -143,7 +143,7 @@ def test_latest_is_the_newest_record_of_each_key(spark: SparkSession, stream: Se
 
 
 def test_latest_begins_with_the_key_snapshot(spark: SparkSession, stream: Served) -> None:
-    """With a key snapshot only what came after it is read; earlier moments pass it over."""
+    """With a key snapshot only later records are read; reads of earlier moments ignore it."""
     args = argparse.Namespace(server=stream.server, stream="s", check=False)
     snapshot.run(spark, args, Report("test", sys.stderr))
     with Client(stream.server) as client, client.producer("s", 1) as producer:

@@ -62,7 +62,7 @@ def test_spark_writes_and_reads_delta_over_s3a(
 def test_no_secret_is_in_the_sessions_settings(
     spark: SparkSession, moto_env: dict[str, str]
 ) -> None:
-    """Whoever sees the UI or the process list sees no key."""
+    """Neither the UI nor the process list shows a key."""
     secret = moto_env["AWS_SECRET_ACCESS_KEY"]
     assert all(secret not in value for _, value in spark.sparkContext.getConf().getAll())
 

@@ -122,7 +122,7 @@ def test_vacuum_after_the_lease_is_gone_fails_the_reader(
 def test_restore_and_a_foreign_append_are_refused_by_every_form(
     spark: SparkSession, rows: DataFrame, served: Served, latest: bool
 ) -> None:
-    """RESTORE leaves a gap, an append of somebody else an overlap; earlier moments notice too."""
+    """RESTORE leaves a gap, a foreign append an overlap; reads of earlier moments notice too."""
     path = served.broker.table("s").store.config.root
     served.broker.ship("s", 0, Offset(200))
 

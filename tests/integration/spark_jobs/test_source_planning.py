@@ -306,7 +306,7 @@ def offsets(reader: HeadwaterReader) -> list[int]:
 
 
 def test_a_batch_is_of_the_moment_of_its_load(served: Served) -> None:
-    """What comes between `load()` and an action is not read, whoever plans how often."""
+    """Records between `load()` and an action are not read, however often Spark plans."""
     Client(served.server).create_stream("s")
     publish(served, "s", numbered(0, 30))
     reader = batch(served, stream="s")
@@ -349,7 +349,7 @@ def test_a_task_whose_lease_ran_out_takes_another(served: Served) -> None:
 
 
 def test_a_batch_of_a_cut_lives_on_the_lease_of_the_cut(served: Served) -> None:
-    """And one whose rows somebody else holds takes none."""
+    """A read whose rows another lease holds takes no lease."""
     client = Client(served.server)
     client.create_stream("s")
     publish(served, "s", numbered(0, 30))

@@ -170,7 +170,7 @@ def test_kafkas_columns_and_several_streams(spark: SparkSession, served: Served)
 
 
 def test_a_cut_is_read_exactly(spark: SparkSession, served: Served) -> None:
-    """What came after it, and what was tiered since, makes no difference."""
+    """Later records, and tiering since, make no difference."""
     client = Client(served.server)
     client.create_stream("s")
     publish(served, "s", numbered(0, 50))

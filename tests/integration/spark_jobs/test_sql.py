@@ -55,7 +55,7 @@ def test_streams_are_views_of_one_moment(spark: SparkSession, client: Client) ->
 
 
 def test_each_statement_sees_its_own_moment(spark: SparkSession, client: Client) -> None:
-    """A later statement sees later records, an earlier result stays what it was."""
+    """A later statement sees later records; an earlier result does not change."""
     before = sql(spark, "SELECT count(*) AS n FROM orders", server=client)
     with client.producer("orders") as producer:
         producer.send(numbered(30, 3))

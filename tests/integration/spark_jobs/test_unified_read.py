@@ -275,7 +275,7 @@ def test_the_lease_is_held_until_released(spark: SparkSession, stream: Served) -
 
 
 def test_a_saved_cut_keeps_its_lease_for_others(spark: SparkSession, stream: Served) -> None:
-    """Releasing a read of somebody's cut stops renewing the lease, but does not end it."""
+    """Releasing a read of a given cut stops renewing the lease, but does not end it."""
     saved = cut("s", server=stream.server)
     rows = read(spark, saved, server=stream.server)
     assert cut_of(rows).lease.lease_id == saved.lease.lease_id

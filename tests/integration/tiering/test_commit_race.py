@@ -77,7 +77,7 @@ def location(
 
 
 def test_racing_committers_lose_and_double_nothing(location: StoreConfig) -> None:
-    """Acknowledged ranges tile the table without gap or overlap; somebody lost on the way."""
+    """Acknowledged ranges tile the table without gap or overlap; one writer lost on the way."""
     lib = Path(__file__).parents[2] / "lib"
     command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(lib)!r})\n" + _WRITER]
     writers = [

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.integration
 
 
 class ShipsMeanwhile(Tiering):
-    """Whoever looks at the table has looked just before the next commit."""
+    """Every look at the table comes just before the next commit."""
 
     def __init__(self, lake: Lake, broker: Broker) -> None:
         super().__init__(lake, broker.catalog(), SystemClock())

@@ -1,1 +1,1 @@
-"""Chaos over real processes: who is broken when, how links are cut, and what clients saw."""
+"""Chaos over real processes: the faults, the cut links, and the clients' observations."""

@@ -14,7 +14,7 @@ from checkkit.readings import Reading
 
 
 class ChaosError(Exception):
-    """The cluster did not do what it was told, or does not recover."""
+    """The cluster did not carry out a command, or does not recover."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ class ClusterUnderTest(Protocol):
         """Return where clients reach it; the same over all its lives."""
 
     def state(self) -> ClusterState | None:
-        """Ask whoever answers first; None when nobody does."""
+        """Ask the first broker that answers; None if none does."""
 
     # Processes.
 

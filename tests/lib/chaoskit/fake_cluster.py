@@ -57,7 +57,7 @@ class FakeCluster:
         return self._now_s
 
     def sleep(self, seconds: float) -> None:
-        """See runner.Clock; whoever is ill for long enough is noticed."""
+        """See runner.Clock; a broker that is ill for long enough is noticed."""
         self._now_s += seconds
         for broker in self.brokers:
             if self._is_well(broker):

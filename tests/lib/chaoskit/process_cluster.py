@@ -137,7 +137,7 @@ class ProcessCluster:
         return Ports(flight=ports.flight, http=ports.http)
 
     def status(self) -> ClusterStatus | None:
-        """Return what a broker says whom a majority of the controllers confirms; None: nobody."""
+        """Return the status of a broker that a majority of the controllers confirms, or None."""
         able = [one for one in self.brokers if self.is_running(one) and one not in self._paused]
         able.sort(key=lambda one: one != self._last_teller)
         for broker in able:

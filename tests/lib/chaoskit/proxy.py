@@ -58,7 +58,7 @@ class _Connection:
         self._ends = (client, server)
 
     def abort(self) -> None:
-        """Break both halves; what was under way is gone."""
+        """Break both halves; bytes under way are lost."""
         for end in self._ends:
             end.transport.abort()
 
@@ -251,7 +251,7 @@ class ProxyMesh:
 async def _pump(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, direction: _Direction
 ) -> None:
-    """Carry bytes one way; what was read waits here while the direction is cut or slow."""
+    """Carry bytes one way; read bytes wait here while the direction is cut or slow."""
     waiting: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_CHUNKS_MAX)
     loop = asyncio.get_running_loop()
 

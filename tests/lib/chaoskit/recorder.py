@@ -51,7 +51,7 @@ class ChaosRecorder(Recorder):
             history.seek(consumer, partition, position)
 
     def truncated(self, consumer: str, partition: int, end: int) -> None:
-        """Note that a consumer was told that what it read from ``end`` on is no more."""
+        """Note that a consumer was told that the records from ``end`` on are gone."""
         with self.history() as history:
             history.truncated(consumer, partition, end)
 

@@ -110,7 +110,7 @@ def check_rows(facts: Facts, partition: int, log: Log) -> Iterator[Violation]:
 
 
 def _check_places(facts: Facts, partition: int, log: Log, records: Ints) -> Iterator[Violation]:
-    """Partition, outcome and epoch of each row agree with what its publisher knows."""
+    """Partition, outcome and epoch of each row agree with its publisher's note."""
 
     def found(kind: Anomaly, flags: Flags) -> Iterator[tuple[int, int]]:
         for place in np.flatnonzero(flags):

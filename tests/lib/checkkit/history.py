@@ -285,7 +285,7 @@ class History:
         self.holes.setdefault(partition, []).append((start, end))
 
     def forgive(self, partition: int, end: int, at_ns: int) -> None:
-        """Note an operator's choice to lose what was at ``end`` and above until then."""
+        """Note an operator's choice to lose the records at ``end`` and above."""
         self.forgiven.setdefault(partition, []).append((end, at_ns))
 
     # ------------------------------------------------------------------ contents

@@ -57,7 +57,7 @@ Rows = Sequence[Row] | RowColumns
 
 
 class Source(Enum):
-    """Whose rows these are; it decides what a read may lack and what it is compared with."""
+    """The source of rows; it decides what a read may lack and what it is compared with."""
 
     UNIFIED = "both tiers at a cut"
     REPLICA = "one replica"  # its log may start later: what was before is in the table

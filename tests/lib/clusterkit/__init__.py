@@ -1,1 +1,1 @@
-"""A real cluster for tests, and a load that knows what it was promised."""
+"""A real cluster for tests, and a load that notes every promise."""

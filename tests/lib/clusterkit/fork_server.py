@@ -62,7 +62,7 @@ def serve(link: socket.socket) -> dict[str, Any] | None:
 
 
 def become(asked: dict[str, Any]) -> None:
-    """Take over what a process has from whoever starts it."""
+    """Take over the state that a process gets from the one that starts it."""
     os.setsid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     for path, flags, numbers in (

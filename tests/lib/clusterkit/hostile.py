@@ -63,7 +63,7 @@ class _Marks:
 
 @dataclass(frozen=True, slots=True)
 class Pickles:
-    """Pickles of every protocol; whoever loads one of them makes ``mark``."""
+    """Pickles of every protocol; a process that loads one of them makes ``mark``."""
 
     mark: Path
 
@@ -232,7 +232,7 @@ class Recorder:
         return int(self._listener.getsockname()[1])
 
     def close(self) -> None:
-        """Accept nobody any more; what was accepted ends with its client."""
+        """Accept no more connections; accepted ones end with their clients."""
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()

@@ -1,4 +1,4 @@
-"""A producer and a reader that run beside a test, and what they were promised."""
+"""A producer and a reader that run beside a test, and the promises made to them."""
 
 from __future__ import annotations
 

@@ -323,7 +323,7 @@ class Campaign:
     # ------------------------------------------------------------------ audits
 
     def audit(self, *, drain: bool, with_spark: bool) -> str:
-        """Read everything in several ways and judge it; return what was done in a few words."""
+        """Read everything in several ways and judge it; return a short summary."""
         if drain:
             self.drain()
         if drain and self._random.random() < 0.5:

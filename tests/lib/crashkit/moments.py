@@ -135,7 +135,7 @@ class FileWatch:
 
 
 class LogWatch:
-    """Follows a text file, for servers that only show what they do in their log."""
+    """Follows a text file, for servers that show their work only in their log."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -69,7 +69,7 @@ class Witness:
                 )
 
     def note(self, record: TestRecord) -> None:
-        """Note a record that somebody else sends; nobody may hear of it."""
+        """Note a record of a stranger; no reader may get it."""
         self._recorder.send(self._maker.producer, 0, [record])
 
     def judge(self, client: Client | None = None) -> tuple[Verdict, Certificate]:

@@ -215,7 +215,7 @@ class StreamCampaign:
     # ------------------------------------------------------------------ one query
 
     def _copy_once(self, number: int, *, kills_until: int) -> None:
-        """Run a query from earliest under kills, let it catch up, and judge what it wrote."""
+        """Run a query from earliest under kills, let it catch up, and judge its output."""
         began_s, kills_before = time.monotonic(), len(self.tally.kills)
         self._forget_leases()
         history = self.client.describe(STREAM).records_count

@@ -60,7 +60,7 @@ class Deck:
         return kind
 
     def put_back(self, kind: str, phase: str) -> None:
-        """Take back what was drawn and could not be done."""
+        """Take back a drawn fault that could not be carried out."""
         self._left[kind] += 1
         self._seen.discard((kind, phase))
 

@@ -61,7 +61,7 @@ class StreamQuery:
         )
 
     def read(self) -> copies.Copied:
-        """Return what was committed, in that order."""
+        """Return the committed rows, in commit order."""
         of = copies.files_of_sink if self._sink == "files" else copies.files_of_table
         return copies.read_copy(of(self._copy))
 

@@ -1,4 +1,4 @@
-"""What a streaming campaign has seen, and what it was to see and has not."""
+"""The situations that a streaming campaign has met, and those that it has missed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class StreamTally:
     moved: int = 0  # batches whose records went cold between plan and commit
 
     def of(self, word: str) -> dict[str, int]:
-        """Count the kills by what was killed, the moment, or the phase."""
+        """Count the kills by the killed process, the moment, or the phase."""
         counts: dict[str, int] = {}
         for one in self.kills:
             count(counts, one[word])

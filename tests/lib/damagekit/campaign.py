@@ -33,7 +33,7 @@ _PIPE_BYTES: Final = 1 << 20
 
 @dataclass(slots=True)
 class Result:
-    """A case and what came of it."""
+    """A case and its result."""
 
     case: Case
     looks: list[Look]

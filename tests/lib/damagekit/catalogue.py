@@ -47,7 +47,7 @@ class Entry:
 
     @property
     def stream(self) -> str:
-        """What it belongs to: the third name of the path, a stream's folder in both trees."""
+        """The third name of the path: a stream's folder in both trees."""
         parts = self.alias.split("/")
         return parts[2] if len(parts) > 2 else ""
 
@@ -149,7 +149,7 @@ def _damages(
     by_kind: Mapping[str, list[Entry]],
     other_entries: Mapping[str, Entry],
 ) -> Iterator[tuple[str, str]]:
-    """Yield each damage that changes this entry, with what it takes for it."""
+    """Yield each damage that changes this entry, with its requirement."""
     here = moment / entry.path
     if entry.path == ROOTS[0]:
         yield NOTHING, ""

@@ -233,7 +233,7 @@ class _Builder:
         _wait_for_stillness(lambda: _listing(self._live))
 
     def _expect(self, client: Client) -> None:
-        """Read every row once; it has to be what was sent, bit for bit."""
+        """Read every row once; it has to equal the sent row, bit for bit."""
         (self._folder / "expected").mkdir()
         for name in STREAMS:
             with_rows: dict[int, list[pa.RecordBatch]] = {}

@@ -26,7 +26,7 @@ class Outcome(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """One thing that was asked of the broker, and what came of it."""
+    """One request to the broker, and its result."""
 
     phase: str
     reader: str

@@ -32,7 +32,7 @@ Parts = Mapping[int, Truth]
 
 @dataclass(slots=True)
 class Reader:
-    """Reads streams through one client, and keeps what it found."""
+    """Reads streams through one client, and keeps the results."""
 
     client: Client
     phase: str

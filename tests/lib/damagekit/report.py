@@ -40,7 +40,7 @@ class Results:
         return f"{len(self.results)} cases: {', '.join(told)}"
 
     def table(self) -> str:
-        """Return the counts by what was damaged, as a Markdown table."""
+        """Return the counts by damaged file, as a Markdown table."""
         rows: dict[str, Counter[Outcome]] = defaultdict(Counter)
         for result in self.results:
             rows[result.case.entry.kind][result.outcome] += 1

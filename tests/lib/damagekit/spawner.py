@@ -37,7 +37,7 @@ _LINE_BYTES_MAX: Final = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a broker ended: its exit code, negative for a signal, and what its log says of it."""
+    """The end of a broker: its exit code, negative for a signal, and its last log line."""
 
     code: int
     error: str  # class of the error that kept it from starting; "" if none

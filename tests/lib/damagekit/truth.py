@@ -1,4 +1,4 @@
-"""What a stream holds by what was acknowledged, and whether a read agrees. Pure."""
+"""The expected content of a stream, from acknowledgements, and the check of a read. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Row = Mapping[str, Any]
 
 @dataclass(slots=True)
 class Truth:
-    """One partition: the rows of the golden world, and what was sent since."""
+    """One partition: the rows of the golden world, and the rows sent since."""
 
     golden: pa.Table
     acked: dict[int, Row] = field(default_factory=dict)  # offset -> the fields that were sent
@@ -60,7 +60,7 @@ class Truth:
         return self._difference_above(found.slice(wanted.num_rows).to_pylist(), start)
 
     def _difference_above(self, rows: list[dict[str, Any]], start: int) -> str:
-        """Compare what came after the golden rows."""
+        """Compare the rows after the golden rows."""
         offset = max(self.golden_end, start)
         for row in rows:
             if row["offset"] != offset:

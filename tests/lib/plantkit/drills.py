@@ -35,7 +35,7 @@ _TIMEOUT_S: Final = 1_800
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drill:
-    """One bug and who has to find it."""
+    """One bug and the campaign that has to find it."""
 
     campaign: Campaign
     plant: str

@@ -26,7 +26,7 @@ _TESTS = [
 
 @dataclass(eq=False)
 class _Worker:
-    """A worker as the scheduler knows it, and what it was told."""
+    """A worker as the scheduler knows it, and its commands."""
 
     number: int
     todo: list[int] = field(default_factory=list)

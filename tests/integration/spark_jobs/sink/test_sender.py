@@ -105,7 +105,7 @@ def test_copies_of_a_task_at_the_same_time_store_one(client: Client) -> None:
 
 
 def test_a_restarted_broker_still_knows_the_task(tmp_path: Path) -> None:
-    """What it acknowledged it recognises, after a restart as before."""
+    """The broker recognises acknowledged batches, after a restart as before."""
     port = free_port()
     with served_disk_broker(tmp_path / "b", port=port) as server, Client(server) as client:
         client.create_stream("s", tiering=False)

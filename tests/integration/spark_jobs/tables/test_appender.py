@@ -321,7 +321,7 @@ def test_a_log_that_was_cut_is_found(rig: AppendRig, local: Target) -> None:
 
 
 def test_rows_of_others_under_our_offsets_are_refused(rig: AppendRig, local: Target) -> None:
-    """A copy of our own rows, appended by somebody else, is not taken for our work."""
+    """A copy of our own rows, appended by other software, is not taken for our work."""
     rig.appender(local).append(ranges((0, 100)), batch_id="a")
     write_deltalake(local.uri, table_rows(local).slice(0, 10), mode="append")
 

@@ -21,7 +21,7 @@ _WAYS = ("load", "loads", "_load", "_loads", "Unpickler", "_Unpickler")
 
 
 class UnpickledError(BaseException):
-    """Somebody loads a pickle; not an Exception, so that nobody swallows it."""
+    """A pickle is loaded; not an Exception, so that no handler swallows it."""
 
 
 def _note(way: str) -> None:

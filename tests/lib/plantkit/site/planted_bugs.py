@@ -110,7 +110,7 @@ def lose_correlation_ids() -> None:
 
 
 def commit_alone() -> None:
-    """A leader takes for committed what it has synced itself, whatever the others have."""
+    """A leader takes its own synced end for the high watermark, without its followers."""
     from broker.core.replication.effects import AdvanceHighWatermark
     from broker.core.replication.leader import PartitionLeader
 
@@ -135,7 +135,7 @@ def show_uncommitted() -> None:
 
 
 def lead_on_after_a_restart() -> None:
-    """A leader that restarted goes on with what its disk says, without an election."""
+    """A restarted leader leads on with its own disk, without an election."""
     from broker.core.metadata import broker_apply
 
     original: Any = broker_apply._restarted

@@ -179,7 +179,7 @@ def test_the_rows_of_the_product_are_well_formed(rows: tuple[Row, ...]) -> None:
 
 
 def test_no_path_of_the_first_table_is_named_twice() -> None:
-    """Whoever looks for a figure finds one."""
+    """A reader who looks for a figure finds one."""
     paths = [row.path for row in ROWS]
     assert len(set(paths)) == len(paths)
 

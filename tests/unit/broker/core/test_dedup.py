@@ -76,7 +76,7 @@ def test_a_window_refused_as_a_whole_takes_nothing_from_what_is_remembered() -> 
 
 
 def test_producers_are_forgotten_whole_by_one_budget_of_bytes() -> None:
-    """The longest silent first; whoever is forgotten may only begin, as one never known."""
+    """The longest silent producer goes first; a forgotten one may only begin anew."""
     table = ProducerTable(bytes_max=8_000)
     for round_ in range(64):
         for producer in range(5):
@@ -176,6 +176,6 @@ def test_a_table_below_an_offset_has_the_newest_batches_below_it() -> None:
 
 @pytest.mark.parametrize("version", [0, 2])
 def test_producer_state_of_another_version_is_refused(version: int) -> None:
-    """Older and newer: nobody knows what its numbers mean."""
+    """Older and newer versions: their numbers have an unknown meaning."""
     with pytest.raises(MetadataCorruptError, match="version"):
         ProducerTable.from_state(b'{"v": %d, "producers": []}' % version)

@@ -40,7 +40,7 @@ AT_ONCE = 64
 
 
 class Office:
-    """A controller in office; what it proposes is applied when the test says so."""
+    """An active controller; its proposals are applied when the test says so."""
 
     PARTITIONS = COUNT
 
@@ -200,7 +200,7 @@ class Room(Office):
         return self.changed()
 
     def later(self, more_ms: int) -> list[ElectionEffect]:
-        """Let time pass; everybody lives."""
+        """Let time pass; all brokers send heartbeats."""
         self.now_ms += more_ms
         for broker, registered in self.state.brokers.items():
             self.core.step(HeartbeatCame(broker, registered.epoch, self.now_ms))
@@ -212,7 +212,7 @@ def _asked(effects: list[ElectionEffect]) -> list[BrokerId]:
 
 
 def test_a_leader_that_restarted_is_compared_with_all_and_named_if_it_is_longest() -> None:
-    """Everybody is asked, and it is preferred when it lacks nothing."""
+    """All candidates are asked, and it is preferred if it lacks no record."""
     room = Room()
     assert _asked(room.restart(A)) == [A, B, C]
     assert room.told(A, 10) == []

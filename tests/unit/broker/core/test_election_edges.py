@@ -93,7 +93,7 @@ class Room:
             self.core.step(HeartbeatCame(broker, self.epoch(broker), self.now_ms))
 
     def pass_ms(self, more_ms: int, *alive: BrokerId, step_ms: int = 50) -> list[Command]:
-        """Let time pass in the controller's steps; return what it proposes."""
+        """Let time pass in the controller's steps; return its proposals."""
         found: list[Command] = []
         for _ in range(more_ms // step_ms):
             self.now_ms += step_ms
@@ -193,7 +193,7 @@ def test_after_a_stall_of_the_controller_nobody_is_fenced() -> None:
 
 
 def test_a_new_controller_counts_silence_from_its_office() -> None:
-    """Heartbeats went to its predecessor; who was fenced has to send one first."""
+    """Heartbeats went to its predecessor; a fenced broker has to send one first."""
     state = _state()
     state, _ = apply(state, FenceBroker(broker=C, broker_epoch=state.brokers[C].epoch))
     core = ElectionCore(TIMING)
@@ -220,7 +220,7 @@ def test_reports_count_together_within_the_window_only() -> None:
 
 @pytest.mark.parametrize("wrong", [{"leader_epoch": 0}, {"leader_epoch": 2}, {"former": 1}])
 def test_a_report_is_of_this_epoch_and_of_a_registered_process(wrong: dict[str, int]) -> None:
-    """Who has not heard of the present leader cannot say that it is silent."""
+    """A broker that does not know the present leader cannot report it as silent."""
     room = Room()
     assert room.report(B, 1, **wrong) == []
     assert room.report(C, 2, **wrong) == []

@@ -66,7 +66,7 @@ def _proposed(effects: list[Any]) -> list[ProposeIsr]:
 
 
 def test_the_leader_s_own_records_count_once_they_are_synced() -> None:
-    """A follower may be quicker: what it has and the leader's disk has not is not committed."""
+    """A follower may be quicker: records that only it has synced are not committed."""
     leader = _leader()
     leader.step(_fetch())
     leader.step(LogAppended(Offset(12)))
@@ -135,7 +135,7 @@ def test_a_view_that_comes_late_changes_nothing() -> None:
 
 
 def test_only_a_registered_process_that_is_not_fenced_joins() -> None:
-    """A process that was replaced has what its successor's disk may lack."""
+    """A replaced process had records that its successor's disk may lack."""
     former = _leader(broker_epochs={A: ONE, B: ONE, C: TWO})
     assert not _proposed(former.step(_fetch(C, process=BrokerEpoch(3)))), "not registered yet"
     fenced = _leader(joinable=frozenset((A, B)))

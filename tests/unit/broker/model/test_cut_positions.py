@@ -41,7 +41,7 @@ def test_a_position_is_of_this_history_or_named(
 
 
 def test_a_cut_without_all_partitions_is_refused() -> None:
-    """Its checksum may be right all the same: whoever wrote it could count."""
+    """Its checksum may be right all the same."""
     one = CutPosition(FIRST, Offset(1))
     assert isinstance(refusal("s", [LINEAGE, LINEAGE], [one]), InvalidCutError)
     assert isinstance(refusal("s", [LINEAGE], [one, one]), InvalidCutError)
@@ -72,7 +72,7 @@ def test_a_forgotten_leadership_is_ours_only_for_who_believes_it() -> None:
 
 
 def test_what_was_saved_before_lineages_still_loads() -> None:
-    """To be refused by name by whoever can say what it is of."""
+    """The broker that knows the stream refuses it by name."""
     cut = Cut(
         cluster="c", stream="s", stream_uuid=StreamUuid("00000000-0000-0000-0000-000000000001"),
         subject="s", table_uri="", table_version=None, taken_us=1,

@@ -52,7 +52,7 @@ def test_a_setting_may_be_at_its_bound(values: dict[str, Any]) -> None:
 def test_a_setting_out_of_bounds_or_of_another_type_is_refused_by_name(
     name: str, value: object
 ) -> None:
-    """Whoever creates a stream is told which of the settings is wrong."""
+    """The error names the wrong setting."""
     with pytest.raises(InvalidStreamError, match=name):
         StreamConfig.from_dict({"subject": "s", name: value})
 
@@ -64,5 +64,5 @@ def test_a_setting_that_nobody_knows_is_refused_with_the_known_ones() -> None:
 
 
 def test_a_stream_of_an_older_build_has_the_defaults_of_later_settings() -> None:
-    """What its creator could not choose yet is as if nothing had been chosen."""
+    """A setting that its creator could not choose yet has its default."""
     assert StreamConfig.from_dict({"subject": "s"}) == StreamConfig(subject="s")

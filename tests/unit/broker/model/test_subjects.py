@@ -41,11 +41,11 @@ def test_a_subject_that_reaches_both_is_an_overlap(first: str, second: str, subj
 
 @pytest.mark.parametrize("subject", [">", "*", "*.a", "_INBOX.>", "$SRV.PING", "$JS.>"])
 def test_a_pattern_that_reaches_everybodys_requests_is_shared(subject: str) -> None:
-    """Nobody named these subjects for a stream."""
+    """No user named these subjects for a stream."""
     assert is_shared(subject)
 
 
 @pytest.mark.parametrize("subject", ["orders", "orders.>", "orders.*", "_INBOXES"])
 def test_a_pattern_below_a_name_is_the_streams_own(subject: str) -> None:
-    """Whoever creates the stream has said which subjects."""
+    """The creator of the stream has named the subjects."""
     assert not is_shared(subject)

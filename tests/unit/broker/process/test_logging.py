@@ -1,4 +1,4 @@
-"""Log lines parse alike, whoever writes them, and hold no secret."""
+"""Log lines of every library parse alike, and hold no secret."""
 
 from __future__ import annotations
 

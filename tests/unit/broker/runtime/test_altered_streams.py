@@ -48,7 +48,7 @@ def _segments(live: Running) -> int:
 
 
 def test_segments_have_the_new_size_at_once_and_after_a_restart(tmp_path: Path) -> None:
-    """What was sealed before stays as it is."""
+    """Sealed segments stay unchanged."""
     with running(tmp_path) as live:
         live.broker.streams.create(STREAM, CONFIG)
         for number in range(20):
@@ -185,7 +185,7 @@ class Between:
 
 
 def test_changes_of_two_operators_are_both_kept(tmp_path: Path) -> None:
-    """Whoever comes second looks again, and changes what is there then."""
+    """The second change is planned anew on the state after the first."""
     with disk_broker(tmp_path, watched=Between) as broker:
         broker.streams.create("s", CONFIG)
         altered = broker.streams.alter("s", {"puback": True})

@@ -180,7 +180,7 @@ def test_a_disk_that_hangs_is_not_waited_for_for_ever() -> None:
 
 
 def test_a_mark_that_no_majority_takes_does_not_end_a_start(tmp_path: Path) -> None:
-    """Whoever follows the metadata asks again; a disk that failed ends it."""
+    """The metadata follower tries again; a failed disk ends the start."""
     with disk_broker(tmp_path) as broker:
         broker.streams.create("s", StreamConfig(subject="s"))
     errors: list[HeadwaterError] = [CommitTimeoutError("no majority")]

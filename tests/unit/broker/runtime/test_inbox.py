@@ -16,7 +16,7 @@ def test_news_replaces_older_news_in_its_place() -> None:
 
 
 def test_what_has_no_room_is_dropped_and_counted() -> None:
-    """Only offers: what is put has its bound from whoever puts it."""
+    """Only offers are bounded here: callers of ``put`` bound their own items."""
     inbox = Inbox(waiting_max=2)
     for number in range(5):
         inbox.offer(number, number)
@@ -28,7 +28,7 @@ def test_what_has_no_room_is_dropped_and_counted() -> None:
 
 
 def test_whoever_takes_is_woken_for_what_was_taken_in() -> None:
-    """A dropped offer is no news."""
+    """A dropped offer wakes no pump."""
     woken: list[int] = []
     inbox = Inbox(waiting_max=1, wake=lambda: woken.append(len(inbox)))
     inbox.offer("a", 1)
@@ -38,7 +38,7 @@ def test_whoever_takes_is_woken_for_what_was_taken_in() -> None:
 
 
 def test_a_mailbox_keeps_the_order_and_its_bound() -> None:
-    """Whoever finds it full hears of that; what is taken in asks for a turn."""
+    """A full mailbox refuses; an accepted item asks for a turn."""
     woken: list[int] = []
     mailbox = Mailbox[int](waiting_max=3, wake=lambda: woken.append(1))
     assert [mailbox.put(number) for number in range(4)] == [True, True, True, False]

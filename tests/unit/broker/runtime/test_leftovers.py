@@ -110,7 +110,7 @@ def test_a_log_that_the_cluster_does_not_know_is_moved_aside(at: Killed) -> None
 def test_a_replica_that_was_moved_away_is_removed_unless_it_is_newer(
     at: Killed, epoch: int, *, is_kept: bool
 ) -> None:
-    """Others have what it holds; but not if a leader wrote to it of whom they never heard."""
+    """Other replicas have its records, unless it has a leader epoch that they do not know."""
 
     def moved(log: RaftMetadataLog) -> Cluster:
         cluster = Cluster(log)
@@ -124,7 +124,7 @@ def test_a_replica_that_was_moved_away_is_removed_unless_it_is_newer(
 
 
 def test_a_replica_with_an_epoch_history_that_is_not_legible_is_kept(at: Killed) -> None:
-    """Nobody can say whether others have what it holds."""
+    """It is unknown whether other replicas have its records."""
     (at.log / "epochs").write_bytes(b"rot")
 
     def moved(log: RaftMetadataLog) -> Cluster:

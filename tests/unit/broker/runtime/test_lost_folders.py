@@ -256,7 +256,7 @@ def test_a_replica_that_was_opened_is_not_new_without_its_promises(at: Killed) -
 @pytest.mark.parametrize("name", ["raft", "raft/journal"])
 @pytest.mark.parametrize("older", [True, False])
 def test_older_metadata_are_refused_by_name(tmp_path: Path, name: str, *, older: bool) -> None:
-    """An older copy, or none: the broker does not start, and frees nothing of what it forgot."""
+    """An older copy, or none: the broker does not start, and removes no forgotten log."""
     with running(tmp_path / "origin") as live:
         image(live.folder, tmp_path / "older")
         live.broker.streams.create(STREAM, StreamConfig(subject="s"))
@@ -317,7 +317,7 @@ def _files_in(folder: Path) -> dict[str, bytes]:
 def test_older_metadata_beside_promises_of_their_age_are_refused_by_name(
     tmp_path: Path, damage: str
 ) -> None:
-    """Two faults of one restore: what was made since is no leftover of a deleted stream."""
+    """Two faults of one restore: newer logs are no leftovers of a deleted stream."""
     with running(tmp_path / "origin") as live:
         live.broker.streams.create("before", StreamConfig(subject="t"))
         image(live.folder, tmp_path / "older")
@@ -355,7 +355,7 @@ def test_older_metadata_beside_promises_of_their_age_are_refused_by_name(
 def test_a_folder_that_the_metadata_does_not_know_is_not_removed(
     at: Killed, *, with_promises: bool
 ) -> None:
-    """It may be all that is left of a stream: it is named, until somebody takes it away."""
+    """It may be all that is left of a stream: it is named until an operator removes it."""
     unknown = at.folder / "streams" / "00000000-0000-4000-8000-000000000000"
     shutil.copytree(at.log.parent, unknown)
     if not with_promises:

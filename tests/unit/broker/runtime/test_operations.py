@@ -182,7 +182,7 @@ def _operations(metadata: Metadata, *, me: BrokerId = A, end: int = 7) -> Cluste
 
 
 def test_status_says_what_the_metadata_says(metadata: Metadata) -> None:
-    """Brokers with what they lead and hold, partitions with who is in sync."""
+    """Brokers with their led and held partitions, partitions with their ISR."""
     metadata.set_isr(A, B)
     metadata.fence(C)
     status = _operations(metadata).status()
@@ -308,7 +308,7 @@ def _elect(operations: ClusterOperations, **changes: Any) -> None:
 
 
 def test_an_unclean_election_records_what_was_lost(metadata: Metadata) -> None:
-    """The broker's own end, the highest known end, who was given up, and by whom."""
+    """The broker's own end, the highest known end, the given-up replicas, the operator."""
     _lose_everybody_but_c(metadata)
     operations = _operations(metadata, me=C, end=7)
     _elect(operations)

@@ -13,7 +13,7 @@ from broker.runtime.pumps import on_threads, wait_for_answer
 
 
 class Hand:
-    """Somebody who takes turns when a test says so."""
+    """A pump that takes turns when a test says so."""
 
     def __init__(self) -> None:
         self.turns: dict[str, PumpTurn] = {}

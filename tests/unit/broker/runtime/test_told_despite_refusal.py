@@ -20,7 +20,7 @@ FULL = "00000000-0000-4000-8000-00000000000f"
 
 
 class Listener:
-    """Keeps what it was told."""
+    """Keeps its notifications."""
 
     def __init__(self) -> None:
         self.told: list[tuple[str, set[int]]] = []

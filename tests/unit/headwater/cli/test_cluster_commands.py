@@ -47,7 +47,7 @@ AT: dict[str, Any] = {"stream_uuid": UUID, "partition": 0}
 
 
 class Cluster:
-    """The metadata of four brokers; whoever is named candidate confirms at once, if it may."""
+    """The metadata of four brokers; a named candidate confirms at once, if it may."""
 
     def __init__(self) -> None:
         self.state = MetadataState()
@@ -174,7 +174,7 @@ def test_looking_works_for_people_and_scripts(run: Run, cluster: Cluster) -> Non
 
 
 def test_controllers_are_shown_added_removed_and_replaced(run: Run) -> None:
-    """What it waits for is said; an even number gets a note; what cannot be is an error."""
+    """It names what it waits for; an even number gets a note; an impossible change an error."""
     lines = run("controllers").stdout.splitlines()
     assert lines[0].split()[:3] == ["BROKER", "VOTES", "LEADS"]
     assert lines[2].split()[:3] == ["b", "yes", "yes"]

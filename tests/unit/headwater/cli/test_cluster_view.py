@@ -87,7 +87,7 @@ def test_a_healthy_cluster_is_one_sentence() -> None:
 
 
 def test_a_broker_alone_says_so() -> None:
-    """Whoever expected a cluster learns how to get one."""
+    """A user who expected a cluster learns how to get one."""
     assert "alone" in view.headline(_status(alone=True))
     assert "--brokers 3" in view.headline(_status(alone=True))
 
@@ -185,7 +185,7 @@ def test_who_votes_is_shown() -> None:
 
 
 def test_a_replica_that_neither_leads_nor_follows_is_noted() -> None:
-    """What it does instead stands in the row and in the JSON; the usual needs no words."""
+    """An unusual state stands in the row and in the JSON; the usual one has no text."""
     told = [
         replace(_replica("a", 20), state="leading"),
         replace(_replica("b", 20), state="following"),

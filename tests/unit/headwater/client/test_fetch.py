@@ -136,7 +136,7 @@ def test_errors_of_the_broker_are_raised(follow: bool) -> None:
 
 
 def test_a_cancelled_read_ends_without_an_error() -> None:
-    """Who does not want more rows has no gap."""
+    """A reader that wants no more rows has no gap."""
     with fetch(rows(0, 1), UnavailableError("cancelled"), start=0, end=Offset(9)) as found:
         next(found)
         found.cancel()

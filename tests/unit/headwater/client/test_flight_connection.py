@@ -16,7 +16,7 @@ _LOOK_S = 2.5  # gRPC tries again after a second at the latest
 
 
 def test_a_port_where_nobody_was_is_left_alone() -> None:
-    """Else whoever gets the port next is called every second, in a protocol that is not theirs."""
+    """Else the next process on this port is called every second, in a foreign protocol."""
     gc.disable()  # an error that somebody keeps must not keep the channel
     try:
         with closing(socket.create_server(("127.0.0.1", 0))) as somebody:

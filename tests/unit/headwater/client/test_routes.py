@@ -28,7 +28,7 @@ URLS = {"a": "grpc://a:1", "b": "grpc://b:1", "c": "grpc://c:1"}
 
 
 class World:
-    """Three brokers: which are gone, who leads, and who was asked."""
+    """Three brokers: the absent ones, the leader, and the asked ones."""
 
     def __init__(self) -> None:
         self.gone: set[str] = set()
@@ -140,7 +140,7 @@ def test_one_address_leads_to_the_others(world: World) -> None:
 
 
 def test_a_producer_follows_a_hint_and_then_asks(world: World) -> None:
-    """Who does not lead says who does; when that does not help, the brokers are asked."""
+    """A follower names the leader; if that does not help, the brokers are asked."""
     route = producer_route(world)
     assert where(route) == "a"
     route.failed(NotLeaderError("moved", leader="b", address=URLS["b"]))
@@ -151,7 +151,7 @@ def test_a_producer_follows_a_hint_and_then_asks(world: World) -> None:
 
 
 def test_two_that_name_each_other_do_not_keep_a_producer_busy(world: World) -> None:
-    """After a few hints in a row somebody else is asked."""
+    """After a few hints in a row another broker is asked."""
     route = producer_route(world)
     world.leader = "c"
     found = [where(route)]

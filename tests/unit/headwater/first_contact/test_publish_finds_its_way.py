@@ -101,7 +101,7 @@ def test_the_loopback_of_another_machine_is_not_ours(
 
 
 def test_the_broker_tells_no_password() -> None:
-    """The address goes to everybody who may ask."""
+    """The address goes to every client that may ask."""
     urls = "nats://me:secret@n1:4222, tls://token@n2:4222,n3:4222"
     assert _without_login(urls) == "nats://n1:4222,tls://n2:4222,n3:4222"
 

@@ -34,7 +34,7 @@ def test_each_broker_gets_a_certificate_that_names_it(tmp_path: Path) -> None:
 
 
 def test_a_broker_is_added_by_the_same_authority_and_nothing_is_replaced(tmp_path: Path) -> None:
-    """What was given to running brokers stays good."""
+    """Certificates of running brokers stay valid."""
     make_certificates(tmp_path, cluster="prod", brokers=["b1"])
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     make_certificates(tmp_path, cluster="prod", brokers=["b1", "b2"])
@@ -52,7 +52,7 @@ def test_a_name_that_cannot_be_one_is_refused(tmp_path: Path, name: str) -> None
 
 @pytest.mark.parametrize("missing", ["ca.crt", "ca.key", "b1.key", "b1.crt"])
 def test_half_of_a_pair_is_an_error_and_not_made_anew(tmp_path: Path, missing: str) -> None:
-    """Somebody has moved or lost it; a new one would lock the others out."""
+    """It was moved or lost; a new one would lock the other brokers out."""
     make_certificates(tmp_path, cluster="prod", brokers=["b1"])
     (tmp_path / missing).unlink()
     with pytest.raises(InvalidConfigError):

@@ -97,7 +97,7 @@ def offsets(batches: Iterator[pa.RecordBatch]) -> list[int]:
 
 
 def test_a_tail_that_ends_early_is_a_gap(client: Client) -> None:
-    """Whoever ended it, and however many batches it had."""
+    """Whichever side ended it, and however many batches it had."""
     cut = client.cut("s")
     history = History(short(client), cut)
     with pytest.raises(GapError) as caught:

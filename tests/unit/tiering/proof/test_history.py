@@ -161,7 +161,7 @@ STORIES = [
 
 @pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__[9:])
 def test_two_histories_never_mix(tmp_path: Path, story: Callable[[Path], None]) -> None:
-    """Whoever comes second is refused by name; the other's data stays exact."""
+    """The second broker is refused by name; the first one's data stays exact."""
     story(tmp_path)
 
 
@@ -266,7 +266,7 @@ def test_ranges_from_before_lineages_are_ours_below_what_was_recorded(tmp_path: 
 
 
 def test_a_stream_that_rested_over_many_leaderships_is_ours(tmp_path: Path) -> None:
-    """The lineage has forgotten who shipped; what was recorded then is believed, no more."""
+    """The lineage has forgotten the shipping leadership; only recorded ranges are trusted."""
     lab = TierLab(tmp_path)
     lab.source.fill(1, 20)
     lab.source.lead_again()

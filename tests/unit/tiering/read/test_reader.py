@@ -24,7 +24,7 @@ from tiering.table.table import DataFile, TableSnapshot
 
 
 class Rewritten:
-    """Sixty records, whose files somebody else may write again."""
+    """Sixty records, whose files other software may rewrite."""
 
     def __init__(self, root: Path) -> None:
         self.lab = TierLab(root)
@@ -33,7 +33,7 @@ class Rewritten:
         self.truth = self.lab.source.truth()
 
     def file(self, *offsets: int) -> DataFile:
-        """Write rows as somebody's file, in this order; its bounds are its rows'."""
+        """Write rows as a foreign file, in this order; its bounds are those of its rows."""
         rows = self.truth.take(pa.array(offsets)).select(FILE_SCHEMA.names)
         sink = io.BytesIO()
         pq.write_table(rows, sink)

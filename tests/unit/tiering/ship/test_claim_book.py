@@ -46,7 +46,7 @@ class Claims:
         self.book = ClaimBook(self.lab.table, PARTITION)
 
     def put(self, one: Leadership, *, number: int = 1, uuid: str = STREAM.uuid) -> Claim:
-        """Store the claim of a leadership, whoever made it."""
+        """Store the claim of a leadership, of any broker."""
         partition = PartitionId(STREAM.uuid, PartitionNumber(number))
         claim = claim_of((one,), partition, cluster="lab", broker="other", time_us=1)
         self.put_body(replace(claim, stream_uuid=uuid).encode(), int(one.leader_epoch), number)
@@ -94,7 +94,7 @@ def test_a_foreign_claim_at_any_place_is_noticed(claims: Claims, epoch: int) -> 
 
 
 def test_an_older_foreign_claim_below_one_of_ours_is_history(claims: Claims) -> None:
-    """Whoever followed it with a claim of this history has looked at it."""
+    """A later claim of this history has checked it."""
     claims.put(leadership(3, lineage_id=FOREIGN))
     claims.put(LINEAGE[0])
     claims.settle(*LINEAGE)
@@ -134,7 +134,7 @@ def test_a_claim_is_ours_by_stream_id_and_epoch_together(claims: Claims) -> None
 
 
 def test_claims_of_partitions_whose_numbers_begin_alike_are_apart(claims: Claims) -> None:
-    """Partition 10 is led by somebody else; that is nothing to partition 1."""
+    """Another broker leads partition 10; that does not concern partition 1."""
     claims.put(leadership(6, lineage_id=FOREIGN), number=10)
     claims.put(leadership(9, lineage_id=FOREIGN), number=10)
     claims.settle(*LINEAGE)

@@ -264,7 +264,7 @@ def test_a_claim_costs_two_listings_a_look_at_the_log_a_get_and_a_put(lab: TierL
 
 
 def test_a_claim_says_who_and_after_whom(lab: TierLab) -> None:
-    """For people, and for whoever restores."""
+    """For people, and for a restore."""
     lab.source.lead_again()
     settle(lab, lab.source)
     found = json.loads(lab.table.store.get(claim_key(0, 2)))
@@ -439,7 +439,7 @@ class CountingLock:
 def test_callers_that_wait_share_a_look_at_the_table(
     lab: TierLab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Many partitions of a stream begin at once; nobody gets what was found before he asked."""
+    """Many partitions of a stream begin at once; none gets a result from before its question."""
     table, lock = lab.table, CountingLock()
     newest, looks = table._library.newest, []
 

@@ -141,7 +141,7 @@ def test_compaction_changes_no_certificate(broker: LakeBroker) -> None:
 
 
 def test_shipping_goes_on_beside_compaction(broker: LakeBroker) -> None:
-    """Whoever commits second looks again: neither loses, and the table stays whole."""
+    """The second commit is planned anew: neither loses, and the table stays whole."""
     table = broker.table("s")
     base = table.snapshot()
     publish(broker, 60, 20)

@@ -146,7 +146,7 @@ def test_what_is_committed_and_not_noted_yet_is_compared_with_its_commit(tmp_pat
 
 
 def test_a_lost_ledger_entry_below_others_is_still_named(tmp_path: Path) -> None:
-    """No crash leaves that: whoever ships on has noted what is below."""
+    """No crash leaves that: an uploader notes the ranges below before it ships on."""
     lab = TierLab(tmp_path)
     lab.source.fill(2, 20)
     lab.ship_all()

@@ -110,7 +110,7 @@ def test_a_table_with_one_record_is_proved_like_any_other() -> None:
 
 
 def test_a_plan_that_fails_is_made_again_from_the_table_on() -> None:
-    """An operator may have mended what was wrong."""
+    """An operator may have repaired the cause."""
     for listed, error in (
         (tier.LogListed([segment(3, 5)], Offset(5)), GapError),
         (tier.LogListed([], Offset(-1)), TableMismatchError),

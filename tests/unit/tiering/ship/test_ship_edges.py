@@ -50,7 +50,7 @@ def shipper_of(lab: TierLab, lost: list[HeadwaterError]) -> PartitionShipper:
 
 
 def test_a_table_that_is_one_record_ahead_of_the_log_is_an_error() -> None:
-    """Somebody else adds to it, or the log was replaced."""
+    """Other software appends to it, or the log was replaced."""
     it = tier.PartitionTier(0, object_bytes_max=10, recorded=Offset(6))
     for event in (
         tier.Woken(),

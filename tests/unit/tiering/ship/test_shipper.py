@@ -166,7 +166,7 @@ def test_a_repair_of_another_from_the_local_log_is_taken_over(lab: TierLab) -> N
 
 
 def test_another_claim_about_a_committed_range_is_an_alarm(lab: TierLab) -> None:
-    """An entry whose digest is not the table's stays an alarm, whoever wrote it."""
+    """An entry whose digest is not the table's stays an error, whatever wrote it."""
     rival = lab.shipper()
     noting = run_up_to(rival, tier.WriteLedger)
     Ledger(lab.table.store).put(replace(lab.local_entry(0, 20), digest="0" * 64))

@@ -129,7 +129,7 @@ def test_the_same_range_again_in_sequence_is_refused(lab: TierLab) -> None:
 
 
 def test_a_harmless_commit_in_between_is_stepped_over(lab: TierLab) -> None:
-    """OPTIMIZE by somebody else does not make us lose, nor does it make us overwrite."""
+    """A foreign OPTIMIZE neither loses our commit nor makes us overwrite files."""
     commit(lab, lab.table.create(), 0, 20)
     commit(lab, lab.table.snapshot(), 20, 40)
     base = lab.table.snapshot()

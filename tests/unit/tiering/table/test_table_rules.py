@@ -127,7 +127,7 @@ def test_a_commit_begins_where_the_table_ends(rig: Rig) -> None:
 def test_nothing_is_committed_on_top_of_a_foreign_change(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Somebody writes rows between our check and our commit."""
+    """Other software writes rows between our check and our commit."""
     base = rig.lab.table.create()
     write = DeltaTable.create_write_transaction
 

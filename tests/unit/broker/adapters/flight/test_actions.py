@@ -1,4 +1,4 @@
-"""Every action that the table offers is performed by somebody, with the fields of its body."""
+"""Every action in the table has a method that takes the fields of its body."""
 
 from __future__ import annotations
 

@@ -356,7 +356,7 @@ def damaged_text() -> pa.RecordBatch:
 def test_damaged_buffers_are_never_stored(
     broker: MemoryBroker, damaged: pa.RecordBatch, whole: pa.RecordBatch
 ) -> None:
-    """Arrow does not check what it reads, so a batch is checked before anything looks at it."""
+    """Arrow does not check the bytes that it reads, so a batch is checked before its first use."""
     harness = Harness(
         broker, FlightServiceConfig(put_alone_bytes_max=0), StreamConfig(subject="s"), whole.schema
     )
@@ -393,7 +393,7 @@ def test_overload_by_others_is_answered(broker: MemoryBroker) -> None:
 
 
 def test_a_closing_service_asks_for_the_end_and_refuses_batches(harness: Harness) -> None:
-    """What was taken is still answered; what comes later is refused."""
+    """Accepted batches are still answered; later ones are refused."""
     harness.partition.hold()
     harness.send(batch(0))
     for _ in range(2):
@@ -432,7 +432,7 @@ def test_a_commit_that_never_comes_ends_the_stream_with_an_error(broker: MemoryB
 
 
 def test_an_error_of_the_reader_comes_after_all_answers(harness: Harness) -> None:
-    """A stream that breaks in the middle has settled what came before."""
+    """A stream that breaks in the middle has settled its earlier batches."""
     harness.send(batch(0))
     harness.fail(InvalidRequestError("not Arrow"))
     assert isinstance(harness.sink.answers(1)[0], AppendResult)

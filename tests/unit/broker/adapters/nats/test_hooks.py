@@ -143,7 +143,7 @@ def make_parser(sink: Sink, crashes: list[BaseException]) -> BatchParser:
 
 
 def test_good_messages_before_a_protocol_error_are_delivered() -> None:
-    """The sink gets what was whole, then nats-py hears that the stream is broken."""
+    """The sink gets the complete messages, then nats-py is told that the stream is broken."""
     sink = Sink()
     parser = make_parser(sink, [])
     with pytest.raises(ProtocolError):
@@ -161,7 +161,7 @@ def test_what_nats_py_cannot_read_is_a_protocol_error(item: bytes) -> None:
 
 
 def test_a_bug_in_the_sink_is_handed_over() -> None:
-    """nats-py would log it and never read again: whoever runs the process hears of it."""
+    """nats-py would log it and never read again, so the process's owner is told."""
     sink = Sink()
     sink.bug = AssertionError("a bug")
     crashes: list[BaseException] = []

@@ -94,7 +94,7 @@ def _to(member: Shipped, name: str) -> list[dict[str, Any]]:
 
 
 def test_l2_a_member_that_comes_back_disturbs_nobody(core: Any, clock: shipped.Clock) -> None:
-    """Whoever was cut off neither deposes a leader that works nor makes others vote for it."""
+    """A member that was cut off neither deposes a working leader nor gets votes."""
     wants = {"type": "request_vote", "term": 6, "last_log_index": 90, "last_log_term": 5}
     library = Shipped()
     library.lead(clock, "b")

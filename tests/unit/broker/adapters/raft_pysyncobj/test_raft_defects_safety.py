@@ -467,7 +467,7 @@ def test_s11_membership_is_configuration(core: Any, clock: shipped.Clock) -> Non
 
 
 def test_s12_only_members_are_heard(core: Any, clock: shipped.Clock) -> None:
-    """Whoever is not in the configuration changes nothing, whatever it says."""
+    """A process that is not in the configuration changes nothing by any message."""
     library = Shipped()
     library._SyncObj__onReadonlyNodeConnected(shipped.stranger("0"))
     library.get("0", shipped.append(99, (1, 0), shipped.rows(2, 2, 99), commit=2))

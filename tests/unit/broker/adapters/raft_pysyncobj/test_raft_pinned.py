@@ -115,7 +115,7 @@ def test_no_name_in_it_leads_to_pickle() -> None:
 
 
 def test_a_member_opens_no_file_and_no_socket() -> None:
-    """Its disk and its network are those of whoever drives it."""
+    """Its driver gives it its disk and its network."""
     rig = MemberRig(PysyncobjCore)
     before = set(Path("/proc/self/fd").iterdir())
     members = tuple(NodeId(name) for name in "abc")

@@ -289,7 +289,7 @@ def test_who_goes_on_is_told_if_its_record_is_gone(broker: MemoryBroker) -> None
 def test_a_position_above_the_end_is_a_truncation(
     broker: MemoryBroker, request_: dict[str, Any]
 ) -> None:
-    """Nobody waits for other records to fill up what was read."""
+    """A read returns at once, without waiting for more records to fill it."""
     with pytest.raises(TruncatedError) as caught:
         read(broker, start=101, leader_epoch=LeaderEpoch(1), **request_)
     assert (caught.value.offset, caught.value.end) == (101, 100)

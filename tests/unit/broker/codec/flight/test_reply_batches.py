@@ -79,7 +79,7 @@ def test_a_large_batch_is_not_copied() -> None:
 
 
 def test_small_neighbours_of_a_large_batch_keep_the_order() -> None:
-    """A large batch goes alone, between what was before and what comes after."""
+    """A large batch goes alone, between the batches before and after it."""
     batches = [
         stored(numbered(0, 2), 0),
         stored(numbered(2, 4_000, value_bytes=100), 2),

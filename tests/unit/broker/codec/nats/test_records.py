@@ -150,7 +150,7 @@ def test_an_envelope_is_opened() -> None:
 
 
 def test_rows_go_to_the_log_in_runs_of_one_ack_policy() -> None:
-    """Order is kept; who has chosen nothing, or gets a PubAck, waits for ALL. No row is lost."""
+    """Order is kept; without a policy, or with PubAck, an ack waits for ALL. No row is lost."""
 
     def of(policy: wire.AckPolicy, value: bytes) -> bytes:
         return liftbridge(value=value, ackInbox=value.decode(), ackPolicy=policy)

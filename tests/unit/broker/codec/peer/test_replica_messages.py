@@ -82,7 +82,7 @@ def test_what_is_sent_over_the_link_arrives(message: ReplicaMessage) -> None:
 
 
 def test_a_request_cannot_name_another_sender() -> None:
-    """The follower is whom the connection shows, whatever the sender wrote."""
+    """The follower is the one of the connection's certificate, whatever the message says."""
     found = decode(memoryview(_link(fetch(2, follower=B))), sender=A, batch=StoredBatch)[1]
     assert found == fetch(2, follower=A)
 
@@ -180,7 +180,7 @@ def test_the_seeds_sixteen_bytes_stand_where_they_should() -> None:
 
 
 def test_lost_or_mixed_parts_make_no_answer() -> None:
-    """A gap drops what came before it; the next answer begins anew."""
+    """A gap drops the parts before it; the next answer begins anew."""
     frames = [replica_answer.decode(frame) for frame in _messages(FULL, 400)]
     assert len(frames) > 3
     assembler = replica_answer.AnswerAssembler()

@@ -117,7 +117,7 @@ def test_every_change_of_a_partition_has_an_epoch_of_its_own() -> None:
 
 
 def test_a_leader_that_was_eligible_begins_without_members_that_restarted() -> None:
-    """They may lack what it has, and nobody has compared them."""
+    """They may lack its records, and were never compared."""
     cluster = MetadataRig()
     cluster.do(cluster.isr(A, B))
     cluster.do(cluster.isr(A))

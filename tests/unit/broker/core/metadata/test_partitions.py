@@ -1,4 +1,4 @@
-"""Who may lead, who is in sync, and what a restart proves: the rules one by one."""
+"""The rules of leading, of the ISR, and of restarts, one by one."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_replicas_that_leave_below_min_isr_stay_eligible() -> None:
 
 
 def test_a_replica_that_leaves_an_isr_which_commits_without_it_is_not_eligible() -> None:
-    """The others go on to commit what it lacks; an election of it would lose that."""
+    """The other replicas commit records that it lacks; its election would lose them."""
     cluster = MetadataRig()
     assert cluster.one().isr == (A, B, C)
     cluster.fence(C)
@@ -137,7 +137,7 @@ def test_a_folder_that_is_not_the_last_session_s_proves_nothing() -> None:
 
 
 def test_a_leader_that_restarts_gets_a_new_epoch() -> None:
-    """What it had not synced may be gone; the epoch must not hold two contents (A25)."""
+    """Its unsynced records may be gone; the epoch must not hold two contents (A25)."""
     cluster = MetadataRig()
     cluster.register(A)
     assert (cluster.one().status, cluster.one().leader_epoch) == ("election", 2)
@@ -155,7 +155,7 @@ def test_a_damaged_replica_withdraws_and_cannot_be_elected() -> None:
 
 
 def test_an_unclean_election_is_asked_for_and_recorded() -> None:
-    """Only without a clean candidate, only with consent; what was given up stays on record."""
+    """Only without a clean candidate, only with consent; the loss stays on record."""
     cluster = MetadataRig()
     cluster.do(cluster.isr(A, B))
     cluster.fence(B)
@@ -281,7 +281,7 @@ def test_new_replicas_go_where_the_fewest_are() -> None:
 
 
 def test_brokers_that_are_away_fill_up_what_the_living_are_too_few_for() -> None:
-    """They are chosen last and never lead first; only who is not registered is missed."""
+    """They are chosen last and never lead first; only unregistered brokers are missing."""
     cluster = MetadataRig()
     cluster.fence(A)
     cluster.fence(B)

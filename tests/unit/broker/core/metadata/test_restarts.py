@@ -79,7 +79,7 @@ def test_an_answer_of_a_former_process_counts_for_nobody() -> None:
 
 
 def test_a_candidate_that_restarts_is_none_any_more() -> None:
-    """It was named for what its former process had; its next one does not confirm that."""
+    """It was named for its former process's log; its next process does not confirm that."""
     cluster = MetadataRig()
     cluster.fence(A)
     cluster.do(cluster.name(B))

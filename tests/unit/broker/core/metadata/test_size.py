@@ -1,4 +1,4 @@
-"""The metadata has one limit: who would exceed it is refused, and what was written is opened."""
+"""The metadata has one limit: a command beyond it is refused, and stored metadata is opened."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_leases_on_a_wide_stream_are_refused_at_the_limit() -> None:
 
 
 def test_a_command_of_an_older_build_is_applied_as_it_was() -> None:
-    """It named no limit: at a replay it must not be refused what it was promised."""
+    """Its command named no limit: a replay must not refuse an accepted command."""
     state = replace(MetadataState(), weight=STATE_WEIGHT_MAX)
     assert _refusal(state, _create(1)) is None
     command = encode(_create(1)).replace(b',"weight_max":null', b"")

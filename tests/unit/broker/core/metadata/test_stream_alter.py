@@ -1,4 +1,4 @@
-"""Which settings of a stream may change, who is asked, and what a refusal says."""
+"""The settings of a stream that may change, the checks, and the refusals."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def changed(stream: Stream, **changes: Any) -> Stream:
 
 
 def alteration(cluster: MetadataRig, **changes: Any) -> AlterStream:
-    """Return the command of somebody who sees the newest state."""
+    """Return the command of an operator who sees the newest state."""
     present = stream_of(cluster)
     return AlterStream(expected=present, wanted=changed(present, **changes))
 
@@ -90,7 +90,7 @@ REFUSED: dict[str, Any] = {
 
 
 def test_each_setting_is_known_to_change_or_to_stay() -> None:
-    """A new setting is one or the other, and somebody has thought of it."""
+    """A new setting is in one of the two lists, so its author has decided."""
     assert {*VALUES, *REFUSED} == set(StreamConfig(subject="s").to_dict())
     assert {*FIXED, "tiering"} == set(REFUSED)
 
@@ -244,7 +244,7 @@ def test_a_lower_minimum_ends_the_right_of_who_is_outside_the_isr() -> None:
 
 
 def test_without_a_leader_nobody_loses_the_right_to_lead() -> None:
-    """Nothing can be committed, so who had everything still has it, until somebody leads."""
+    """Nothing can be committed, so complete replicas stay complete until a replica leads."""
     cluster = rig()
     cluster.do(cluster.isr(A))
     cluster.fence(A)

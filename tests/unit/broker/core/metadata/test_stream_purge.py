@@ -1,4 +1,4 @@
-"""What a purge asks of leaders, tables and leases; what it leaves behind."""
+"""The conditions of a purge by leaders, tables and leases, and its effects."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_records_that_are_not_in_the_table_yet_are_not_purged() -> None:
 
 
 def test_what_a_reader_holds_is_not_purged() -> None:
-    """The refusal says who reads; a lease that has ended, or begins above, holds nothing."""
+    """The refusal names the readers; a lease that has ended, or begins above, holds nothing."""
     cluster = rig()
     cluster.do(lease("over", expires_us=999))
     cluster.do(lease("early"))

@@ -1,4 +1,4 @@
-"""How a voter that restarts goes on: what it is told, whom it waits for, what it votes for."""
+"""How a restarting voter continues: the answers, the voters it waits for, its votes."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_answers_have_to_be_of_one_moment() -> None:
 
 
 def test_who_is_silent_is_left_out_only_beside_a_majority() -> None:
-    """With nobody there it goes on waiting for everybody."""
+    """Without any answer it keeps waiting for all voters."""
     compare = _compare()
     waits_for: list[tuple[NodeId, ...]] = []
     compare.leave_out_silent()
@@ -155,14 +155,14 @@ def test_below_the_bar_it_votes_for_those_who_reach_it(new_core: NewConsensus) -
 
 
 def test_below_the_bar_it_does_not_stand(new_core: NewConsensus) -> None:
-    """Not by itself, until nobody has led for a whole grace: then who has more does not come."""
+    """Only after a grace period without a leader: then no member with more entries comes."""
     one = _Restarted(new_core)
     assert one.waits(GRACE_MS - 50) == []
     assert PreVote(3, 3, 1) in one.waits(GRACE_MS + 2000)
 
 
 def test_the_bar_outlasts_an_election_however_short_the_grace_is(new_core: NewConsensus) -> None:
-    """Who has more is there, and may wait for a whole election timeout before it stands."""
+    """A member with more entries runs, and may wait a whole election timeout to stand."""
     one = _Restarted(new_core, grace_ms=0)
     assert one.waits(2 * RaftConfig(members=NAMES).election_ms_max - 50) == []
     assert one.hears(PreVote(3, 3, 1)) == [PreVoteReply(2, 3, False)]

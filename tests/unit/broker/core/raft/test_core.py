@@ -207,7 +207,7 @@ def test_one_member_votes_once() -> None:
 
 
 def test_nothing_is_heard_from_strangers() -> None:
-    """Whoever is not a member changes nothing, whatever term it claims (S12)."""
+    """A process that is not a member changes nothing, whatever term it claims (S12)."""
     rig = Rig()
     assert rig.get(X, Append(99, 0, 0, 0, 1, 0, 0, (_noop(1, 99),))) == []
     assert (rig.member.term, rig.member.log.last_index) == (0, 0)
@@ -358,7 +358,7 @@ def test_a_barrier_needs_an_answer_to_a_question_asked_after_it() -> None:
 
 
 def test_a_new_leader_answers_no_barrier_before_its_own_entry_is_committed() -> None:
-    """It may not know yet what its predecessor has committed (A16)."""
+    """It may not know yet which entries its predecessor has committed (A16)."""
     rig = Rig(log=_log(1, 1), hard=HardState(1))
     rig.lead()
     rig.step(Barrier(1))
@@ -367,7 +367,7 @@ def test_a_new_leader_answers_no_barrier_before_its_own_entry_is_committed() -> 
 
 
 def test_barriers_of_a_fallen_leader_fail() -> None:
-    """Whoever waits is told to ask again."""
+    """A waiting caller is told to ask again."""
     rig = Rig()
     rig.lead()
     rig.step(Barrier(3))
@@ -400,7 +400,7 @@ def test_only_a_leader_takes_proposals_and_not_too_many_or_too_large() -> None:
 
 
 def test_a_hung_disk_makes_a_leader_give_way() -> None:
-    """A leader whose own sync does not come back lets somebody else lead (D12)."""
+    """A leader whose own sync does not return lets another member lead (D12)."""
     rig = Rig()
     rig.lead()
     rig.saves = False

@@ -155,7 +155,7 @@ def test_a_vote_in_the_present_term_is_kept_as_well() -> None:
 
 
 def test_a_later_term_begins_without_a_vote() -> None:
-    """Who was voted for before has no claim on it."""
+    """An earlier candidate has no claim on the vote."""
     rig = Rig(hard=HardState(1, B))
     assert rig.get(C, Vote(2, 0, 0, False)) == [VoteReply(2, True)]
     assert rig.get(B, Vote(2, 0, 0, False)) == [VoteReply(2, False)]
@@ -267,7 +267,7 @@ def test_logs_agree_at_most_at_the_lower_term() -> None:
 
 
 def test_pieces_of_two_snapshots_make_none() -> None:
-    """A second leader sends another one: what came of the first does not count."""
+    """A second leader sends another one: chunks of the first do not count."""
     rig = Rig()
     one, other = (SnapshotId(index, 1, 8, crc32c(b"12345678")) for index in (5, 6))
     assert rig.get(B, Chunk(1, one, 0, 1, b"1234")) == [ChunkReply(1, one, 4, 1)]
@@ -328,7 +328,7 @@ def _stands(message: Message) -> bool:
 
 
 def test_what_a_member_has_does_not_shrink_and_a_probe_frees_its_budget() -> None:
-    """Late answers tell less than newer ones; what was in flight before a probe is lost."""
+    """Late answers tell less than newer ones; messages in flight before a probe are lost."""
     one = Progress(1, 0)
     one.matched(5)
     one.sent(9, 1_000)
@@ -364,7 +364,7 @@ def _passed(rig: Rig) -> list[int]:
 
 
 def test_a_barrier_without_an_answer_fails_in_time() -> None:
-    """The question or its answer is lost: whoever waits asks again."""
+    """The question or its answer is lost: the waiting member asks again."""
     rig = Rig()
     rig.get(B, Append(1, 0, 0, 0, 1, 0, 0, ()))
     rig.step(Barrier(7))

@@ -172,7 +172,7 @@ def test_an_observer_far_behind_gets_the_snapshot() -> None:
 
 
 def test_an_observer_that_lost_its_disk_begins_anew_within_the_term() -> None:
-    """The leader forgets what it had acknowledged; a member's refusal stays below its ack."""
+    """The leader forgets its acknowledgements; a member's refusal stays below its ack."""
     rig = _leader()
     for one in (B, D):
         rig.get(one, _ok(rig, 1))
@@ -226,7 +226,7 @@ def test_an_observer_takes_a_snapshot_and_keeps_it() -> None:
 
 
 def test_an_observer_restarts_where_it_was() -> None:
-    """What it has acknowledged is on its disk, as a member's."""
+    """Acknowledged entries are on its disk, as on a member's."""
     rig = _observer()
     rig.get(B, append(1, (0, 0), entries(1, 3, 1), commit=3))
     rig.restart(power=True)
@@ -235,7 +235,7 @@ def test_an_observer_restarts_where_it_was() -> None:
 
 
 def test_an_observer_asks_the_leader() -> None:
-    """For barriers; a proposal is refused here, and sent on by whoever drives it."""
+    """For barriers; a proposal is refused here, and the driver sends it on."""
     rig = _observer()
     rig.step(Barrier(1))
     assert BarrierFailed(1) in rig.effects
@@ -277,7 +277,7 @@ def _joining(*members: NodeId, observers: tuple[NodeId, ...] = (D,)) -> Rejoin:
 
 
 def test_a_wiped_member_needs_no_answer_of_observers() -> None:
-    """They never voted; what they tell of a term or a log changes nothing."""
+    """They never voted, so their term and log in an answer change nothing."""
     joining = _joining(A, B, C)
     knows = Standing(term=4, last=Floor(4, 9))
     beyond = Standing(term=9, last=Floor(9, 99))
@@ -297,7 +297,7 @@ def test_a_new_group_begins_once_all_observers_say_that_they_know_nothing() -> N
 
 @pytest.mark.parametrize("members", [(A, B, C), (A,)])
 def test_no_group_begins_beside_an_observer_that_knows_one(members: tuple[NodeId, ...]) -> None:
-    """Every member lost its disk: what was committed must not be forgotten in silence."""
+    """Every member lost its disk: committed entries must not be forgotten in silence."""
     joining = _joining(*members)
     told = dict.fromkeys(members[1:], FRESH) | {D: Standing(term=3, last=Floor(3, 7))}
     assert _round(joining, told) is None

@@ -1,4 +1,4 @@
-"""A member with an empty disk: what it concludes from the others, and when it may vote again."""
+"""A member with an empty disk: its conclusion from the answers, and when it votes again."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_it_takes_part_above_every_term_and_below_the_furthest_log() -> None:
 def test_rounds_that_differ_are_no_moment(
     first: dict[NodeId, Standing], second: dict[NodeId, Standing]
 ) -> None:
-    """Somebody began to take part, or the group to live, in between: it asks again."""
+    """A member or the group began in between: it asks again."""
     joining = _joining(A, B, C)
     assert _round(joining, first) is None
     assert _round(joining, second) is None
@@ -99,7 +99,7 @@ def test_rounds_that_differ_are_no_moment(
 
 
 def test_a_process_that_is_new_in_the_second_round_is_asked_again() -> None:
-    """It may have lost between the two what it had said in the first."""
+    """Between the two rounds it may have lost the state of its first answer."""
     joining = _joining(A, B, C)
     told = {B: _knows(4, 4, 9), C: _knows(4, 4, 9)}
     assert _round(joining, told) is None
@@ -117,7 +117,7 @@ def test_a_process_that_is_new_in_the_second_round_is_asked_again() -> None:
 def test_more_than_a_minority_lost_is_an_operators_case(
     members: tuple[NodeId, ...], told: dict[NodeId, Standing]
 ) -> None:
-    """What they had acknowledged together may be on no disk any more: nothing is begun over it."""
+    """Entries that they acknowledged together may be on no disk: no new log is begun."""
     joining = _joining(*members)
     assert _round(joining, told) is None
     with pytest.raises(ControllersLostError, match="data directory") as caught:
@@ -175,7 +175,7 @@ class Rig:
         return self.member.abstains
 
     def save(self) -> list[Message]:
-        """Let the saves that wait succeed; return what was held back for them."""
+        """Let the waiting saves succeed; return the messages held back for them."""
         found: list[Message] = []
         while self.saves:
             found += self.step(Saved(self.saves.pop(0)))
@@ -224,7 +224,7 @@ def test_it_votes_once_its_disk_has_reached_the_floor() -> None:
 
 
 def test_a_longer_log_of_an_older_term_is_not_enough() -> None:
-    """What it acknowledged in the floor's term may be missing from it."""
+    """Entries that it acknowledged in the floor's term may be missing."""
     rig = Rig(Floor(4, 2))
     rig.get(B, _append(6, (0, 0), 3, 3, 3))
     rig.save()
@@ -244,7 +244,7 @@ def test_a_reached_floor_on_the_disk_is_dropped_at_once() -> None:
 
 
 def test_the_leader_steps_down_before_the_one_that_rejoined() -> None:
-    """It hears of the newer term; what it believed that member to have is gone with its own."""
+    """It learns the newer term; its count of that member's entries ends with its leadership."""
     rig = Rig(Floor(4, 2))
     (reply,) = rig.get(B, _append(4, (0, 0), 4))
     assert (reply.term, rig.member.log.last_index) == (5, 0)

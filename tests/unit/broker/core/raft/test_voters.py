@@ -1,4 +1,4 @@
-"""A change of the voters, step by step: who asks whom, what counts, what is refused."""
+"""A change of the voters, step by step: requests, counted votes, refusals."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_who_is_added_tells_its_disk_first_and_counts_at_once() -> None:
 
 
 def test_who_has_not_caught_up_is_not_added() -> None:
-    """Nor who does not answer, nor one whom nobody knows."""
+    """Nor a silent member, nor an unknown one."""
     rig = MemberRig(RaftCore, members=(A, B, C), observers=(D,))
     rig.lead()
     rig.get(B, _ok(rig))
@@ -257,7 +257,7 @@ def test_an_observer_that_was_asked_for_its_disk_votes_whatever_its_log_says() -
 
 
 def test_a_vote_counts_with_the_disk_that_the_configuration_names() -> None:
-    """Another disk has forgotten what it voted for."""
+    """Another disk has forgotten its vote."""
     for disk, role in ((8, Role.CANDIDATE), (9, Role.LEADER)):
         rig = MemberRig(RaftCore, members=(A, B, C), observers=(D,))
         log = (*entries(1, 1, 1), _entry(2, 1, WITH_D))
@@ -286,7 +286,7 @@ def test_whoever_leads_is_followed() -> None:
 
 
 def test_a_snapshot_says_who_votes_and_one_of_before_does_not() -> None:
-    """Old bytes are what they were; the new ones open with the configuration."""
+    """Old bytes are unchanged; new ones begin with the configuration."""
     old, new = encode_state(3, [], b"m"), encode_state(3, [], b"m", WITH_D)
     assert (old[4], new[4]) == (1, 2)
     assert (voters_of(old), voters_of(new)) == (None, WITH_D)

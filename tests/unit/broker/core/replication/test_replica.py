@@ -171,7 +171,7 @@ def test_below_min_isr_nothing_is_committed_and_all_is_refused() -> None:
 
 
 def test_a_lagging_follower_is_proposed_out_and_the_leader_s_own_pause_is_forgiven() -> None:
-    """Time counts from when it last had everything; after a stall everybody begins anew."""
+    """Lag counts from the last time it had every record; after a stall all counts begin anew."""
     leader = _leader()
     leader.step(RequestCame(_fetch(), 100))
     leader.step(LogAppended(Offset(12)))
@@ -337,7 +337,7 @@ def _fetched(follower: PartitionFollower) -> FetchRequest:
 
 
 def test_a_follower_below_the_leaders_log_begins_where_that_begins() -> None:
-    """What it lacks is in the table; the epochs of it come along (a wiped or long paused one)."""
+    """Its missing records are in the table; their epochs come along (wiped or long paused)."""
     follower = _follower(_facts(0))
     request = _fetched(follower)
     prefix = LogPrefix(epochs=((LeaderEpoch(1), Offset(0)),), producers=b"{}")
@@ -473,7 +473,7 @@ def _replica(facts: LogFacts) -> PartitionReplica:
 
 
 def test_leaders_that_are_never_heard_get_more_time_each() -> None:
-    """Taking over may take longer than a report; who was heard counts as before."""
+    """Taking over may take longer than a report; heard followers count as before."""
 
     def report_ms(replica: PartitionReplica, epoch: int, *, heard: bool = False) -> int:
         """Follow B in an epoch; return when it is reported."""
@@ -556,7 +556,7 @@ def test_a_candidate_below_the_cold_end_begins_there_or_does_not_lead(floor: Any
 
 
 def test_requests_to_somebody_who_does_not_lead_are_refused_in_their_own_epoch() -> None:
-    """So that the asker knows which of its requests was refused."""
+    """The asker learns which of its requests was refused."""
     replica = _replica(_facts(10, (1, 0)))
     for request in (
         _fetch(),

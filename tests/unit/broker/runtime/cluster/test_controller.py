@@ -39,7 +39,7 @@ class Metadata:
     def propose_soon(
         self, command: Command, answered: _Passed, *, timeout_ms: int, office: int | None
     ) -> None:
-        """Keep what would be decided, and by whom."""
+        """Keep the decisions and their senders."""
         answered(UnavailableError("nothing is decided here"))
         assert timeout_ms > 0
         self.proposed.put((type(command).__name__, office))
@@ -137,7 +137,7 @@ def test_a_barrier_that_fails_grants_nothing(rig: Rig) -> None:
 
 
 def test_a_barrier_of_another_term_grants_nothing(rig: Rig) -> None:
-    """Between two terms of this member somebody else may have been in office."""
+    """Between two terms of this member another controller may have been active."""
     _in_office(rig)
     rig.beat(7)
     passed = rig.barrier()

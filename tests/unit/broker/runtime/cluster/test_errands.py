@@ -335,7 +335,7 @@ def test_an_answer_about_another_partition_is_none() -> None:
 
 
 def test_no_two_processes_of_a_broker_share_the_number_of_a_question() -> None:
-    """A late answer to the process before says what was committed before this one asked."""
+    """A late answer to the former process has the end of before this question."""
     numbers = []
     for epoch in (1, 2):
         metadata, control = Metadata((B, C)), Control()

@@ -202,7 +202,7 @@ B_C = BrokerId("c")
 
 
 def test_a_report_is_repeated_until_the_metadata_has_moved_on() -> None:
-    """Whoever was in office when it was first sent may be the one that is gone."""
+    """The active controller of the first try may be the broker that is gone."""
     metadata, control = Metadata(), Control()
     metadata.state, _ = apply(metadata.state, _registered(B))
     stream = Stream(

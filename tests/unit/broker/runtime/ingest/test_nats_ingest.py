@@ -35,7 +35,7 @@ Done = Callable[[RecordsOutcome | HeadwaterError], None]
 
 
 class FakeLink:
-    """A connection that writes down what it is asked."""
+    """A connection that records its calls."""
 
     def __init__(self) -> None:
         self.sent: list[bytes] = []

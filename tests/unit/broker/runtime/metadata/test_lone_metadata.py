@@ -163,7 +163,7 @@ def test_a_lost_folder_is_not_a_new_one(tmp_path: Path, kept: str) -> None:
 
 
 def test_a_journal_that_lost_its_end_is_left_as_it_is(tmp_path: Path) -> None:
-    """What was promised tells a lost end from a torn one, before anything is cut."""
+    """The promise tells a lost end from a torn one, before anything is truncated."""
     with _log(tmp_path) as log:
         log.propose(_create(1))
         log.propose(_create(2))

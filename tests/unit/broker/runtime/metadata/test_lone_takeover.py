@@ -229,7 +229,7 @@ def _damages(image: dict[str, bytes]) -> Iterator[dict[str, bytes]]:
 
 
 def test_logs_that_the_old_metadata_does_not_know_are_named() -> None:
-    """An older copy beside promises as old: what was made since is no leftover."""
+    """An older copy beside promises as old: newer logs are no leftovers."""
     image = {**FOLDERS["journal"], f"streams/{_uuid(9)}/0/epochs": b"x"}
     disk = _disk(image)
     with pytest.raises(MetadataCorruptError, match=_uuid(9)):

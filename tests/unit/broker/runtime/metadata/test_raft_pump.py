@@ -133,7 +133,7 @@ def test_what_waits_in_the_mailbox_shares_a_save(saves: list[int]) -> None:
 
 
 def test_a_turn_that_raises_is_the_last_and_the_log_refuses() -> None:
-    """The error goes to whoever drives; callers hear it, and what waits is answered at the end."""
+    """The driver gets the error; callers get it, too, and waiting ones are answered at the end."""
     disk, by_hand = SimDisk(random.Random(1)), ByHand()
     log = _lone(disk, by_hand)
     by_hand.settle()
@@ -153,7 +153,7 @@ def test_a_turn_that_raises_is_the_last_and_the_log_refuses() -> None:
 
 
 def test_a_closed_log_answers_whoever_waits_in_its_mailbox() -> None:
-    """No turn will take those any more."""
+    """No further turn will take these."""
     by_hand = ByHand()
     log = _lone(SimDisk(random.Random(1)), by_hand)
     answers: list[HeadwaterError | None] = []

@@ -105,7 +105,7 @@ def test_three_new_members_begin_together() -> None:
 
 
 def test_a_wiped_member_notes_term_and_floor() -> None:
-    """Running members answer with where they are, through whoever keeps that."""
+    """Running members answer with their standing."""
     wires, disk = Wires(), SimDisk(random.Random(1))
     for name, standing in ((B, Standing(term=7, last=Floor(6, 40))), (C, Standing(term=5))):
         desk = ControlDesk(wires.transport(name))
@@ -128,7 +128,7 @@ def test_too_many_lost_notes_nothing() -> None:
 
 
 def test_whoever_waits_can_be_stopped() -> None:
-    """Nobody answers; nothing is noted."""
+    """No member answers; nothing is noted."""
     disk, stopping = SimDisk(random.Random(1)), threading.Event()
     desk = ControlDesk(Wires().transport(A))
     with ThreadPoolExecutor(1) as pool:
@@ -150,7 +150,7 @@ def test_a_disk_in_use_without_a_note_gets_one() -> None:
 
 
 def test_the_desk_hands_everything_else_on() -> None:
-    """Once somebody hears; before that, such messages are lost, as on a network."""
+    """Only after the start; before it such messages are lost, as on a network."""
     wires = Wires()
     desk, other = ControlDesk(wires.transport(A)), ControlDesk(wires.transport(B))
     heartbeat = Heartbeat(broker_epoch=BrokerEpoch(1), sent_ms=2)
@@ -273,7 +273,7 @@ def test_making_the_files_anew_may_be_killed_anywhere() -> None:
 
 
 def test_a_member_alone_whose_folder_is_gone_is_refused() -> None:
-    """It has been in use, as the note of the controllers says, and nobody knows what it held."""
+    """It has been in use, as the note of the controllers says, and its content is unknown."""
     disk = SimDisk(random.Random(1))
     with pytest.raises(MetadataCorruptError, match="has been in use"):
         take_part(
@@ -381,7 +381,7 @@ def test_a_wiped_controller_of_a_changed_group_begins_as_an_observer() -> None:
 
 
 def test_a_disk_with_a_number_that_lost_its_files_gets_another_number() -> None:
-    """Whoever votes under the old one is lost with it; nobody has to be asked."""
+    """The voter with the old disk number is lost with that disk; no member has to be asked."""
     disk = SimDisk(random.Random(1))
     _open(disk).take_part(5, Floor(), 77)
     files = disk.files()

@@ -316,7 +316,7 @@ def test_a_log_that_begins_at_the_cold_end_knows_no_epochs_below_it(
 
 
 def test_a_new_lease_proves_nothing_to_leader_acks(scene: Scene) -> None:
-    """After a lapse somebody else may lead, unknown here: LEADER waits for a commit, once."""
+    """After a lapse another broker may lead, unknown here: LEADER waits for one commit."""
     scene.fetched(synced=0)
     before = scene.put(LEADER)
     assert len(before) == 1

@@ -158,7 +158,7 @@ def test_the_turn_has_many_places() -> None:
     "part", [0, *(pytest.param(one, marks=pytest.mark.slow) for one in range(1, SLICES))]
 )
 def test_wherever_a_turn_crashes_a_retry_is_answered_rightly(part: int) -> None:
-    """A crash persists nothing: what was planned and not written is nobody's duplicate."""
+    """A crash persists nothing: a planned, unwritten record makes no duplicate later."""
     for at in range(part, PLACES, SLICES):
         story = Story()
         story.crash(at)

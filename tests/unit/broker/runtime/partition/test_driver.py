@@ -110,7 +110,7 @@ def _values(partition: PartitionDriver) -> list[bytes]:
 
 
 def test_acked_records_are_readable_and_survive_a_restart(node: Node) -> None:
-    """What was answered is below the high watermark, then and after a clean restart."""
+    """Answered records are below the high watermark, then and after a clean restart."""
     partition = _open(node)
     assert _put(partition, b"a", b"b") == AppendResult(Offset(0), 2, partition.reads.leader_epoch)
     assert _put(partition, b"c").base_offset == 2

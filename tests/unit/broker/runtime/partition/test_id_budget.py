@@ -20,7 +20,7 @@ def test_while_there_is_room_every_window_takes_what_it_needs() -> None:
 
 
 def test_the_largest_gives_way_before_the_budget_is_used_up() -> None:
-    """A window below the level keeps what it has; once all fit nobody is bounded any more."""
+    """A window below the level keeps its ids; when all fit, none is bounded."""
     budget = IdBudget(BUDGET)
     large, small = budget.share(), budget.share()
     large.resized(650)

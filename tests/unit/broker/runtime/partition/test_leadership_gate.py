@@ -24,7 +24,7 @@ LOST = HistoryClaimedError("another process leads a copy")
 
 
 class ClaimedRig(DriverRig):
-    """A driver whose leaderships somebody claims: the test."""
+    """A driver whose leaderships the test claims."""
 
     def __init__(self, files: DiskFiles) -> None:
         self.asked: list[str] = []

@@ -26,7 +26,7 @@ LEADER = BrokerId("leader")
 
 
 class Links:
-    """Keeps what was sent."""
+    """Keeps the sent messages."""
 
     def __init__(self) -> None:
         self.sent: list[ReplicaMessage] = []

@@ -1,4 +1,4 @@
-"""The bounds of what waits for a partition's owner, and that what was taken makes room."""
+"""The bounds of the work that waits for a partition's owner; taken work makes room."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ def test_a_disk_that_refuses_a_sync_fails_the_replica() -> None:
 def test_a_damaged_log_shows_only_what_is_committed(
     files: DiskFiles, tmp_path: Path, copies: int
 ) -> None:
-    """The only copy has committed what it has synced; of several, the leader alone knows that."""
+    """A single replica's synced records are committed; of several, only the leader knows."""
     rig = DriverRig(files)
     for value in (b"one", b"two", b"three"):
         rig.put(value)

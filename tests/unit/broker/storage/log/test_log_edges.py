@@ -145,7 +145,7 @@ def test_a_promised_record_is_never_cut_as_torn(disk: SimDisk) -> None:
 
 
 def test_beside_rot_no_byte_is_cut(disk: SimDisk) -> None:
-    """The torn tail of a file that also has rot may help whoever repairs it."""
+    """The torn tail of a file that also has rot may help in a repair."""
     log = open_log(disk.files(), LARGE)
     fill(log, 3)
     log.append([raw_batch(3, size=BODY)], leader_epoch=EPOCH, now_us=1)

@@ -1,4 +1,4 @@
-"""A log that begins anew above what it held: durable, with the epochs of what was before."""
+"""A log that begins anew above its former end: durable, with the epochs before it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_it_begins_at_the_offset_with_the_epochs_of_what_was_before() -> None:
 
 
 def test_a_crash_at_any_step_leaves_no_log_or_the_new_one() -> None:
-    """Never one at the new offset that has forgotten who wrote what was before."""
+    """Never a log at the new offset without the epochs of the earlier records."""
     outcomes = set()
     for step in range(1, 60):
         disk = SimDisk(random.Random(step))

@@ -94,7 +94,7 @@ def test_a_twin_s_longer_folder_is_named_whatever_its_batches() -> None:
 
 
 def test_the_same_folder_brought_back_is_healthy() -> None:
-    """A copy that has not gone on apart holds what was promised."""
+    """A copy that was not written to since holds every promised record."""
     mine, twin = _twins(1, 2)
     mine.put_folder_of(twin)
     assert not mine.start_and_ask()
@@ -103,7 +103,7 @@ def test_the_same_folder_brought_back_is_healthy() -> None:
 
 
 def test_a_twin_is_named_after_restarts_without_a_write() -> None:
-    """Starting takes nothing back: what was promised is looked up in the log."""
+    """A start lowers no promise: the promised batch is looked up in the log."""
     mine, twin = _twins(BOTH)
     mine.write(MINE)
     twin.write(TWIN)

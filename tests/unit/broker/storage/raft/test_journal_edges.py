@@ -102,7 +102,7 @@ def test_a_zeroed_sector_before_a_later_record_is_rot() -> None:
 
 
 def test_a_log_that_ends_below_the_noted_commit_is_damage() -> None:
-    """What was committed here was in this journal."""
+    """A committed entry was in this journal."""
     disk = _disk()
     _open(disk).save(hard=HardState(3, A, 5), entries=[_entry(1)])
     with pytest.raises(MetadataCorruptError, match="entry 5 was committed here"):
@@ -124,7 +124,7 @@ def test_one_file_of_another_node_is_refused(name: str) -> None:
 
 
 def test_a_log_without_the_snapshot_before_it_is_refused() -> None:
-    """It is not the whole of what was committed."""
+    """It lacks committed entries."""
     disk = _disk()
     journal = _filled(disk)
     journal.save(snapshot=_snapshot(3), image=LogImage(3, 3, (_entry(4),)))
@@ -144,7 +144,7 @@ def test_a_node_that_took_part_does_not_begin_anew() -> None:
 
 
 def test_each_save_is_noted_in_the_second_place() -> None:
-    """So that a folder that was put back is known by what it lacks."""
+    """An older copy of the folder is recognised by its missing entries."""
     disk = _disk()
 
     def opened() -> tuple[RaftJournal, Promises]:
@@ -192,7 +192,7 @@ def test_a_write_that_did_not_fit_leaves_nothing_behind_the_end() -> None:
     ],
 )
 def test_a_record_that_does_not_follow_is_rot(kind: RecordKind, index: int, term: int) -> None:
-    """Its checksum is right, so somebody wrote it; but not behind these records."""
+    """Its checksum is right, but it does not follow these records."""
     owner = owner_of("c", A)
     records = [encode_record(RecordKind.ENTRY, at, at - 1, _entry(at)) for at in (1, 2)]
     odd = Entry(index, term, EntryKind.COMMAND, 7, 1, b"x")
