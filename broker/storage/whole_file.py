@@ -1,10 +1,28 @@
-"""Replace a small file whole, durably: it has the old or the new content, never a mixture."""
+"""Read a small file whole; replace it durably: old or new content, never a mixture."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from broker.errors import MetadataCorruptError
 from broker.ports.system import File, Files
+
+
+def read_whole(files: Files, path: str, bytes_max: int) -> bytes:
+    """Return the content of ``path``. Blocks.
+
+    Raises:
+        MetadataCorruptError: the file has more than ``bytes_max`` bytes, so no release wrote it.
+        OSError: the file is absent or cannot be read.
+    """
+    file = files.open(path)
+    try:
+        size = file.size()
+        if size > bytes_max:
+            raise MetadataCorruptError(f"{path} of {size} bytes is too large", path=path)
+        return file.read_at(0, size)
+    finally:
+        file.close()
 
 
 def write_whole(

@@ -15,11 +15,12 @@ from dataclasses import replace
 import pyarrow as pa
 
 from broker.codec.schema import ROW_SCHEMA
-from broker.errors import GapError, SchemaMismatchError
+from broker.errors import SchemaMismatchError
 from broker.model.certificate import Certificate, PartitionCertificate
 from broker.model.cut import Cut, PartitionCut
 from broker.model.offsets import OffsetRange
 from headwater.client import Client
+from headwater.reads.tail import tail_batches
 from tiering.read.certify import certify_counts
 from tiering.read.lake import Lake
 from tiering.read.reader import read_rows
@@ -97,28 +98,10 @@ class History:
         yield from read_rows(self._snapshot, self._table.store, part.partition, wanted, schema)
 
     def _hot_batches(self, part: PartitionCut, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        if part.hot_stop == part.cold_end:
-            return
-        with self._client.fetch(
-            self.cut.stream,
-            part.partition,
-            part.cold_end,
-            part.hot_stop,
-            columns=schema.names,
-            stream_uuid=self.cut.stream_uuid,
-        ) as fetched:
-            for one in fetched:
-                self._hot_counts[part.partition] += one.batch.num_rows
-                yield one.batch
-        counted, due = self._hot_counts[part.partition], part.hot_stop - part.cold_end
-        if counted != due:
-            raise GapError(
-                f"the broker sent {counted} of the {due} records [{part.cold_end}, "
-                f"{part.hot_stop}) of partition {part.partition}",
-                partition=part.partition,
-                start=part.cold_end + counted,
-                end=part.hot_stop,
-            )
+        self._hot_counts[part.partition] = 0
+        for batch in tail_batches(self._client, self.cut, part, schema.names):
+            self._hot_counts[part.partition] += batch.num_rows
+            yield batch
 
 
 def _open_table(cut: Cut) -> tuple[Table | None, TableSnapshot | None]:

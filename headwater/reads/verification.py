@@ -14,11 +14,11 @@ from dataclasses import replace
 
 from broker.codec.digest import RangeDigest
 from broker.codec.schema import FILE_SCHEMA
-from broker.errors import GapError
 from broker.model.certificate import Certificate, PartitionCertificate
 from broker.model.cut import Cut, PartitionCut
 from broker.model.offsets import OffsetRange
 from headwater.client import Client
+from headwater.reads.tail import tail_batches
 from tiering.read.certify import certify_counts
 from tiering.read.lake import Lake
 from tiering.read.reader import read_rows
@@ -96,28 +96,10 @@ def _digest_tail(
     client: Client, cut: Cut, part: PartitionCut, digest: RangeDigest, progress: Progress | None
 ) -> int:
     """Add the rows ``[C, H)`` from the broker to the digest; return their number, checked."""
-    counted, due = 0, part.hot_stop - part.cold_end
-    if due == 0:
-        return 0
-    with client.fetch(
-        cut.stream,
-        part.partition,
-        part.cold_end,
-        part.hot_stop,
-        columns=FILE_SCHEMA.names,
-        stream_uuid=cut.stream_uuid,
-    ) as fetched:
-        for one in fetched:
-            digest.update(one.batch)
-            counted += one.batch.num_rows
-            if progress is not None:
-                progress(one.batch.num_rows)
-    if counted != due:
-        raise GapError(
-            f"the broker sent {counted} of the {due} records [{part.cold_end}, {part.hot_stop}) of "
-            f"partition {part.partition}",
-            partition=part.partition,
-            start=part.cold_end + counted,
-            end=part.hot_stop,
-        )
+    counted = 0
+    for batch in tail_batches(client, cut, part, FILE_SCHEMA.names):
+        digest.update(batch)
+        counted += batch.num_rows
+        if progress is not None:
+            progress(batch.num_rows)
     return counted

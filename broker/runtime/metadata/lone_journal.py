@@ -25,6 +25,7 @@ from broker.core.metadata.size import SNAPSHOT_BYTES_MAX
 from broker.core.metadata.state import MetadataState
 from broker.errors import LogFailedError, MetadataCorruptError
 from broker.ports.system import Files
+from broker.storage.whole_file import read_whole
 
 FOLDER: Final = "metadata"
 COUNTER: Final = "metadata"  # in the promises: the last entry that was answered
@@ -52,7 +53,7 @@ def read_lone_journal(files: Files, *, answered: int) -> tuple[MetadataState, in
             raise MetadataCorruptError(f"{path} is missing beside a snapshot", path=path)
         _require_newest(index, answered)
         return state, index
-    data = _read_whole(files, path, _JOURNAL_BYTES_MAX)
+    data = read_whole(files, path, _JOURNAL_BYTES_MAX)
     position = last = 0
     while position < len(data):
         entry = _next_entry(data, position, path)
@@ -103,24 +104,13 @@ def _read_snapshot(files: Files) -> tuple[MetadataState, int]:
     path = f"{FOLDER}/snapshot"
     if not files.exists(path):
         return MetadataState(), 0
-    data = _read_whole(files, path, _SNAPSHOT.size + SNAPSHOT_BYTES_MAX)
+    data = read_whole(files, path, _SNAPSHOT.size + SNAPSHOT_BYTES_MAX)
     if len(data) < _SNAPSHOT.size:
         raise MetadataCorruptError(f"{path} is too short", path=path)
     crc, index = _SNAPSHOT.unpack_from(data)
     if crc32c(memoryview(data)[4:]) != crc:
         raise MetadataCorruptError(f"{path} fails its checksum", path=path)
     return MetadataState.from_json(data[_SNAPSHOT.size :].decode(errors="replace")), index
-
-
-def _read_whole(files: Files, path: str, bytes_max: int) -> bytes:
-    file = files.open(path)
-    try:
-        size = file.size()
-        if size > bytes_max:
-            raise MetadataCorruptError(f"{path} of {size} bytes is too large", path=path)
-        return file.read_at(0, size)
-    finally:
-        file.close()
 
 
 def _next_entry(data: bytes, position: int, path: str) -> tuple[int, bytes, int] | None:

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from broker.codec.disk.raft_log_format import OWNER_SIZE
-from broker.errors import DiskFullError, LogFailedError, MetadataCorruptError
+from broker.errors import DiskFullError, LogFailedError
 from broker.model.raft import NodeId
 from broker.ports.system import File, Files
-from broker.storage.whole_file import write_whole
+from broker.storage.whole_file import read_whole, write_whole
 
 FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
@@ -40,15 +40,7 @@ class RaftFolder:
         Raises:
             MetadataCorruptError: the file is larger than any that was written.
         """
-        path = self.file(name)
-        file = self.files.open(path)
-        try:
-            size = file.size()
-            if size > bytes_max:
-                raise MetadataCorruptError(f"{path} of {size} bytes is too large", path=path)
-            return file.read_at(0, size)
-        finally:
-            file.close()
+        return read_whole(self.files, self.file(name), bytes_max)
 
     def write_whole(self, name: str, parts: Sequence[bytes]) -> None:
         """Replace a file, durably. Raises OSError, and LogFailedError for a failed sync."""

@@ -1,0 +1,44 @@
+"""The tail of one partition of a cut, from the broker: every record of it, or an error."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+
+from broker.errors import GapError
+from broker.model.cut import Cut, PartitionCut
+from headwater.client import Client
+
+
+def tail_batches(
+    client: Client, cut: Cut, part: PartitionCut, columns: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
+    """Yield the records ``[cold end, hot stop)`` of a partition, in order; none if it is empty.
+
+    Raises:
+        GapError: after the last batch, if the broker sent another number of records.
+        HeadwaterError: the broker refused the read, or does not answer.
+    """
+    counted, due = 0, part.hot_stop - part.cold_end
+    if due == 0:
+        return
+    with client.fetch(
+        cut.stream,
+        part.partition,
+        part.cold_end,
+        part.hot_stop,
+        columns=columns,
+        stream_uuid=cut.stream_uuid,
+    ) as fetched:
+        for one in fetched:
+            counted += one.batch.num_rows
+            yield one.batch
+    if counted != due:
+        raise GapError(
+            f"the broker sent {counted} of the {due} records [{part.cold_end}, {part.hot_stop}) of "
+            f"partition {part.partition}",
+            partition=part.partition,
+            start=part.cold_end + counted,
+            end=part.hot_stop,
+        )
