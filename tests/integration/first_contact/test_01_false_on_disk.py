@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from broker.config import NatsConfig
 from broker.errors import CommitTimeoutError, InvalidRequestError
 from broker.model.stream import Stream
 from headwater.nats_publisher import NatsMessage, NatsPublisher
@@ -16,20 +13,6 @@ from simkit.brokers.ingest_rig import IngestRig
 from simkit.servers.natsproc import NatsProcess
 
 pytestmark = pytest.mark.integration
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[NatsProcess]:
-    """A nats-server of this test."""
-    with NatsProcess(tmp_path) as process:
-        yield process
-
-
-@pytest.fixture
-def rig(server: NatsProcess) -> Iterator[IngestRig]:
-    """Ingest connected to the server."""
-    with IngestRig(NatsConfig(url=server.url)) as connected:
-        yield connected
 
 
 def _pay_and_audit(rig: IngestRig) -> tuple[Stream, Stream]:

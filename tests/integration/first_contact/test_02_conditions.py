@@ -8,14 +8,12 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import nats
 import pytest
 from nats.js.errors import APIError, BadRequestError
 
-from broker.config import NatsConfig
 from simkit.brokers.ingest_rig import IngestRig
 from simkit.servers.natsproc import NatsProcess
 
@@ -24,20 +22,6 @@ pytestmark = pytest.mark.integration
 Told = dict[str, Any]
 STREAM = "pay"
 SUBJECT = "pay.in"
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[NatsProcess]:
-    """A nats-server of this test."""
-    with NatsProcess(tmp_path) as process:
-        yield process
-
-
-@pytest.fixture
-def rig(server: NatsProcess) -> Iterator[IngestRig]:
-    """Ingest connected to the server."""
-    with IngestRig(NatsConfig(url=server.url)) as connected:
-        yield connected
 
 
 @pytest.fixture(scope="module")

@@ -3,32 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from pathlib import Path
 
 import nats
 import pytest
 from nats.aio.msg import Msg
 
-from broker.config import NatsConfig
 from simkit.brokers.ingest_rig import IngestRig
 from simkit.servers.natsproc import NatsProcess, RawNats
 
 pytestmark = pytest.mark.integration
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[NatsProcess]:
-    """A nats-server of this test."""
-    with NatsProcess(tmp_path) as process:
-        yield process
-
-
-@pytest.fixture
-def rig(server: NatsProcess) -> Iterator[IngestRig]:
-    """Ingest connected to the server."""
-    with IngestRig(NatsConfig(url=server.url)) as connected:
-        yield connected
 
 
 def test_a_request_is_answered_by_its_service(rig: IngestRig, server: NatsProcess) -> None:

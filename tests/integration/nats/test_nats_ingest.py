@@ -31,20 +31,6 @@ pytestmark = pytest.mark.integration
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[NatsProcess]:
-    """A nats-server of this test."""
-    with NatsProcess(tmp_path) as process:
-        yield process
-
-
-@pytest.fixture
-def rig(server: NatsProcess) -> Iterator[IngestRig]:
-    """Ingest connected to the server."""
-    with IngestRig(NatsConfig(url=server.url)) as connected:
-        yield connected
-
-
-@pytest.fixture
 def client(server: NatsProcess) -> Iterator[RawNats]:
     """A publisher that listens on ``in.>``."""
     with RawNats(server.port) as raw:
