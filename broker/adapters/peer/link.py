@@ -171,21 +171,6 @@ class PeerLink:
             for peer, address in self._peers.items():
                 self._dial(peer, address)
 
-    def set_peers(self, peers: Mapping[BrokerId, PeerAddress]) -> None:
-        """Set the other brokers and their addresses; connections to unchanged brokers stay."""
-        with self._lock:
-            self._peers = {peer: address for peer, address in peers.items() if peer != self._me}
-            self._receiver.set_members(self._uris())
-            if not self._started or self._closed:
-                return
-            for peer, sender in list(self._senders.items()):
-                if self._peers.get(peer) != sender.address:
-                    del self._senders[peer]
-                    sender.stop()
-            for peer, address in self._peers.items():
-                if peer not in self._senders:
-                    self._dial(peer, address)
-
     def send(self, to: BrokerId, kind: LaneKind, buffers: Sequence[Any]) -> bool:
         """See :meth:`Lane.send`; a message to an unknown broker is dropped."""
         sender = self._senders.get(to)

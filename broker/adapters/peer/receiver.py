@@ -82,15 +82,6 @@ class PeerReceiver:
         self._listener.settimeout(_LOOK_S)
         self._spawn("peer-accept", self._accept)
 
-    def set_members(self, members: Mapping[str, BrokerId]) -> None:
-        """Set the members; connections of brokers that are no longer members are closed."""
-        with self._lock:
-            self._members = dict(members)
-            known = set(members.values())
-            for one in self._connections:
-                if one.sender is not None and one.sender not in known:
-                    one.hang_up()
-
     def connections(self) -> list[BrokerId]:
         """Return the members with an open connection; one may be there twice for a short time."""
         with self._lock:
