@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import structlog
 
@@ -138,7 +138,7 @@ class ControllerPump:
             self._core.step(OfficeLost())
         self._taking = term if term != self._office else None
 
-    def _take(self, item: Any, now_ms: int) -> None:
+    def _take(self, item: _State | _Passed | tuple[BrokerId, ControlMessage], now_ms: int) -> None:
         match item:
             case _State(state):
                 self._do(self._core.step(MetadataChanged(state, now_ms)))

@@ -10,7 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final, Generic, TypeVar
+from typing import Final, Generic, TypeVar, cast
 
 from broker.errors import (
     CommitTimeoutError,
@@ -36,9 +36,9 @@ CALL_S_MAX: Final = 600.0  # no healthy call takes so long
 class OwnerCall:
     """A function that the owner calls for another thread, between two groups."""
 
-    function: Callable[[], Any]
+    function: Callable[[], object]
     finished: threading.Event | None = None  # None: no thread waits
-    result: Any = None
+    result: object = None
     error: HeadwaterError | None = None
     message_bytes: int = 0  # size of a replica's message; 0 for other calls
     _then: Callable[[], None] | None = None
@@ -139,11 +139,11 @@ class TurnQueue:
         if here:
             self._scheduler.run_here(self._owner)
 
-    def post(self, function: Callable[[], Any], *, may_block: bool = False) -> None:
+    def post(self, function: Callable[[], object], *, may_block: bool = False) -> None:
         """Let the owner call ``function``. Does not wait; the owner handles an error."""
         self._add(OwnerCall(function), may_block=may_block)
 
-    def offer(self, function: Callable[[], Any], size_bytes: int) -> bool:
+    def offer(self, function: Callable[[], object], size_bytes: int) -> bool:
         """Queue a message that may be lost; return False if too many wait, so that it is lost."""
         with self._lock:
             size_bytes = max(1, size_bytes)
@@ -154,7 +154,7 @@ class TurnQueue:
         self._add(OwnerCall(function, message_bytes=size_bytes))
         return True
 
-    def call(self, function: Callable[[], Any]) -> Any:
+    def call(self, function: Callable[[], _T]) -> _T:
         """Let the owner call ``function`` and wait; return its result or raise its error.
 
         Raises:
@@ -162,20 +162,20 @@ class TurnQueue:
         """
         if len(self._queue) >= CALLS_QUEUED_MAX and self._waiting_calls() >= CALLS_QUEUED_MAX:
             raise OverloadedError(f"{CALLS_QUEUED_MAX} calls wait for partition {self._name}")
-        return self.result_of(self.begin(function))
+        return cast("_T", self.result_of(self.begin(function)))
 
     def _waiting_calls(self) -> int:
         with self._lock:
             calls = (one for one in self._queue if isinstance(one, OwnerCall))
             return sum(one.finished is not None for one in calls)
 
-    def begin(self, function: Callable[[], Any]) -> OwnerCall:
+    def begin(self, function: Callable[[], object]) -> OwnerCall:
         """Begin a :meth:`call`; finish with :meth:`result_of`."""
         call = OwnerCall(function, threading.Event())
         self._add(call)
         return call
 
-    def result_of(self, call: OwnerCall, timeout_s: float = CALL_S_MAX) -> Any:
+    def result_of(self, call: OwnerCall, timeout_s: float = CALL_S_MAX) -> object:
         """Wait for a call that was begun; return its result or raise its error.
 
         Raises:
