@@ -20,6 +20,14 @@ if TYPE_CHECKING:
 
 BUCKET = "headwater-tests"
 
+# For tables of some hundred rows Spark would compile code for longer than it runs. Tests with the
+# fixture `codegen`, and all programs with a session of their own, have code generated as users do.
+_CODEGEN = {
+    "spark.sql.codegen.wholeStage": ("false", "true"),
+    "spark.sql.codegen.factoryMode": ("NO_CODEGEN", "FALLBACK"),
+}
+_SMALL = {"spark.sql.shuffle.partitions": "1", "spark.databricks.delta.snapshotPartitions": "1"}
+
 
 @pytest.fixture(scope="session")
 def moto_env(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
@@ -32,9 +40,20 @@ def moto_env(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str
 def spark(moto_env: dict[str, str]) -> Iterator[SparkSession]:
     """The session that every Spark test shares; its S3A talks to moto."""
     lake = StoreConfig.from_env(f"s3://{BUCKET}/lake", moto_env)
-    session = build_session("headwater-tests", "local[2]", lake=lake)
+    conf = {name: small for name, (small, _) in _CODEGEN.items()} | _SMALL
+    session = build_session("headwater-tests", "local[2]", lake=lake, conf=conf)
     yield session
     session.stop()
+
+
+@pytest.fixture
+def codegen(spark: SparkSession) -> Iterator[None]:
+    """Spark generates code for queries, as it does for users."""
+    for name, (_, usual) in _CODEGEN.items():
+        spark.conf.set(name, usual)
+    yield
+    for name, (small, _) in _CODEGEN.items():
+        spark.conf.set(name, small)
 
 
 @pytest.fixture(autouse=True)

@@ -34,7 +34,11 @@ from spark_jobs.source.columns import ROW_COLUMNS
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.integration]
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.integration,
+    pytest.mark.usefixtures("codegen"),
+]
 
 
 def publish(served: Served, start: int, count: int, partition: int = 0) -> None:
