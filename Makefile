@@ -98,6 +98,16 @@ quick: $(STAMP) ## run in a minute what needs no servers, and a few seeds of eac
 		-m "not (integration or spark or slow)" --dist worksteal \
 		tests/unit tests/property tests/contract tests/golden tests/sim $(PYTEST_ARGS)
 
+# Without a JVM and without servers in processes of their own, whose lines would not be counted.
+.PHONY: cover
+cover: $(STAMP) ## print how many of the product's lines the fast tests run; no gate
+	@cd $(ROOT)
+	mkdir -p out
+	HEADWATER_TEST_EXAMPLES=10 HEADWATER_SIM_SEEDS=8 $(PYTHON) -m coverage run -m pytest -q \
+		-m "not (integration or spark or slow)" \
+		tests/unit tests/property tests/contract tests/golden tests/sim $(PYTEST_ARGS)
+	$(PYTHON) -m coverage report
+
 .PHONY: examples
 examples: $(STAMP) $(CLASSES) ## run each program of examples/ and compare what it prints with what it says
 	@cd $(ROOT)
