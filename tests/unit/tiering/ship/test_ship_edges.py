@@ -99,3 +99,45 @@ def test_an_object_is_stored_under_a_name_that_nobody_has_used(
     assert lab.table.find() is None
     assert shipper.run_cycle()
     assert lab.table.snapshot().cold_end(0) == 20
+
+
+def test_nothing_is_written_while_the_store_is_not_known_to_fence(lab: TierLab) -> None:
+    """The table is not even looked at."""
+
+    def refuse() -> None:
+        raise RemoteTierUnavailableError("not known to fence")
+
+    lab.source.fill(1, 20)
+    shipper = PartitionShipper(
+        cluster=CLUSTER, source=lab.source, table=lab.table, clock=TickingClock(),
+        config=TieringConfig(object_bytes_max=1), fence=refuse,
+    )  # fmt: skip
+    lab.store.calls.clear()
+    for failures in (1, 2):
+        with pytest.raises(RemoteTierUnavailableError, match="not known to fence"):
+            shipper.run_cycle()
+        assert shipper.counters.failures_total == failures
+    assert dict(lab.store.calls) == {}
+
+
+@pytest.mark.parametrize("objects_max", [1, 2])
+def test_a_cycle_ships_as_many_objects_as_it_may(lab: TierLab, objects_max: int) -> None:
+    """And says that there is more."""
+    lab.source.fill(4, 20)
+    shipper = lab.shipper()
+    assert shipper.run_cycle(objects_max)
+    assert shipper.counters.segments_total == objects_max
+    assert len(lab.table.snapshot().files) == objects_max
+
+
+def test_a_table_gets_a_checkpoint_from_time_to_time(
+    lab: TierLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At each version that the interval divides."""
+    versions: list[int] = []
+    table = lab.lake.table(lab.stream)
+    monkeypatch.setattr(table, "checkpoint", lambda: versions.append(table.snapshot().version))
+    lab.source.fill(5, 20)
+    config = TieringConfig(object_bytes_max=1, checkpoint_interval_commits=2)
+    lab.ship_all(lab.shipper(config=config, table=table))
+    assert versions == [2, 4, 6]
