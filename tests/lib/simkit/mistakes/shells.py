@@ -367,12 +367,16 @@ MUTANTS: Final[dict[str, Mutant]] = {
         session_is_registered_before_it_is_durable,
         lease_is_for_ever,
         newest_is_told_without_a_lease,
-        questions_are_numbered_from_one,
         leases_without_a_barrier,
         messages_are_not_counted_out,
         end_of_turn_forgets_what_came,
         answers_are_not_abandoned,
     )
+}
+
+# Noticed by a unit test: a life meets it so seldom that every change of the product moves its seed.
+BY_HAND: Final[dict[str, Mutant]] = {
+    one.__name__: one for one in (questions_are_numbered_from_one,)
 }
 
 INTERVAL_MUTANTS: Final[dict[str, Mutant]] = {
@@ -397,7 +401,6 @@ BIASED: Final[dict[str, frozenset[str]]] = {
     "session_is_registered_before_it_is_durable": frozenset({"all", "power"}),
     "lease_is_for_ever": frozenset({"cut", "one-way"}),
     "newest_is_told_without_a_lease": frozenset({"cut", "one-way"}),
-    "questions_are_numbered_from_one": LOST_FAULTS,
     "leases_without_a_barrier": frozenset({"cut", "one-way"}),
     "older_view_wins": frozenset({"balance", "reassign", "kill", "office"}),
     "views_are_taken_out_of_order": frozenset({"balance", "reassign", "kill", "office"}),
@@ -416,7 +419,6 @@ FIRST_SEEDS: Final = {
     "session_is_registered_before_it_is_durable": 1,
     "lease_is_for_ever": 4,
     "newest_is_told_without_a_lease": 14,
-    "questions_are_numbered_from_one": 242,
     "leases_without_a_barrier": 25,
     "messages_are_not_counted_out": 5,
     "end_of_turn_forgets_what_came": 30,

@@ -245,6 +245,37 @@ def one_round_is_enough() -> Any:
     return replaced(Rejoin, "told", told)
 
 
+def save_is_dropped_by_a_full_disk() -> Any:
+    """Forget what a full disk refused to save."""
+
+    def write_next(self: Any, now_ms: int) -> Any:
+        waited = bool(self._saves) and now_ms >= self._full_until_ms
+        number = original(self, now_ms)
+        if waited and number is None:
+            self._saves.clear()
+        return number
+
+    original: Any = Saving.write_next
+    return replaced(Saving, "write_next", write_next)
+
+
+def member_is_not_remembered() -> Any:
+    """Start on an empty folder as one that is new, whatever else says that it took part before."""
+
+    def rejoin(self: Any, now_ms: int, then: Any, **_: bool) -> None:
+        original(self, now_ms, then, has_taken_part=False)
+
+    original: Any = TakingPart._rejoin
+    return replaced(TakingPart, "_rejoin", rejoin)
+
+
+# No life meets the moment in which these matter. The journal keeps room ahead and refuses what does
+# not fit before a save is made; and whether a member is remembered matters where all the others are
+# new as well, which is one disk more than a life loses at a time. Unit tests notice both.
+BY_HAND: Final[dict[str, Mutant]] = {
+    one.__name__: one for one in (save_is_dropped_by_a_full_disk, member_is_not_remembered)
+}
+
 MUTANTS: Final[dict[str, Mutant]] = {
     one.__name__: one
     for one in (

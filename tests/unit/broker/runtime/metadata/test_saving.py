@@ -1,0 +1,40 @@
+"""What a full disk does to the saves of a Raft member."""
+
+from __future__ import annotations
+
+import random
+
+from broker.core.raft.events import Save
+from broker.model.raft import Entry, EntryKind
+from broker.runtime.metadata.raft.saving import Saving
+from broker.storage.raft.journal import RaftJournal
+from simkit.disk.disk import SimDisk
+
+
+def _save(number: int) -> Save:
+    entry = Entry(number, 1, EntryKind.COMMAND, 0, number, b"x" * 50_000)
+    return Save(number, None, None, None, None, (entry,))
+
+
+def _opened(disk: SimDisk) -> RaftJournal:
+    return RaftJournal(disk.files(), "raft", cluster="c", node="a")  # type: ignore[arg-type]
+
+
+def test_a_save_that_met_a_full_disk_is_written_when_there_is_room() -> None:
+    """With what came behind it, in order, and durably; nothing is told as saved before."""
+    disk = SimDisk(random.Random(1))
+    saving = Saving(disk.files(), _opened(disk))
+    capacity, disk.capacity_bytes = disk.capacity_bytes, 0
+    number = 1
+    saving.add(_save(number))
+    while saving.write_next(0) is not None:  # until the room that the journal keeps is used up
+        number += 1
+        assert number < 1_000, "the disk is never full"
+        saving.add(_save(number))
+    saving.add(_save(number + 1))
+    assert saving.write_next(1) is None, "a full disk is asked again after a while"
+    disk.capacity_bytes = capacity
+    assert saving.write_next(60_000) == number + 1
+    disk.lose_power()
+    stored = _opened(disk).stored
+    assert [one.index for one in stored.log.entries] == [*range(1, number + 2)]
