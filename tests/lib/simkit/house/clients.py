@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
@@ -22,6 +22,7 @@ from broker.errors import (
     NotEnoughReplicasError,
     NotLeaderError,
     OffsetOutOfRangeError,
+    PurgedError,
     RemoteTierUnavailableError,
     SequenceGapError,
 )
@@ -39,6 +40,9 @@ from simkit.house.lake import table_rows
 from simkit.house.nats import NATS
 from simkit.house.node import Beneath, Node
 from simkit.network.world import Network, World
+
+if TYPE_CHECKING:
+    from simkit.house.changes import Changes
 
 RULES: Final = Rules(transport_doubles=True)
 _RETRY_MS: Final = 250
@@ -360,9 +364,11 @@ class CommittedReader:
         history: History,
         *,
         lease_ms: int,
+        changes: Changes | None = None,
     ) -> None:
         self._partition, self._partition_id = partition
         self._world, self._nodes, self._history = world, nodes, history
+        self._changes = changes
         self._lease_ms = lease_ms * 5 // 4  # of the slowest clock
         self._position = Offset(0)
         self._shown: list[tuple[int, Offset]] = []  # times, and the committed end at each
@@ -454,9 +460,11 @@ class CommittedReader:
         """Read on, from the table where the local log begins later."""
         try:
             batches = driver.reads.read(self._position, end, bytes_max=1 << 20)
-        except OffsetOutOfRangeError:
+        except OffsetOutOfRangeError as error:
             if node.tiering is None:
-                raise
+                if self._changes is None or not isinstance(error, PurgedError):
+                    raise
+                return self._changes.instead(self._partition_id, self._position, error)
         else:
             return rows_of([one for one in batches if one.header.end_offset <= end])
         self._world.note("read from the table")

@@ -9,17 +9,13 @@ The file is not split: it is the story of a seed in the order in which it happen
 from __future__ import annotations
 
 import hashlib
-import logging
 import random
-import secrets
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final, cast
-
-import structlog
 
 from broker.core.election import ElectionTiming
 from broker.core.metadata.commands import CreateStream
@@ -31,13 +27,13 @@ from broker.model.ids import PartitionId, PartitionNumber, StreamUuid
 from broker.model.offsets import Offset, OffsetRange
 from broker.model.records import AckPolicy
 from broker.model.stream import Stream, StreamConfig
-from broker.runtime.partition import queue as turn_queue
 from broker.runtime.partition.driver import PartitionDriver
 from broker.runtime.partition.replica_shell import ReplicaShell
 from checkkit.checker import check_reading, judge
 from checkkit.history import History
 from checkkit.readings import PartReading, Reading, Row, Source
 from simkit.house.beneath.raft import RaftHouse
+from simkit.house.changes import Changes
 from simkit.house.clients import RULES, CommittedReader, Publisher, rows_of, serve
 from simkit.house.cuts import CutTaker
 from simkit.house.damage import Damage
@@ -49,11 +45,12 @@ from simkit.house.nats import NatsServer
 from simkit.house.node import Beneath, Node, Setting
 from simkit.house.operator import Operator
 from simkit.house.oracle import Oracle, watching
+from simkit.house.own_world import own_world
 from simkit.house.process import Machine
 from simkit.house.shape import Shape, drawn_policies, drawn_shape
 from simkit.house.situations import Place, counting
 from simkit.network.world import Network, World
-from simkit.replacing import replaced, together
+from simkit.replacing import together
 from tiering.config import TieringConfig
 
 HEAL_MS_MAX = 8_000  # the slowest of 200 seeds took 3,113
@@ -89,8 +86,9 @@ class House:
         shape: Shape = _DRAWN,
         with_raft: bool = False,
         with_flight: bool = False,
+        changing: bool = False,
     ) -> None:
-        """Draw what is not given.
+        """Draw what is not given. With ``changing`` an operator changes and purges the streams.
 
         With ``mixed`` more is drawn: ack policies, streams that sync by interval, late copies of
         messages, failing syncs, disks that are put back, and an operator who accepts losses.
@@ -142,6 +140,7 @@ class House:
             node.closes_politely = mixed or shape.interval
         self.damage = Damage(self)
         self.operator = Operator(self)
+        self.changes = Changes(self, seed) if changing else None
         self.faults = Faults(self, faults)
         self.heal_ms = 0  # how long it took
 
@@ -201,6 +200,8 @@ class House:
         self.damage.restart_the_red()
         if self.mixed:
             self.operator.begin()
+        if self.changes is not None:
+            self.changes.begin()
         self.run_for(self.world.rng.choice((1500, 2500, 4000, 6000)))
         self.heal()
         self.look()
@@ -221,7 +222,7 @@ class House:
             self.readers.append(
                 CommittedReader(
                     (number, partition_id), self.world, self.nodes, self.history,
-                    lease_ms=self.setting.election.lease_ms(),
+                    lease_ms=self.setting.election.lease_ms(), changes=self.changes,
                 )
             )  # fmt: skip
 
@@ -330,7 +331,8 @@ class House:
         for publisher in self.publishers:
             publisher.stopped = True
         began_ms = self.world.now_ms
-        self._run_until(self.healthy, HEAL_MS_MAX)
+        many = 1 if self.changes is None else 3  # smaller segments are more objects to ship
+        self._run_until(self.healthy, many * HEAL_MS_MAX)
         self.heal_ms = self.world.now_ms - began_ms
 
     def healthy(self) -> bool:
@@ -403,6 +405,8 @@ class House:
 
     def look(self) -> None:
         """Read every replica apart, and judge what clients saw by it."""
+        if self.changes is not None:
+            self.changes.look()
         tiered = self.tiered_reads()
         verdict = judge(self.history, [*self.final_reads(), *tiered], RULES)
         assert verdict.ok, str(verdict)
@@ -433,6 +437,9 @@ class House:
     def _read(self, number: int, driver: PartitionDriver) -> PartReading:
         start, end = driver.reads.log_start, driver.reads.log_end
         rows = self.read_all(driver)
+        if self.changes is not None and self.lake is None:  # below, what was purged from here
+            rows = [row for row in rows if row.offset >= start]
+            rows, start = [*self.changes.below(driver.partition_id, start), *rows], Offset(0)
         return PartReading(
             partition=number,
             start=start if self.lake is not None else 0,
@@ -500,33 +507,6 @@ def _rows(part: PartReading) -> list[Row]:
 
 
 @contextmanager
-def _own_world(seed: int, *, with_flight: bool) -> Iterator[None]:
-    """Draw ids from the seed, say nothing, and let queues be short now and then."""
-    rng = random.Random(f"ids {seed}")
-
-    def uuid4() -> uuid.UUID:
-        return uuid.UUID(int=rng.getrandbits(128), version=4)
-
-    queue_bytes_max = turn_queue.QUEUE_BYTES_MAX
-    if with_flight:
-        queue_bytes_max = rng.choice((500, queue_bytes_max))
-    silent = structlog.make_filtering_bound_logger(logging.CRITICAL)
-    before = structlog.get_config()
-    structlog.configure(wrapper_class=silent)
-    try:
-        with together(
-            replaced(uuid, "uuid4", uuid4),
-            replaced(turn_queue, "MESSAGES_MAX", rng.choice((24, 1024))),
-            replaced(secrets, "token_hex", lambda size: rng.randbytes(size).hex()),
-            replaced(random, "uniform", rng.uniform),
-            replaced(turn_queue, "QUEUE_BYTES_MAX", queue_bytes_max),
-        ):
-            yield
-    finally:
-        structlog.configure(**before)
-
-
-@contextmanager
 def opened(
     seed: int,
     *,
@@ -535,10 +515,11 @@ def opened(
     mixed: bool = False,
     with_raft: bool = False,
     with_flight: bool = False,
+    changing: bool = False,
     shape: Shape = _DRAWN,
 ) -> Iterator[House]:
     """Lend a house, and record the effects of its replicas."""
-    with _own_world(seed, with_flight=with_flight):
+    with own_world(seed, with_flight=with_flight):
         house = House(
             seed,
             faults=faults,
@@ -546,6 +527,7 @@ def opened(
             mixed=mixed,
             with_raft=with_raft,
             with_flight=with_flight,
+            changing=changing,
             shape=shape,
         )
         try:
@@ -566,6 +548,7 @@ def run_seed(
     mixed: bool = False,
     with_raft: bool = False,
     with_flight: bool = False,
+    changing: bool = False,
 ) -> Result:
     """Run one seed; raise AssertionError, with the seed in it, when a promise was broken.
 
@@ -579,6 +562,7 @@ def run_seed(
         mixed=mixed,
         with_raft=with_raft,
         with_flight=with_flight,
+        changing=changing,
     ) as house:
         try:
             return house.run()

@@ -248,7 +248,7 @@ class Oracle:
             if self._house.damage.is_lost(partition_id, name):
                 continue  # see damage.py: whether it may count is another question
             start = log_of(driver).log_start
-            assert start <= row.cold_end, f"{name} begins at {start}, in no table"
+            assert start <= row.floor, f"{name} begins at {start}: in no table, and not purged"
             if driver.replication.synced_position[1] >= end:
                 self._same_record(truth, log_of(driver), end, name)
 
