@@ -239,7 +239,9 @@ class House:
             len(self.publishers), (number, partition_id), self.world, self.network,
             self.house, self.nodes, self.history,
         )  # fmt: skip
-        if self.shape.flight and not (by_id and policy is AckPolicy.ALL):
+        # Without an id a retry under LEADER is another record: a lost copy could not be told.
+        plain = policy is AckPolicy.LEADER or (by_id and policy is AckPolicy.ALL)
+        if self.shape.flight and not plain:
             name = next(one.name for one in self.streams if one.uuid == partition_id.stream_uuid)
             by_id = policy is not AckPolicy.ALL
             return FlightPublisher(*given, stream=name, by_id=by_id, policy=policy)

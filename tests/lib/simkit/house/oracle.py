@@ -79,6 +79,8 @@ class Oracle:
         self._house = house
         self.truths: dict[PartitionId, Truth] = {}
         self._looked = (-1, -1)
+        # The newest replica of each partition and broker, and the process that opened it.
+        self._seen: dict[tuple[PartitionId, str], tuple[str, PartitionDriver]] = {}
         self.on_joining: Callable[[str, str], None] | None = None  # hears of one that may join
 
     def of(self, partition_id: PartitionId) -> Truth:
@@ -212,6 +214,10 @@ class Oracle:
     def _has(self, truth: Truth, partition_id: PartitionId, name: str, end: int) -> bool:
         found = [truth.kept[name]] if name in truth.kept else []
         driver = self._house.nodes[name].log_holder(partition_id)
+        machine = self._house.nodes[name].machine
+        if driver is None and machine.alive:  # closed, to be opened again under another epoch
+            process, former = self._seen.get((partition_id, name), ("", driver))
+            driver = former if process == machine.process else None
         if driver is not None and not driver.health.is_damaged:
             found = [Kept.of(log_of(driver))]
             if self._house.damage.is_lost(partition_id, name) and name in truth.kept:
@@ -225,6 +231,11 @@ class Oracle:
 
     def look(self) -> None:
         """Look at every member of every ISR, after a change of the metadata and now and then."""
+        for name, node in self._house.nodes.items():
+            for partition_id in self._house.partitions:
+                driver = node.log_holder(partition_id)
+                if driver is not None:
+                    self._seen[partition_id, name] = node.machine.process, driver
         now = (self._house.house.index, self._house.world.now_ms // _CHECK_MS)
         if now == self._looked:
             return
