@@ -195,7 +195,7 @@ def late_fetch_of_an_older_epoch() -> None:
     replica leads in the second epoch without them. In the third epoch the first leader writes
     four others, which that follower has yet to fetch.
     """
-    with three_replicas(1) as (house, first, follower, third):
+    with three_replicas(2) as (house, first, follower, third):
         end = log_end(house, first)
         kept: list[Any] = []
 
