@@ -32,14 +32,15 @@ _HINTS: Final = {
     "StreamExistsError": "`headwater stream describe NAME` shows the existing stream. Choose "
     "another name, or delete that stream first.",
     "UnknownPartitionError": "`headwater stream describe NAME` shows the partitions.",
-    "OffsetOutOfRangeError": "Start with `--from earliest`, or at an offset within the range.",
+    "OffsetOutOfRangeError": "Give an offset within the range. To read, `--from earliest` begins "
+    "at the first record.",
     "RecordTooLargeError": "Raise the stream's --record-bytes, or send smaller records; one NATS "
     "message carries at most 8 MiB here.",
     "FixedSettingError": "`headwater stream alter --help` lists the settings that can change.",
     "HeldByLeaseError": "`headwater lease list STREAM` shows who reads.",
     "NotShippedError": "`headwater tier flush STREAM` ships what is committed.",
     "PurgedError": "`headwater stream describe STREAM` shows from where on records are there.",
-    "UnknownLeaseError": "Take a new cut: `headwater cut STREAM`.",
+    "UnknownLeaseError": "To read on, take a new cut: `headwater cut STREAM`.",
     "InvalidCutError": "Give the whole text that `headwater cut STREAM` printed, or a file with "
     "that text as `--as-of @FILE`.",
     "InvalidConfigError": "`headwater COMMAND --help` lists the accepted values.",

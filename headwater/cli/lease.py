@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from broker.errors import UnknownLeaseError
 from broker.model.ids import LeaseId
 from headwater.cli import console
 from headwater.cli.discovery import connect, find_server
@@ -78,6 +79,15 @@ def drop(
       headwater lease drop 3f9d2c1e-0a4b-4c77-9d27-0b4c5f1f8f11
     """
     with connect(find_server(server)) as client:
-        for one in lease:
+        live = {held.lease_id for one in client.streams() for held in client.leases(one.name)}
+        for one in live.intersection(lease):
             client.drop_lease(LeaseId(one))
-    console.say(f"{len(lease)} dropped.")
+    dropped = [one for one in dict.fromkeys(lease) if one in live]
+    if dropped:
+        console.say(f"{len(dropped)} dropped.")
+    if unknown := [one for one in lease if one not in live]:
+        raise UnknownLeaseError(
+            f"no stream has the lease {unknown[0]!r}: the lease has ended, or the id is wrong; "
+            "`headwater lease list` shows the leases that have not ended",
+            lease_id=unknown[0],
+        )

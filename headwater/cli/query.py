@@ -93,12 +93,13 @@ def _answered_here(statement: str, client: Client, form: str, engine: str) -> bo
     try:
         from headwater.local_sql.expressions import NeedsSparkError
         from headwater.local_sql.local import answer
-        from headwater.local_sql.parsing import parse_statement
+        from headwater.local_sql.parsing import parse_statement, refuse_change
     except ModuleNotFoundError as error:
         if engine == "local" or error.name not in ("duckdb", "sqlglot"):
             raise
         return False
     parsed = parse_statement(statement)
+    refuse_change(parsed)
     _keep_pandas_out()
     try:
         with (
@@ -108,8 +109,11 @@ def _answered_here(statement: str, client: Client, form: str, engine: str) -> bo
             rows = found.rows()
             first = next(rows, None)  # nothing is written before it is known who answers
             _write(form, list(found.columns), chain([] if first is None else [first], rows))
-            for certificate, cut in found.proofs():
+            proofs = found.proofs()
+            for certificate, cut in proofs:
                 print_certificate(certificate, cut)
+            if not proofs:
+                console.note("The answer needed no record of a stream: there is no certificate.")
     except NeedsSparkError as reason:
         if engine == "local":
             raise InvalidRequestError(

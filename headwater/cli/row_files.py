@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import base64
 import csv
+import errno
 import io
 import json
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -54,11 +55,18 @@ def _complete_file(path: Path) -> Iterator[BinaryIO]:
     """Write a file beside the target and rename it at the end, so a partial file is never read."""
     partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
     try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         with partial.open("wb") as sink:
             yield sink
         partial.replace(path)
+    except OSError as error:
+        if error.filename != str(partial):
+            raise
+        raise type(error)(error.errno, error.strerror, str(path)) from error  # as the user named it
     finally:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
 
 
 def _write_table(batches: Iterator[pa.RecordBatch]) -> int:

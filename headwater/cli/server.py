@@ -117,7 +117,11 @@ def up(
     from broker import config as broker_config
     from headwater.cli import up_cluster
 
+    lake = _lake(s3, data)
+    up_cluster.refuse_size(brokers)
     _refuse_a_daemons_folder(data)
+    if data.exists() and not data.is_dir():
+        raise InvalidConfigError(f"--data {data} is a file: give a folder, or a new name for one")
     data.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         stack.enter_context(_only_one(data))
@@ -141,7 +145,7 @@ def up(
             children.append(moto)
             embedded.use_moto(moto.address, os.environ)
         config = _broker_config(
-            base, data=data, nats_url=nats_url, lake=_lake(s3, data), ports=ports, level=log_level
+            base, data=data, nats_url=nats_url, lake=lake, ports=ports, level=log_level
         )
         stack.callback((data / FILE_NAME).unlink, missing_ok=True)
         address = moto.address if moto else None

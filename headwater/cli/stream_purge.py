@@ -73,7 +73,7 @@ def purge(
         ("partition", "purged", "records"),
         ((one.partition, f"[{one.start}, {one.end})", f"{one.records_count:,}") for one in done),
     )
-    if any(one.in_table for one in done):
+    if any(one.in_table and one.records_count for one in done):
         console.note("Its table keeps these records, and readers get them from there.")
 
 

@@ -16,6 +16,9 @@ from sqlglot.errors import ParseError, TokenError
 from broker.errors import InvalidRequestError
 
 _STATEMENT_MAX: Final = 1024 * 1024  # characters
+_CHANGES: Final = (
+    exp.Alter, exp.Delete, exp.Drop, exp.Insert, exp.Merge, exp.TruncateTable, exp.Update,
+)  # fmt: skip
 
 # sqlglot warns about statements that it keeps as text, such as SHOW; Spark runs these.
 logging.getLogger("sqlglot").setLevel(logging.ERROR)
@@ -68,6 +71,15 @@ def parse_statement(text: str) -> Statement:
         relations=tuple(_relations(tree)),
         is_query=isinstance(tree, exp.Query),
     )
+
+
+def refuse_change(statement: Statement) -> None:
+    """Raise InvalidRequestError for a statement that would change what a one-part name means."""
+    if isinstance(statement.tree, _CHANGES) and statement.relations:
+        raise InvalidRequestError(
+            f"SQL: a statement cannot change a stream, and {statement.relations[0]!r} is read as a "
+            "stream's name: `headwater publish` adds records, `headwater stream` purges and deletes"
+        )
 
 
 def _where(error: ParseError) -> str:

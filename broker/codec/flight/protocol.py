@@ -172,7 +172,11 @@ def refuse_unknown(body: Mapping[str, Any], known: Sequence[str], *, what: str) 
 def stream_name(value: object, field: str = "stream") -> str:
     """Return a well-formed stream name; raises InvalidRequestError."""
     if not isinstance(value, str) or not is_stream_name(value):
-        raise InvalidRequestError(f"{field} {_short(value)} is not a stream name", field=field)
+        raise InvalidRequestError(
+            f"{field} {_short(value)} is not a stream name: 1 to 128 letters, digits, _ and -, of "
+            "which the first is no -",
+            field=field,
+        )
     return value
 
 

@@ -74,8 +74,8 @@ def _refused_by_table(
         return None
     return NotShippedError(
         f"the records [{present.cold_end}, {command.before}) of {stream.name}/{command.partition} "
-        "are not in the stream's table yet, and a purge would leave a hole in it: ship them first "
-        f"(`headwater tier flush {stream.name}`), or purge below {present.cold_end}",
+        "are not in the stream's table yet, and a purge would leave a hole in the table: ship them "
+        f"first, or purge below {present.cold_end}",
         stream=stream.name,
         partition=command.partition,
         start=present.cold_end,

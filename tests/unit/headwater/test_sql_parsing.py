@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from broker.errors import InvalidRequestError
-from headwater.local_sql.parsing import parse_statement
+from headwater.local_sql.parsing import parse_statement, refuse_change
 
 
 @pytest.mark.parametrize(
@@ -60,3 +60,25 @@ def test_only_statements_that_return_rows_are_queries() -> None:
     }
 
     assert list(kinds.values()) == [True, True, False, False]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "drop table orders",
+        "insert into orders select * from other",
+        "delete from orders where offset < 3",
+        "update orders set value = null",
+        "truncate table orders",
+    ],
+)
+def test_a_statement_that_would_change_a_stream_is_refused_here(text: str) -> None:
+    """Spark refused it, too, after a start of many seconds and in words about its catalog."""
+    with pytest.raises(InvalidRequestError, match="cannot change a stream, and 'orders'"):
+        refuse_change(parse_statement(text))
+
+
+def test_a_statement_about_other_tables_is_for_spark() -> None:
+    """A name in parts, or a path, is no stream."""
+    for text in ("drop table a.b", "insert into delta.`/t` select 1", "select 1", "create table x"):
+        refuse_change(parse_statement(text))

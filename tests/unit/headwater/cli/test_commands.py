@@ -441,6 +441,8 @@ def test_purge_wants_one_place(run: Run) -> None:
     ):
         assert run("stream", "purge", "orders", "--yes", *options).exit_code == 2
     assert run("stream", "purge", "orders", "--yes", "--partition", "7").exit_code == 2
+    above = run("stream", "purge", "orders", "--yes", "--partition", "0", "--before", "9")
+    assert (above.exit_code, "To read, `--from" in " ".join(above.stderr.split())) == (2, True)
     old = run("stream", "purge", "orders", "--before-time", "5m ago", stdin="y\n")
     assert old.exit_code == 0, old.output
     assert "from before" in old.stderr
@@ -449,6 +451,8 @@ def test_purge_wants_one_place(run: Run) -> None:
 def test_a_tiered_stream_keeps_its_table_when_it_is_purged(run: Run) -> None:
     """What is not in the table yet stays, and the error says how to ship it."""
     _make(run)
+    none = run("stream", "purge", "orders", "--yes")
+    assert (none.exit_code, "Its table keeps" in none.stderr) == (0, False)
     _publish(run, "a\n")
     asked = run("stream", "purge", "orders", stdin="n\n")
     assert "The table keeps them" in " ".join(asked.stderr.split())

@@ -112,8 +112,50 @@ def test_leases_are_listed_and_dropped(run: Run, address: str) -> None:
     told = json.loads(run("lease", "list", "s", "--json").stdout)
     assert (told["stream"], told["lease_id"], told["owner"]) == ("s", lease.lease_id, "me")
     assert lease.lease_id in run("lease", "list").stdout
-    succeeds(run("lease", "drop", lease.lease_id))
+    mixed = run("lease", "drop", "nothing", lease.lease_id)
+    assert (mixed.exit_code, "1 dropped." in mixed.stdout) == (2, True)
+    assert "no stream has the lease 'nothing'" in mixed.stderr
     assert run("lease", "list", "s").stdout == ""
+    again = run("lease", "drop", lease.lease_id)
+    assert (again.exit_code, again.stdout) == (2, ""), "it said that it dropped what is gone"
+
+
+def test_a_file_that_cannot_be_written_is_named_as_it_was_given(run: Run, tmp_path: Path) -> None:
+    """Not by the name of the hidden file that is renamed at the end."""
+    _fill(run)
+    for target in (tmp_path / "nowhere" / "x.parquet", tmp_path):
+        told = run("read", "s", "--output", str(target), "--format", "parquet")
+        assert told.exit_code == 2, told.output
+        assert str(target) in told.stderr.replace("\n", "")
+        assert "partial" not in told.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--brokers", "2"), "--brokers 2: a cluster has 1, 3 or more brokers"),
+        (("--brokers", "0"), "--brokers 0: a cluster has 1, 3 or more brokers"),
+        (("--s3", "gs://x"), "is neither moto nor s3://bucket/prefix"),
+        (("--data", __file__), "is a file: give a folder"),
+    ],
+)
+def test_up_refuses_before_it_does_anything(
+    tmp_path: Path, options: tuple[str, ...], words: str
+) -> None:
+    """No folder, no port, no server: the refusal is all that is printed."""
+    data = tmp_path / "data"
+    told = CliRunner().invoke(app, ["up", "--data", str(data), *options])
+    assert told.exit_code == 2
+    assert words in " ".join(told.stderr.split())
+    assert "Port" not in told.stderr
+    assert not data.exists()
+
+
+def test_a_wrong_stream_name_is_told_with_the_rule(run: Run) -> None:
+    """What a name may be is in the message."""
+    told = run("stream", "describe", "my orders")
+    assert told.exit_code == 2
+    assert "1 to 128 letters, digits, _ and -" in " ".join(told.stderr.split())
 
 
 def test_the_list_of_streams_has_record_counts_and_sizes(run: Run) -> None:
