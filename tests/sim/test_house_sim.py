@@ -76,6 +76,8 @@ def _named_situations() -> set[str]:
     """Return what the house's code can say that it has seen."""
     found: set[str] = set()
     for path in sorted(FOLDER.glob("*.py")):
+        if path.stem.startswith("flight"):  # asked for by test_house_flight_sim.py
+            continue
         text = path.read_text("utf-8")
         found.update(re.findall(r'note\(\s*"([^"]+)"', text))
         for first, second in re.findall(r'note\("([^"]+)" if \w+ else "([^"]+)"', text):
@@ -102,10 +104,10 @@ def _seen(kind: str, seed: int) -> Counter[str]:
 
 # Lives in which, together, everything was met; a change of the product moves some elsewhere.
 KNOWN_LIVES = {
-    "plain": (6,),
-    "lake": (7,),
-    "mixed": (6, 8, 11, 18, 65, 71),
-    "mixed, lake": (16, 66),
+    "plain": (36,),
+    "lake": (9, 14, 17),
+    "mixed": (43, 46, 87),
+    "mixed, lake": (21, 52, 76),
 }
 # Met, and asked for, in `test_house_scenarios.py`.
 SCRIPTED = {

@@ -83,4 +83,6 @@ def test_up_of_one_stream_takes_at_most_350_mib(tmp_path: Path) -> None:
         assert _metric(http, "partition_message_ids") == 0
         assert _metric(http, "partition_forgotten_ids_total") == 0
         assert _whole_mib(pid, "VmHWM") <= WHOLE_MIB_MAX
-        assert _whole_mib(pid, "VmRSS") <= IDLE_MIB_MAX
+        deadline_s = time.monotonic() + 60  # the kernel gets memory back when nothing is left to do
+        while (idle_mib := _whole_mib(pid, "VmRSS")) > IDLE_MIB_MAX:
+            assert time.monotonic() < deadline_s, f"{idle_mib:.0f} MiB are kept"
