@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from broker.errors import InvalidCutError
-from broker.model.certificate import Hole
+from broker.model.certificate import Hole, PartitionCertificate
 from broker.model.cut_positions import CutPosition
 from broker.model.epochs import LeaderEpoch
 from broker.model.ids import LeaseId, StreamUuid, is_uuid
@@ -73,6 +73,18 @@ class PartitionCut:
     def holes(self) -> tuple[Hole, ...]:
         """What is known to be missing below ``start``, and why."""
         return (Hole(Offset(0), self.purged_end, "purge"),) if self.purged_end else ()
+
+    @property
+    def empty_proof(self) -> PartitionCertificate:
+        """What is proved before anything is read: the empty range at ``start``."""
+        return PartitionCertificate(
+            partition=self.partition,
+            start=self.start,
+            end=self.start,
+            cold_count=0,
+            hot_count=0,
+            holes=self.holes,
+        )
 
     @property
     def cold_stop(self) -> Offset:

@@ -80,9 +80,9 @@ def drop(
     """
     with connect(find_server(server)) as client:
         live = {held.lease_id for one in client.streams() for held in client.leases(one.name)}
-        for one in live.intersection(lease):
+        dropped = [one for one in dict.fromkeys(lease) if one in live]
+        for one in dropped:
             client.drop_lease(LeaseId(one))
-    dropped = [one for one in dict.fromkeys(lease) if one in live]
     if dropped:
         console.say(f"{len(dropped)} dropped.")
     if unknown := [one for one in lease if one not in live]:

@@ -116,9 +116,11 @@ def up(
     """
     from broker import config as broker_config
     from headwater.cli import up_cluster
+    from headwater.local.embedded_cluster import refuse_size
 
     lake = _lake(s3, data)
-    up_cluster.refuse_size(brokers)
+    if brokers is not None:
+        refuse_size(brokers)
     _refuse_a_daemons_folder(data)
     if data.exists() and not data.is_dir():
         raise InvalidConfigError(f"--data {data} is a file: give a folder, or a new name for one")

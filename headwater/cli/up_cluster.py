@@ -73,12 +73,6 @@ def refuse_other_kind(data: Path, brokers: int | None) -> int:
     return wanted
 
 
-def refuse_size(brokers: int | None) -> None:
-    """Raise InvalidConfigError for a number of brokers that no cluster has."""
-    if brokers == 2 or (brokers is not None and brokers < 1):
-        raise InvalidConfigError(f"--brokers {brokers}: a cluster has 1, 3 or more brokers")
-
-
 def planned_ports(data: Path, *, flight: int | None, http: int | None) -> BrokerPorts | None:
     """Return the ports of the first broker of the directory's cluster; None if there is no cluster.
 

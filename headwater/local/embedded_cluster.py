@@ -163,6 +163,15 @@ class EmbeddedCluster:
         return "\n".join(lines) + "\n"
 
 
+def refuse_size(count: int) -> None:
+    """Raise InvalidConfigError for a number of brokers that no cluster has.
+
+    Two brokers would stop as soon as one fails, as one broker does, and there are two that can.
+    """
+    if count < 1 or count == 2:
+        raise InvalidConfigError(f"a cluster has 1, 3 or more brokers, not {count}")
+
+
 def plan_cluster(
     folder: Path,
     *,
@@ -184,8 +193,7 @@ def plan_cluster(
         InvalidConfigError: the folder has a cluster of another size; or its ports are taken; or
             there are both a cluster and the data directory of a single broker.
     """
-    if count < 1 or count == 2:
-        raise InvalidConfigError(f"a cluster has 1, 3 or more brokers, not {count}")
+    refuse_size(count)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / _PLAN
     if path.exists():

@@ -127,13 +127,5 @@ def _projection(columns: Sequence[str] | None) -> pa.Schema:
 def _certificate(
     part: PartitionCut, cold: PartitionCertificate | None, hot_count: int
 ) -> PartitionCertificate:
-    if cold is None:
-        cold = PartitionCertificate(
-            partition=part.partition,
-            start=part.start,
-            end=part.start,
-            cold_count=0,
-            hot_count=0,
-            holes=part.holes,
-        )
+    cold = cold or part.empty_proof
     return replace(cold, end=part.end, cold_count=part.cold_stop - part.start, hot_count=hot_count)

@@ -65,14 +65,7 @@ def _verify_partition(  # noqa: PLR0917  # one call, all of it belongs together
     progress: Progress | None,
 ) -> PartitionCertificate:
     digest = RangeDigest()
-    proved = PartitionCertificate(
-        partition=part.partition,
-        start=part.start,
-        end=part.start,
-        cold_count=0,
-        hot_count=0,
-        holes=part.holes,
-    )
+    proved = part.empty_proof
     if table is not None and snapshot is not None:
         proved = verify_partition(
             snapshot, table.store, part.partition, digest=digest, progress=progress

@@ -16,11 +16,10 @@ from broker.core.metadata.group_commands import (
     ReportCoordinator,
     SetCursors,
 )
-from broker.core.metadata.outcome import Applied, CommandReply, Rejected
+from broker.core.metadata.outcome import Applied, CommandReply, Rejected, refused_level
 from broker.core.metadata.size import refused_growth, weight_of_cursor, weight_of_group
 from broker.core.metadata.state import FEATURE_LEVEL_LIFTBRIDGE, GroupState, MetadataState
 from broker.errors import (
-    FeatureLevelError,
     GroupChangedError,
     HeadwaterError,
     InvalidRequestError,
@@ -37,14 +36,9 @@ def cursor_key(stream: str, partition: int) -> str:
 
 def apply_group(state: MetadataState, command: GroupCommand) -> Applied:
     """Return the next state and the reply of a command about cursors or groups."""
-    if state.feature_level < FEATURE_LEVEL_LIFTBRIDGE:
-        return state, Rejected(
-            FeatureLevelError(
-                f"cursors and groups need feature level {FEATURE_LEVEL_LIFTBRIDGE}; the cluster is "
-                f"at {state.feature_level}",
-                level=state.feature_level,
-            )
-        )
+    low = refused_level(state, FEATURE_LEVEL_LIFTBRIDGE, "a cursor or a consumer group")
+    if low is not None:
+        return state, Rejected(low)
     match command:
         case SetCursors():
             return _set_cursors(state, command)
@@ -144,11 +138,9 @@ def _join(state: MetadataState, command: JoinGroup) -> Applied:
 
 
 def _leave(state: MetadataState, command: LeaveGroup) -> Applied:
-    present = state.groups.get(command.group)
-    if present is None:
-        return state, Rejected(_unknown(command.group))
-    if command.member not in present.members:
-        return state, Rejected(_no_member(command.group, command.member))
+    present = _group_of_member(state, command)
+    if isinstance(present, HeadwaterError):
+        return state, Rejected(present)
     if command.epoch not in (None, present.epoch):
         return state, Rejected(_stale(command.group, command.epoch, present.epoch))
     members = {one: streams for one, streams in present.members.items() if one != command.member}
@@ -156,11 +148,9 @@ def _leave(state: MetadataState, command: LeaveGroup) -> Applied:
 
 
 def _report(state: MetadataState, command: ReportCoordinator) -> Applied:
-    present = state.groups.get(command.group)
-    if present is None:
-        return state, Rejected(_unknown(command.group))
-    if command.member not in present.members:
-        return state, Rejected(_no_member(command.group, command.member))
+    present = _group_of_member(state, command)
+    if isinstance(present, HeadwaterError):
+        return state, Rejected(present)
     if (command.coordinator, command.epoch) != (present.coordinator, present.epoch):
         return state, Rejected(_stale(command.group, command.epoch, present.epoch))
     reports = tuple(sorted({*present.reports, command.member}))
@@ -192,12 +182,19 @@ def _reply(group: GroupState) -> CommandReply:
     return {"group_epoch": group.epoch, "coordinator": group.coordinator}
 
 
-def _unknown(group: str) -> UnknownGroupError:
-    return UnknownGroupError(f"no consumer group is named {group!r}", group=group)
-
-
-def _no_member(group: str, member: str) -> GroupChangedError:
-    return GroupChangedError(f"consumer {member!r} is not a member of group {group!r}", group=group)
+def _group_of_member(
+    state: MetadataState, command: LeaveGroup | ReportCoordinator
+) -> GroupState | HeadwaterError:
+    """Return the group that a command is about, or why its sender is not a member of it."""
+    group = command.group
+    present = state.groups.get(group)
+    if present is None:
+        return UnknownGroupError(f"no consumer group is named {group!r}", group=group)
+    if command.member not in present.members:
+        return GroupChangedError(
+            f"consumer {command.member!r} is not a member of group {group!r}", group=group
+        )
+    return present
 
 
 def _stale(group: str, got: int | None, current: int) -> GroupChangedError:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TypedDict
 
 from broker.core.metadata.state import MetadataState
-from broker.errors import HeadwaterError
+from broker.errors import FeatureLevelError, HeadwaterError
 from broker.model.ids import BrokerId
 
 
@@ -37,3 +37,13 @@ class CommandReply(TypedDict, total=False):
 
 
 Applied = tuple[MetadataState, CommandReply | Rejected]
+
+
+def refused_level(state: MetadataState, needed: int, purpose: str) -> FeatureLevelError | None:
+    """Return the error if the cluster's feature level is below the needed one, or None."""
+    if state.feature_level >= needed:
+        return None
+    return FeatureLevelError(
+        f"{purpose} needs feature level {needed}; the cluster is at {state.feature_level}",
+        level=state.feature_level,
+    )

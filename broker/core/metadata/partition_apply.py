@@ -185,7 +185,7 @@ def _confirm_leader(state: MetadataState, present: PartitionState, command: Conf
     if stale is not None:
         return stale
     if command.leader_epoch != present.leader_epoch:
-        return _stale_leader(present, command.leader_epoch)
+        return stale_leader(present, command.leader_epoch)
     if present.candidate != command.broker:
         return NotLeaderError(
             f"broker {command.broker} is not the candidate; the candidate is {present.candidate}"
@@ -214,7 +214,7 @@ def begin_leaderships(state: MetadataState, command: BeginLeaderships) -> Applie
                 )
             )
         if present.leader_epoch != one.leadership.leader_epoch:
-            return state, Rejected(_stale_leader(present, one.leadership.leader_epoch))
+            return state, Rejected(stale_leader(present, one.leadership.leader_epoch))
         led = rules.with_leadership(present, one.leadership.lineage_id, one.leadership.start)
         after = put(after, one.stream_uuid, one.partition, led)
     return after, {}
@@ -301,13 +301,14 @@ def _stale_partition(
     present: PartitionState, command: ChangeIsr | StartElection | NameCandidate | TakeOffline
 ) -> HeadwaterError | None:
     if command.leader_epoch != present.leader_epoch:
-        return _stale_leader(present, command.leader_epoch)
+        return stale_leader(present, command.leader_epoch)
     if command.partition_epoch != present.partition_epoch:
         return _stale_epoch(present, command.partition_epoch)
     return None
 
 
-def _stale_leader(present: PartitionState, got: int) -> HeadwaterError:
+def stale_leader(present: PartitionState, got: int) -> HeadwaterError:
+    """Return the refusal of a command whose leader epoch is not the current one."""
     return StaleLeaderEpochError(
         f"leader epoch {got} is not current; the current one is {present.leader_epoch}",
         got=got,

@@ -13,12 +13,11 @@ from typing import Any, Final
 
 from broker.core.metadata.answering import refused_answers
 from broker.core.metadata.commands import AlterStream
-from broker.core.metadata.outcome import Applied, Rejected
+from broker.core.metadata.outcome import Applied, Rejected, refused_level
 from broker.core.metadata.partition_rules import with_min_isr
 from broker.core.metadata.size import refused_growth, weight_of_stream
 from broker.core.metadata.state import FEATURE_LEVEL_ALTERED, MetadataState, PartitionState
 from broker.errors import (
-    FeatureLevelError,
     FixedSettingError,
     HeadwaterError,
     InvalidRequestError,
@@ -135,12 +134,9 @@ def _refused_sender(
 ) -> HeadwaterError | None:
     """Return why a sender's view does not fit, or None."""
     name, expected = command.expected.name, command.expected
-    if state.feature_level < FEATURE_LEVEL_ALTERED:
-        return FeatureLevelError(
-            f"to change a stream the cluster needs feature level {FEATURE_LEVEL_ALTERED}; it is at "
-            f"{state.feature_level}",
-            level=state.feature_level,
-        )
+    low = refused_level(state, FEATURE_LEVEL_ALTERED, "a change of a stream")
+    if low is not None:
+        return low
     if present is None:
         return UnknownStreamError(f"no stream is named {name!r}", stream=name)
     if present.uuid != expected.uuid:

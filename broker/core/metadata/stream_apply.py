@@ -20,8 +20,8 @@ from broker.core.metadata.commands import (
     TakeLease,
 )
 from broker.core.metadata.group_apply import without_stream
-from broker.core.metadata.outcome import Applied, Rejected
-from broker.core.metadata.partition_apply import find, put, refused_replicas
+from broker.core.metadata.outcome import Applied, Rejected, refused_level
+from broker.core.metadata.partition_apply import find, put, refused_replicas, stale_leader
 from broker.core.metadata.partition_rules import first_lineage, first_partition, may_lead
 from broker.core.metadata.size import refused_growth, weight_of_lease, weight_of_stream
 from broker.core.metadata.state import (
@@ -34,13 +34,11 @@ from broker.core.metadata.state import (
 from broker.core.metadata.stream_alter import alter_stream
 from broker.core.metadata.stream_purge import purge_records
 from broker.errors import (
-    FeatureLevelError,
     HeadwaterError,
     InvalidAssignmentError,
     InvalidRequestError,
     NotEnoughReplicasError,
     StaleColdEndError,
-    StaleLeaderEpochError,
     StreamExistsError,
     StreamRecreatedError,
     UnknownLeaseError,
@@ -132,12 +130,9 @@ def _first_partitions(
             )
             for number in range(count)
         )
-    if state.feature_level < FEATURE_LEVEL_REPLICATED:
-        return FeatureLevelError(
-            f"replicas need feature level {FEATURE_LEVEL_REPLICATED}; the cluster is at "
-            f"{state.feature_level}",
-            level=state.feature_level,
-        )
+    low = refused_level(state, FEATURE_LEVEL_REPLICATED, "a stream with replicas")
+    if low is not None:
+        return low
     if len(command.assignment) != count:
         return InvalidAssignmentError(
             f"the assignment has {len(command.assignment)} rows of replicas for {count} partitions"
@@ -205,14 +200,7 @@ def _record_cold_end(state: MetadataState, command: RecordColdEnd) -> Applied:
     if isinstance(present, HeadwaterError):
         return state, Rejected(present)
     if command.leader_epoch not in (None, present.leader_epoch):
-        return state, Rejected(
-            StaleLeaderEpochError(
-                f"leader epoch {command.leader_epoch} is not current; the current one is "
-                f"{present.leader_epoch}",
-                got=command.leader_epoch,
-                current=present.leader_epoch,
-            )
-        )
+        return state, Rejected(stale_leader(present, command.leader_epoch))
     if command.cold_end < present.cold_end:
         return state, Rejected(
             StaleColdEndError(

@@ -17,16 +17,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from broker.core.metadata.commands import PurgeRecords
-from broker.core.metadata.outcome import Applied, Rejected
-from broker.core.metadata.partition_apply import find, put
+from broker.core.metadata.outcome import Applied, Rejected, refused_level
+from broker.core.metadata.partition_apply import find, put, stale_leader
 from broker.core.metadata.state import FEATURE_LEVEL_ALTERED, MetadataState, PartitionState
-from broker.errors import (
-    FeatureLevelError,
-    HeadwaterError,
-    HeldByLeaseError,
-    NotShippedError,
-    StaleLeaderEpochError,
-)
+from broker.errors import HeadwaterError, HeldByLeaseError, NotShippedError
 
 _SHOWN_MAX = 5  # leases that a refusal names
 
@@ -36,23 +30,11 @@ def purge_records(state: MetadataState, command: PurgeRecords) -> Applied:
     present = find(state, command.stream_uuid, command.partition)
     if isinstance(present, HeadwaterError):
         return state, Rejected(present)
-    if state.feature_level < FEATURE_LEVEL_ALTERED:
-        return state, Rejected(
-            FeatureLevelError(
-                f"to purge records the cluster needs feature level {FEATURE_LEVEL_ALTERED}; it is "
-                f"at {state.feature_level}",
-                level=state.feature_level,
-            )
-        )
+    low = refused_level(state, FEATURE_LEVEL_ALTERED, "a purge")
+    if low is not None:
+        return state, Rejected(low)
     if present.leader is None or command.leader_epoch != present.leader_epoch:
-        return state, Rejected(
-            StaleLeaderEpochError(
-                f"leader epoch {command.leader_epoch} is not current; the current one is "
-                f"{present.leader_epoch}",
-                got=command.leader_epoch,
-                current=present.leader_epoch,
-            )
-        )
+        return state, Rejected(stale_leader(present, command.leader_epoch))
     if command.before <= present.purged_end:
         return state, {"purged_from": present.purged_end}
     refused = _refused_by_table(state, command, present) or _refused_by_leases(state, command)

@@ -64,13 +64,6 @@ def publisher(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[NatsProcess]:
-    """The nats-server of our stream."""
-    with NatsProcess(tmp_path) as process:
-        yield process
-
-
-@pytest.fixture
 def jetstream(tmp_path: Path) -> Iterator[NatsProcess]:
     """A nats-server with JetStream, to compare with."""
     folder = tmp_path / "jetstream"
