@@ -26,7 +26,7 @@ def test_an_ack_of_another_stream_is_not_counted(rig: IngestRig, server: NatsPro
     """``pay`` is gone, ``audit`` answers: nothing of ``pay`` is on disk, and nobody says so."""
     pay, _ = _pay_and_audit(rig)
     rig.run(rig.ingest.serve(pay, {}))
-    with NatsPublisher(server.url, stream=pay, ack_timeout_s=0.1, give_up_s=1) as out:
+    with NatsPublisher(server.url, stream=pay, ack_timeout_s=0.1, give_up_s=5) as out:
         out.publish([NatsMessage("pay.in", b"x")])
         with pytest.raises(CommitTimeoutError, match="audit"):
             out.finish()
