@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 
 from headwater.extras import install_hint
+from headwater.loading import ends_without_a_trace
 
 _EXIT_WRONG_REQUEST = 2
 _OF_THE_COMMAND = ("typer", "rich", "click", "cryptography")
@@ -17,7 +18,8 @@ _OF_THE_COMMAND = ("typer", "rich", "click", "cryptography")
 def main() -> None:
     """Run the command line and exit the process."""
     try:
-        from headwater.cli.main import main as run  # noqa: PLC0415  # its packages may be missing
+        with ends_without_a_trace():
+            from headwater.cli.main import main as run  # noqa: PLC0415  # packages may be missing
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in _OF_THE_COMMAND:
             raise

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -26,6 +28,17 @@ def wait_for_children(timeout_s: float) -> list[str]:
         if not left or time.monotonic() > deadline:
             return left
         time.sleep(_POLL_S)
+
+
+def kill_children(timeout_s: float) -> None:
+    """Kill every descendant, until none is left: an orphan becomes a child of this process."""
+    deadline = time.monotonic() + timeout_s
+    while (left := _children()) and time.monotonic() < deadline:
+        for child in left:
+            with suppress(ProcessLookupError):
+                os.kill(int(child.split()[0]), signal.SIGKILL)
+        time.sleep(_POLL_S)
+        _reap_orphans()
 
 
 def _reap_orphans() -> None:

@@ -30,12 +30,12 @@ def test_the_tour_ends_with_every_check_passed(tmp_path: Path) -> None:
 
 def test_the_tour_fails_on_a_wrong_number(monkeypatch: pytest.MonkeyPatch) -> None:
     """A number that differs ends it with code 1, not with a shrug."""
-    from headwater.demo import __main__ as demo
+    from headwater.demo import tour
 
     def wrong(*_: object) -> None:
-        demo._require(1, 2, "rows")
+        tour._require(1, 2, "rows")
 
-    monkeypatch.setattr(demo, "_tour", wrong)
-    monkeypatch.setattr(demo, "adopt_orphans", lambda: None)
-    monkeypatch.setattr(demo, "wait_for_children", lambda _timeout: [])
-    assert demo.main([]) == 1
+    monkeypatch.setattr(tour, "_tour", wrong)
+    monkeypatch.setattr(tour, "adopt_orphans", lambda: None)
+    monkeypatch.setattr(tour, "wait_for_children", lambda _timeout: [])
+    assert tour.main([]) == 1
