@@ -16,7 +16,7 @@
     ├─ UnavailableError      the caller may retry later
     │    OverloadedError · DiskFullError · LogFailedError · CommitTimeoutError
     │    RemoteTierUnavailableError · ShuttingDownError · NotEnoughReplicasError · NoAnswerError
-    │    HeldByLeaseError · NotShippedError
+    │    HeldByLeaseError · NotShippedError · PurgeRefusedError
     ├─ CorruptDataError      an operator must look; never retried, never repaired by deletion
     │    BatchCorruptError · SegmentCorruptError · IndexCorruptError · MetadataCorruptError
     │    EnvelopeError · ObjectMissingError · ObjectCorruptError · TableMismatchError
@@ -279,6 +279,13 @@ class HeldByLeaseError(UnavailableError):
 
 class NotShippedError(UnavailableError):
     """These records are not in the stream's table yet: ship them first. Facts: start, end."""
+
+
+class PurgeRefusedError(UnavailableError):
+    """Some partitions of a stream were not purged; the message has what became of each.
+
+    Facts: purged, a list of ``Purged``; refused, the error of each other partition by its number.
+    """
 
 
 class NoAnswerError(UnavailableError):

@@ -12,6 +12,8 @@ from broker.model.offsets import Offset
 class Purged:
     """The records ``[start, end)`` of a partition were deleted on purpose; equal: there were none.
 
+    ``purged_end`` is the first offset that is not purged now. A purge that is repeated, because the
+    answer to the first one was lost, deletes nothing, and tells so how far the first one came.
     With ``in_table`` only the copies on the brokers' disks were: readers get the records from the
     stream's table, as before.
     """
@@ -20,6 +22,7 @@ class Purged:
     start: Offset
     end: Offset
     in_table: bool
+    purged_end: Offset
 
     @property
     def records_count(self) -> int:

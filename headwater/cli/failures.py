@@ -39,6 +39,8 @@ _HINTS: Final = {
     "FixedSettingError": "`headwater stream alter --help` lists the settings that can change.",
     "HeldByLeaseError": "`headwater lease list STREAM` shows who reads.",
     "NotShippedError": "`headwater tier flush STREAM` ships what is committed.",
+    "PurgeRefusedError": "What was purged stays purged. `headwater lease list STREAM` shows who "
+    "reads, `headwater tier flush STREAM` ships what is committed; then run the command again.",
     "PurgedError": "`headwater stream describe STREAM` shows from where on records are there.",
     "UnknownLeaseError": "To read on, take a new cut: `headwater cut STREAM`.",
     "InvalidCutError": "Give the whole text that `headwater cut STREAM` printed, or a file with "

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from broker.errors import HeadwaterError, PurgeRefusedError
 from headwater.cli import console
 from headwater.cli.discovery import connect, find_server
 from headwater.cli.options import JsonOption, ServerOption, StreamArgument
 from headwater.cli.parsing import format_time_us, parse_start
 
 if TYPE_CHECKING:
+    from broker.model.purge import Purged
     from headwater.client import StreamDescription
 
 
@@ -58,23 +61,57 @@ def purge(
         if not yes:
             question = _question(found, partition, before, before_us)
             typer.confirm(question, abort=True, err=True)
-        done = client.purge_stream(
-            name,
-            partition,
-            before=before,
-            before_us=before_us,
-            stream_uuid=found.stream.uuid,
-        )
+        refusal: PurgeRefusedError | None = None
+        try:
+            done = client.purge_stream(
+                name,
+                partition,
+                before=before,
+                before_us=before_us,
+                stream_uuid=found.stream.uuid,
+            )
+        except PurgeRefusedError as error:
+            done, refusal = error.purged, error
+    refused = {} if refusal is None else refusal.refused
     if json:
-        for one in done:
-            console.json_line({"stream": name, **dataclasses.asdict(one)})
+        for row in _json_rows(done, refused):
+            console.json_line({"stream": name, **row})
+    else:
+        console.columns(("partition", "purged", "records", "outcome"), _rows(done, refused))
+    if refusal is not None:
+        numbers = ", ".join(map(str, refused))  # the lines above have the rest of its message
+        raise PurgeRefusedError(f"the purge was refused in partition {numbers} of {name}")
+    if json:
         return
-    console.columns(
-        ("partition", "purged", "records"),
-        ((one.partition, f"[{one.start}, {one.end})", f"{one.records_count:,}") for one in done),
-    )
     if any(one.in_table and one.records_count for one in done):
         console.note("Its table keeps these records, and readers get them from there.")
+
+
+def _rows(
+    done: Sequence[Purged], refused: Mapping[int, HeadwaterError]
+) -> Iterator[tuple[Any, ...]]:
+    """Return a line for each partition, by number."""
+    from headwater.client.purging import outcome
+
+    rows: dict[int, tuple[Any, ...]] = {
+        number: (number, None, None, f"refused: {type(error).__name__}: {error.message}")
+        for number, error in refused.items()
+    }
+    for one in done:
+        place = f"[{one.start}, {one.end})" if one.records_count else None
+        rows[one.partition] = (one.partition, place, f"{one.records_count:,}", outcome(one))
+    return (rows[number] for number in sorted(rows))
+
+
+def _json_rows(
+    done: Sequence[Purged], refused: Mapping[int, HeadwaterError]
+) -> Iterator[dict[str, Any]]:
+    rows: dict[int, dict[str, Any]] = {one.partition: dataclasses.asdict(one) for one in done}
+    for number, error in refused.items():
+        rows[number] = {
+            "partition": number, "error": type(error).__name__, "message": error.message,
+        }  # fmt: skip
+    return (rows[number] for number in sorted(rows))
 
 
 def _time_us(text: str) -> int:

@@ -43,6 +43,7 @@ from headwater.client.fetch import Fetch
 from headwater.client.leader_route import LeaderRoute
 from headwater.client.partitioned_producer import PartitionedProducer, only_partition
 from headwater.client.producer import Producer
+from headwater.client.purging import purge
 from headwater.client.read_route import ReadRoute
 from headwater.client.settings import StreamSettings
 
@@ -193,7 +194,8 @@ class Client:
 
         Args:
             name: The stream's name.
-            partition: One partition; None: all of them, one after the other.
+            partition: One partition; None: all of them, one after the other, also those after one
+                that is refused.
             before: The first offset that stays; of one partition.
             before_us: Microseconds since 1970, UTC. Every record at or after this time stays, and
                 so does a batch that has one.
@@ -203,6 +205,8 @@ class Client:
             OffsetOutOfRangeError: ``before`` is above the high watermark.
             HeldByLeaseError: readers hold some of these records.
             NotShippedError: some of these records are not in the stream's table yet.
+            PurgeRefusedError: of several partitions some or all were refused; ``purged`` and
+                ``refused`` have what became of each.
             FeatureLevelError: a broker of the cluster runs a release that knows no purge.
             InvalidRequestError, UnknownStreamError, UnknownPartitionError, StreamRecreatedError.
         """
@@ -219,22 +223,13 @@ class Client:
                 "an offset is one partition's: name the partition, and no time beside the offset",
                 field="before",
             )
-        done: list[Purged] = []
-        for number in range(count) if partition is None else [partition]:
-            end: int | None = before
-            if before is None and before_us is None:
-                end = found.partitions[number].high_watermark
-            values = {
-                "name": name,
-                "stream_uuid": stream_uuid or found.stream.uuid,
-                "partition": number,
-                "before": end,
-                "before_us": before_us,
-                "operator": default_owner(),
-            }
-            (row,) = self._brokers.at_leader("purge_partition", name, values, timeout_ms=30_000)
-            done.append(Purged(**row))
-        return done
+        values = {
+            "stream_uuid": stream_uuid or found.stream.uuid,
+            "before": before,
+            "before_us": before_us,
+            "operator": default_owner(),
+        }
+        return purge(self._brokers, found, partition, values)
 
     def delete_stream(self, name: str, *, stream_uuid: StreamUuid | None = None) -> Stream:
         """Delete a stream's log and metadata; its table stays.

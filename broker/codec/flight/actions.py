@@ -166,7 +166,7 @@ ACTIONS: Final[Mapping[str, ActionSpec]] = {
     "purge_partition": ActionSpec(
         "Delete a partition's records below an offset, or before a time, at its leader. {name, "
         "stream_uuid?, partition, before?, before_us?, operator} -> {partition, start, end, "
-        "in_table}; one of before and before_us is needed.",
+        "in_table, purged_end}; one of before and before_us is needed.",
         {
             "name": _name,
             "stream_uuid": _optional_uuid,

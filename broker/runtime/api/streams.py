@@ -174,6 +174,7 @@ class Streams:
             raise not_leader(f"{name}/{partition}", view)
         leader_epoch = driver.reads.leader_epoch
         end = _purge_end(driver, f"{name}/{partition}", before, before_us)
+        driver.maintenance.sync_below(end)  # else its log could end below after a power loss
         raise_level(self._metadata, FEATURE_LEVEL_ALTERED)
         facts = {"stream": name, "stream_uuid": stream.uuid, "partition": partition}
         _log.info("purge_asked", **facts, before=end, operator=operator)  # if the answer is lost
@@ -185,13 +186,15 @@ class Streams:
             leader_epoch=leader_epoch,
             now_us=self._clock.now_us(),
         )
-        start = max(self._metadata.propose(command)["purged_from"], log_start)
+        purged_from = Offset(self._metadata.propose(command)["purged_from"])
         self._follow()
+        start = max(purged_from, log_start)
         purged = Purged(
             partition=partition,
-            start=Offset(start),
-            end=max(Offset(start), end),
+            start=start,
+            end=max(start, end),
             in_table=stream.config.tiering,
+            purged_end=max(purged_from, end),
         )
         _log.info("records_purged", **facts, start=start, end=purged.end, operator=operator)
         return purged

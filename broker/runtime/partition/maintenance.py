@@ -8,6 +8,7 @@ import structlog
 
 from broker.errors import LogFailedError
 from broker.model.ids import PartitionId
+from broker.model.offsets import Offset
 from broker.model.stream import StreamConfig
 from broker.runtime.partition.context import PartitionContext
 from broker.runtime.partition.replication import Replication
@@ -49,6 +50,26 @@ class Maintenance:
             self._queued = True
             self._queue.post(self._maintain)
 
+    def sync_below(self, end: Offset) -> None:
+        """Make every record below ``end`` durable, also of a stream that syncs by interval.
+
+        Any thread; blocks until it is done.
+
+        Raises:
+            LogFailedError: the disk failed.
+            CommitTimeoutError: the disk hangs.
+        """
+        if self._local.log.synced_end < end:
+            self._queue.call(self._sync)
+        if self._health.failure is not None:
+            raise self._health.failure
+
+    def _sync(self) -> None:
+        shell = self._replication.shell
+        if shell is not None and self._health.failure is None:
+            shell.sync()
+            self._counters.syncs = shell.sync_count
+
     def notice_roll(self) -> None:
         """Tell of segments that were sealed, and save the producers' state beside the log."""
         if self._local.has_rolled():
@@ -69,8 +90,7 @@ class Maintenance:
         waited_ms = self._clock.monotonic_ms() - shell.synced_ms
         log = self._local.log
         if log.synced_end < log.log_end and waited_ms >= self._config.flush_interval_ms:
-            shell.sync()
-            self._counters.syncs = shell.sync_count
+            self._sync()
         self._local.log.roll_if_due(now_us)
         self._local.seal_purged()
         self.notice_roll()

@@ -15,6 +15,7 @@ from broker.errors import (
     HeldByLeaseError,
     NotShippedError,
     PurgedError,
+    PurgeRefusedError,
     RecordTooLargeError,
     UnavailableError,
 )
@@ -236,6 +237,42 @@ def test_a_reader_keeps_what_it_was_promised(stage: Stage) -> None:
     (done,) = client.purge_stream("s")
     assert (done.start, done.end) == (0, 100)
     assert stored(client, "s") == []
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_cut_whose_lease_has_ended_is_refused_below_a_purge(stage: Stage, saved: bool) -> None:
+    """By name, with the offset from which records are there: it is no short answer, and no gap."""
+    client, url = stage.client, stage.broker.url
+    client.create_stream("s", tiering=False, segment_bytes_max=4096)
+    _put(client, "s", *VALUES)
+    cut = client.cut("s", owner="report")
+    client.drop_lease(cut.lease.lease_id)
+    client.purge_stream("s", before=60)
+    with pytest.raises(PurgedError) as caught:
+        headwater.read_table("s", as_of=cut.save() if saved else cut, server=url)
+    assert (caught.value.offset, caught.value.start, caught.value.end) == (0, 60, 100)
+    rows, _ = headwater.read_table("s", as_of={0: 80}, server=url)
+    assert rows.column("value").to_pylist() == VALUES[60:80], "a new cut begins where they do"
+
+
+def test_each_partition_is_purged_and_said_to_be(stage: Stage) -> None:
+    """The first one is refused; the others are purged all the same, and the error names each."""
+    client, url = stage.client, stage.broker.url
+    client.create_stream("s", partitions=3)
+    for number in (1, 2):
+        with client.producer("s", number) as producer:
+            producer.send([b"x"] * 5).result(60)
+    client.tier_flush("s")
+    with client.producer("s", 0) as producer:
+        producer.send([b"hot"]).result(60)
+    with pytest.raises(PurgeRefusedError) as caught:
+        client.purge_stream("s")
+    assert [(one.partition, one.purged_end) for one in caught.value.purged] == [(1, 5), (2, 5)]
+    assert isinstance(caught.value.refused[0], NotShippedError)
+    told = _run(url, "purge", "s", "--yes", exit_code=3)
+    lines = [" ".join(line.split()) for line in told.stdout.splitlines()]
+    assert lines[1].startswith("0 - - refused: NotShippedError: ")
+    assert lines[2:] == [f"{number} - 0 already purged below offset 5" for number in (1, 2)]
 
 
 def test_the_table_of_a_tiered_stream_keeps_its_rows(stage: Stage) -> None:

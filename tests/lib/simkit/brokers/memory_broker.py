@@ -18,6 +18,7 @@ from broker.codec.schema import ROW_SCHEMA
 from broker.core.metadata.partition_rules import first_lineage
 from broker.core.metadata.stream_alter import refused_change
 from broker.errors import (
+    HeadwaterError,
     InvalidRequestError,
     NotShippedError,
     OffsetOutOfRangeError,
@@ -80,6 +81,7 @@ class MemoryBroker:
         self.leases: dict[LeaseId, tuple[str, int]] = {}
         self._lease_owners: dict[LeaseId, tuple[str, int]] = {}
         self.cold_reads: list[OffsetRange] = []
+        self.refuses_purges: dict[int, HeadwaterError] = {}  # by partition
         self._queue_batches_max = queue_batches_max
         self._streams: dict[str, Stream] = {}
         self._partitions: dict[str, list[MemoryPartition]] = {}
@@ -163,6 +165,8 @@ class MemoryBroker:
         operator: str,
     ) -> Purged:
         """Delete the records of a partition below an offset."""
+        if partition in self.refuses_purges:
+            raise self.refuses_purges[partition]
         one, tiering = self.handle(name, partition), self.get(name).config.tiering
         end = before if before_us is None else one.offset_at(before_us)
         if end is None:
@@ -171,7 +175,9 @@ class MemoryBroker:
             raise OffsetOutOfRangeError("above the high watermark", offset=end)
         if tiering and end > one.log_start:  # here the cold records are those that are not local
             raise NotShippedError("not in the table", start=one.log_start, end=end)
-        return Purged(partition=partition, start=one.purge(end), end=end, in_table=tiering)
+        start = one.purge(end)
+        end = max(start, end)
+        return Purged(partition=partition, start=start, end=end, in_table=tiering, purged_end=end)
 
     def delete(self, name: str) -> Stream:
         """Delete a stream and its records."""

@@ -74,9 +74,9 @@ class Syscalls:
 
 
 @contextmanager
-def listening(root: Path) -> Iterator[Syscalls]:
-    """Listen while the block runs."""
-    calls = Syscalls(root)
+def listening(root: Path, calls: Syscalls | None = None) -> Iterator[Syscalls]:
+    """Listen while the block runs; ``calls`` may do more with what it hears."""
+    calls = calls or Syscalls(root)
     before: dict[str, Any] = {}
 
     def listen(name: str, after: Callable[..., None], *, early: bool = False) -> None:

@@ -22,6 +22,7 @@ from broker.model.offsets import OFFSET_MAX, Offset
 from broker.model.stream import StreamConfig
 from simkit.brokers.lone_broker import STREAM, Running, image, running
 from simkit.brokers.memory_broker import records
+from simkit.disk.syscalls import Syscalls, listening
 
 CONFIG = StreamConfig(subject="s", tiering=False, segment_bytes_max=4096, dedup_window_ms=0)
 VALUES = [b"%03d" % number * 200 for number in range(40)]
@@ -60,8 +61,10 @@ def test_purged_records_are_not_read_from_that_moment_on(tmp_path: Path) -> None
         assert (caught.value.offset, caught.value.start, caught.value.end) == (6, 7, 40)
         assert "on purpose" in caught.value.message
         assert live.partition.reads.offset_at(0) == 7
+        assert told.purged_end == 7
         again = live.broker.streams.purge(STREAM, 0, before=Offset(3), operator="me")
         assert (again.records_count, live.partition.reads.log_start) == (0, 7)
+        assert (again.end, again.purged_end) == (7, 7), "also if the first answer was lost"
         assert live.put(b"next").base_offset == 40
 
 
@@ -86,6 +89,31 @@ def test_the_disk_is_given_back_and_a_restart_brings_nothing_back(tmp_path: Path
         assert live.rows() == [b"next"]
     with running(tmp_path) as live:
         assert live.rows() == [b"next"]
+
+
+def test_what_is_purged_is_on_the_disk_before_it_is_purged(tmp_path: Path) -> None:
+    """Of a stream that syncs by interval, too: after a power cut its log would end below."""
+    owed: list[str] = []  # of the log, when the metadata was written last
+
+    class Watch(Syscalls):
+        def wrote(self, descriptor: int) -> None:
+            super().wrote(descriptor)
+            if "/raft/" in self._path(descriptor):
+                owed[:] = self.owed(".log")
+
+    config = StreamConfig(
+        subject="s", tiering=False, segment_bytes_max=4096, dedup_window_ms=0, flush="interval"
+    )
+    with running(tmp_path) as live:
+        live.broker.streams.create(STREAM, config)
+        with listening(tmp_path, Watch(tmp_path)) as calls:
+            for value in VALUES:
+                live.put(value)
+            assert calls.owed(".log"), "nothing waits for the interval"
+            _purge(live, 40)
+            calls.require(".log")
+            assert owed == [], "the metadata has the purge, and a power cut takes the records back"
+            assert live.put(b"next").base_offset == 40
 
 
 def test_a_log_that_was_put_back_is_not_believed(tmp_path: Path) -> None:
