@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 
+from headwater.cli.quick_imports import quick_imports
 from headwater.extras import install_hint
 from headwater.loading import ends_without_a_trace
 
@@ -18,7 +19,7 @@ _OF_THE_COMMAND = ("typer", "rich", "click", "cryptography")
 def main() -> None:
     """Run the command line and exit the process."""
     try:
-        with ends_without_a_trace():
+        with ends_without_a_trace(), quick_imports():
             from headwater.cli.main import main as run  # noqa: PLC0415  # packages may be missing
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in _OF_THE_COMMAND:

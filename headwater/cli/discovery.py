@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from broker.errors import InvalidConfigError, UnavailableError
 from headwater.cli import console
+from headwater.cli.quick_imports import quick_imports
 from headwater.local import embedded, runtime_file
 
 if TYPE_CHECKING:
@@ -63,7 +64,8 @@ def connect(server: Server, *, waits_long: bool = False) -> Iterator[Client]:
     A command that shows nothing for two seconds says whom it waits for, unless it ``waits_long`` on
     purpose.
     """
-    from headwater.client import Client
+    with quick_imports():
+        from headwater.client import Client
 
     remark = nullcontext() if waits_long else console.waiting(f"waiting for {server.flight}")
     with Client(server.flight) as client, remark:

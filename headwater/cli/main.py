@@ -1,8 +1,9 @@
 """The ``headwater`` command: puts the command groups together and handles their errors.
 
 Commands raise only HeadwaterError on purpose. Here the error becomes a message, a hint and an exit
-code; ``--debug`` shows the traceback instead. Each command imports other top-level folders only
-when it runs, so that ``headwater --help`` and completion are quick.
+code; ``--debug`` shows the traceback instead. A command's module is imported when the command is
+named, and each command imports other top-level folders only when it runs, so that commands start
+quickly.
 """
 
 from __future__ import annotations
@@ -10,29 +11,80 @@ from __future__ import annotations
 import io
 import os
 import sys
+from collections.abc import Iterator, Mapping
+from importlib import import_module
 from typing import Annotated, Any, Final
 
 import typer
 from typer.core import TyperGroup
+from typer.main import get_command_from_info, get_group_from_info
+from typer.models import CommandInfo, TyperInfo
 
 from headwater.cli import console, failures
-from headwater.cli.cluster import app as cluster_app
-from headwater.cli.job import app as job_app
-from headwater.cli.lease import app as lease_app
-from headwater.cli.publish import publish
-from headwater.cli.query import query
-from headwater.cli.read import cut, read
-from headwater.cli.server import broker, up
-from headwater.cli.stream import app as stream_app
-from headwater.cli.subscribe import subscribe
-from headwater.cli.tier import app as tier_app
-from headwater.cli.verify import verify
 
 _EXIT_BROKEN_PIPE: Final = 141  # what a shell reports for a program ended by SIGPIPE
+# Command -> module of this folder, and the command's function or group there; in the help's order.
+_COMMANDS: Final = {
+    "up": ("server", "up"),
+    "broker": ("server", "broker"),
+    "publish": ("publish", "publish"),
+    "subscribe": ("subscribe", "subscribe"),
+    "read": ("read", "read"),
+    "cut": ("read", "cut"),
+    "query": ("query", "query"),
+    "verify": ("verify", "verify"),
+    "stream": ("stream", "app"),
+    "lease": ("lease", "app"),
+    "tier": ("tier", "app"),
+    "cluster": ("cluster", "app"),
+    "job": ("job", "app"),
+}
+_MARKUP: Final = "rich"
+
+
+class _Commands(Mapping[str, Any]):
+    """The commands by name. A command is imported and built when it is asked for."""
+
+    def __init__(self) -> None:
+        self._built: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._built:
+            module, attribute = _COMMANDS[name]
+            found = getattr(import_module(f"headwater.cli.{module}"), attribute)
+            self._built[name] = _group(name, found) if attribute == "app" else _one(name, found)
+        return self._built[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_COMMANDS)
+
+    def __len__(self) -> int:
+        return len(_COMMANDS)
+
+
+def _group(name: str, commands: typer.Typer) -> Any:
+    return get_group_from_info(
+        TyperInfo(commands, name=name),
+        pretty_exceptions_short=False,
+        suggest_commands=True,
+        rich_markup_mode=_MARKUP,
+    )
+
+
+def _one(name: str, function: Any) -> Any:
+    return get_command_from_info(
+        CommandInfo(name=name, callback=function),
+        pretty_exceptions_short=False,
+        rich_markup_mode=_MARKUP,
+    )
 
 
 class ErrorGroup(TyperGroup):
-    """A group that turns every error into one message and an exit code."""
+    """All commands. It turns every error into one message and an exit code."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.commands: Any = _Commands()
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
         """Parse the command line; help and version are written meanwhile."""
@@ -65,7 +117,7 @@ app = typer.Typer(
     cls=ErrorGroup,
     name="headwater",
     no_args_is_help=True,
-    rich_markup_mode="rich",
+    rich_markup_mode=_MARKUP,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -99,21 +151,6 @@ def _root(
       headwater subscribe orders --follow
       headwater query 'select count(*) from orders'
     """
-
-
-app.command()(up)
-app.command()(broker)
-app.add_typer(stream_app, name="stream")
-app.command()(publish)
-app.command()(subscribe)
-app.command()(read)
-app.command()(cut)
-app.add_typer(lease_app, name="lease")
-app.add_typer(tier_app, name="tier")
-app.add_typer(cluster_app, name="cluster")
-app.command()(query)
-app.command()(verify)
-app.add_typer(job_app, name="job")
 
 
 def main() -> None:

@@ -23,6 +23,7 @@ from headwater.cli.certificates import print_certificate
 from headwater.cli.discovery import connect, find_server, use_lake_of
 from headwater.cli.interrupts import ends_in_one_line
 from headwater.cli.options import ServerOption
+from headwater.cli.quick_imports import quick_imports
 
 if TYPE_CHECKING:
     from headwater.client import Client
@@ -91,9 +92,10 @@ def _answered_here(statement: str, client: Client, form: str, engine: str) -> bo
             wanted.
     """
     try:
-        from headwater.local_sql.expressions import NeedsSparkError
-        from headwater.local_sql.local import answer
-        from headwater.local_sql.parsing import parse_statement, refuse_change
+        with quick_imports():
+            from headwater.local_sql.expressions import NeedsSparkError
+            from headwater.local_sql.local import answer
+            from headwater.local_sql.parsing import parse_statement, refuse_change
     except ModuleNotFoundError as error:
         if engine == "local" or error.name not in ("duckdb", "sqlglot"):
             raise

@@ -101,6 +101,26 @@ def test_a_reader_that_leaves_ends_it_without_noise() -> None:
     assert done.stderr == ""
 
 
+def test_a_command_loads_no_other_command() -> None:
+    """A command that a person waits for starts without the modules of all the others."""
+    code = (
+        "import sys; from typer.testing import CliRunner; from headwater.cli.main import app; "
+        "CliRunner().invoke(app, ['query']); "
+        "ours = {name for name in sys.modules if name.startswith('headwater.cli.')}; "
+        "print(sorted(ours & {'headwater.cli.query', 'headwater.cli.cluster', "
+        "'headwater.cli.publish'}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "['headwater.cli.query']"
+
+
+def test_a_wrong_name_of_a_command_is_told_with_the_right_one() -> None:
+    """The names are known without a command being imported."""
+    told = CliRunner().invoke(app, ["quer"])
+    assert told.exit_code == 2
+    assert "query" in told.stderr
+
+
 def test_version() -> None:
     """The version is the distribution's."""
     result = CliRunner().invoke(main_module.app, ["--version"])
