@@ -23,8 +23,8 @@ def partition_cut(
     """Return the cut of one partition; ``recorded`` is its cold end in the metadata.
 
     ``recorded`` must be read before the table. ``purged_end`` must be read after the lease was
-    taken: records below it are in the table, if there is one, and else nowhere. The leader may not
-    have heard of it yet.
+    taken: purged records are in the table, if there is one, and else nowhere. The leader's log
+    start may still be below ``purged_end``, because the leader may not know of the purge yet.
 
     Raises:
         TableRolledBackError: the table lost a commit whose cold end was recorded.

@@ -1,7 +1,8 @@
-"""Recognising retries by producer sequences, exactly. By message ids: see ``message_ids.py``.
+"""Recognise retried batches by producer id and base sequence.
 
-The table is derived from the log. A restart rebuilds it from the newest producer state and the
-batches after it. So a batch that was acknowledged is still recognised after the restart.
+``message_ids.py`` recognises single messages by their ids. The table here is derived from the log:
+a restart rebuilds it from the newest producer state and the batches after it. So a batch that was
+acknowledged is still recognised after the restart.
 Source: Kafka's idempotent producer (KIP-98: five batches in flight).
 """
 
@@ -176,10 +177,9 @@ def sequence_gap(
 
 
 class ProducerPlan:
-    """The changes of a group to a producer table, applied when the group is written.
+    """What a group of batches will change in a producer table, applied once the group is written.
 
-    So a failed write leaves the table unchanged; it also keeps its oldest batches. If the writing
-    thread crashes, the table has nothing of the unfinished group.
+    After a failed write or a crash of the writing thread, the table is as it was before the group.
     """
 
     def __init__(self, table: ProducerTable) -> None:

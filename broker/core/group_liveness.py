@@ -1,8 +1,9 @@
-"""Which members of consumer groups are silent for too long: the coordinator's clock. Pure.
+"""Which members of consumer groups have been silent for too long. Pure.
 
-Only the coordinator of a group judges its members. It begins to count when it first knows of a
-member, so a new coordinator gives every member a whole time-out. After a pause of its own, of a
-stopped process or a suspended machine, it begins again: it could not have heard anybody.
+Only the coordinator of a group judges its members. A member's time begins when the coordinator
+first knows of the member, so a new coordinator gives every member a whole time-out. After a pause
+of the coordinator itself (a stopped process, a suspended machine) every time begins again, because
+the coordinator could not receive anything meanwhile.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from broker.model.ids import BrokerId
 
 @dataclass(frozen=True, slots=True)
 class Silent:
-    """A member that was not heard in time, at an epoch of its group."""
+    """A member that was silent for too long; the command removes it, at this epoch of its group."""
 
     command: LeaveGroup
 
 
 class GroupLiveness:
-    """Owner: whoever drives :meth:`step`, under its lock."""
+    """The times at which members were last heard. Not thread-safe: callers share one lock."""
 
     def __init__(self, me: BrokerId, *, consumer_ms: int) -> None:
         """``me`` is this broker; a member may be silent for ``consumer_ms``."""
@@ -33,11 +34,11 @@ class GroupLiveness:
         self._last_ms: int | None = None
 
     def heard(self, group: str, member: str, now_ms: int) -> None:
-        """Note that a member asked."""
+        """Note that a member has sent a request."""
         self._heard[group, member] = now_ms
 
     def step(self, groups: Mapping[str, GroupState], now_ms: int) -> list[Silent]:
-        """Return who has to leave; of one group one at a time, because its epoch changes."""
+        """Return the silent members, at most one of a group: each removal changes its epoch."""
         if self._last_ms is not None and now_ms - self._last_ms > self._consumer_ms // 2:
             self._heard = dict.fromkeys(self._heard, now_ms)
         self._last_ms = now_ms

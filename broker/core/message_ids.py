@@ -1,4 +1,4 @@
-"""Recognising messages that were sent before by their message ids, within a window of time.
+"""Recognise messages that were stored before by their message ids, within a window of time.
 
 A message id has up to a kibibyte. The window keeps its digest of 128 bits instead, with the offset
 of the record and the time, in flat memory: 32 bytes an entry, and 8 bytes a slot in an index that
@@ -265,9 +265,9 @@ class MessageIdWindow:
         return chunk
 
     def _place(self, digests: _Numbers, own: _Numbers) -> None:
-        """Give each entry the first slot from its home on that is empty, or was its id's before.
+        """Give each entry a slot: the first from its home on that is empty or has the same id.
 
-        Of two that want one empty slot, one goes on.
+        If two entries want one empty slot, one gets it and the other tries the next slot.
         """
         tags = np.frombuffer(self._tags, dtype=np.uint32)
         numbers = np.frombuffer(self._numbers, dtype=np.uint32)
@@ -291,7 +291,7 @@ class MessageIdWindow:
             self._place_one(int(places[row]), int(own_tags[row]), digests[row].tobytes(), number)
 
     def _place_one(self, slot: int, tag: int, digest: bytes, number: int) -> None:
-        """Do the same for one entry, from a slot on."""
+        """Do what :meth:`_place` does for one entry, beginning at ``slot``."""
         tags, slots = self._tags, self._slots
         while there := tags[slot]:
             if there == tag and self._forget(slot, digest):
@@ -305,7 +305,7 @@ class MessageIdWindow:
         self._numbers[slot] = number
 
     def _forget(self, slot: int, digest: bytes) -> bool:
-        """Let the entry of a slot count no more if it is of this digest: the id came again."""
+        """Mark the slot's entry as replaced if it has this digest; return whether it has."""
         place = self._entry(slot, digest)
         if place is None:
             return False
@@ -344,7 +344,7 @@ class MessageIdWindow:
             self._drop_chunk()
 
     def _leave(self, chunk: _Chunk, horizon_us: int) -> bool:
-        """Let the oldest ids of a chunk leave that may not stay; tell whether all have left."""
+        """Forget the chunk's oldest ids that are expired or too many; tell whether none is left."""
         for at in range(self._head - self._base, chunk.count):
             stamp_us = chunk.stamps_us[at]
             if stamp_us != _GONE_US:
@@ -403,7 +403,7 @@ class MessageIdWindow:
         self._resized()
 
     def _resized(self) -> None:
-        """Report the size of the window, and get the size that it may have."""
+        """Tell ``room`` the size of the window; note the size that the window may have."""
         entries = 0
         if self._chunks:
             entries = (len(self._chunks) - 1) * _CHUNK_ENTRIES + self._chunks[-1].capacity
@@ -412,7 +412,7 @@ class MessageIdWindow:
 
 
 def _take(size_bytes: int) -> _Memory:
-    """Return memory that is zero; if it is large, pages that belong to nothing else."""
+    """Return zeroed memory. A large piece is a mapping of its own, which the system gets back."""
     if size_bytes < _MAPPED_BYTES_MIN:
         return bytearray(size_bytes)
     return mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -426,7 +426,7 @@ class IdLookup(Protocol):
 
 
 class IdPlan:
-    """The message ids of a group, added to the window when the group is written."""
+    """The message ids of a group of batches, added to the window once the group is written."""
 
     def __init__(self, window: MessageIdWindow) -> None:
         """Plan on top of ``window``."""

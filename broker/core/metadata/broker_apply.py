@@ -47,7 +47,11 @@ def apply_broker(state: MetadataState, command: BrokerCommand) -> Applied:
             return _set_feature_level(state, command)
         case AllocateIds():
             if not 1 <= command.count <= _IDS_MAX or state.next_id > INT_MAX - command.count:
-                return state, Rejected(InvalidRequestError(f"ids come 1 to {_IDS_MAX} at a time"))
+                return state, Rejected(
+                    InvalidRequestError(
+                        f"{command.count} ids were asked for; one command allocates 1 to {_IDS_MAX}"
+                    )
+                )
             return replace(state, next_id=state.next_id + command.count), {"first": state.next_id}
         case BeginLeaderships():
             return begin_leaderships(state, command)
@@ -93,7 +97,7 @@ def _register(state: MetadataState, command: RegisterBroker) -> Applied:
         if alone:
             return _continued(one, command.broker)
         keeps = continued and (command.clean or uuid not in intervals)
-        if not continued:  # another disk: a log that it lacks is new, not lost
+        if not continued:  # another disk: a log that is absent there is new, not lost
             one = _unmarked(one, command.broker)
         return _restarted(one, command.broker, keeps_data=keeps)
 
@@ -141,7 +145,7 @@ def _continued(one: PartitionState, broker: BrokerId) -> PartitionState:
     """Return a partition after the only broker of the cluster came back: it still leads.
 
     It leads in a new epoch. Records that it had written and not synced may be gone, and one epoch
-    must never have two different records at an offset (A25).
+    must never have two different records at an offset.
     """
     if one.leader == broker:
         return rules.bumped(replace(one, leader_epoch=LeaderEpoch(one.leader_epoch + 1)))

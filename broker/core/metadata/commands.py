@@ -112,10 +112,10 @@ class CreateStream:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlterStream:
-    """Change the settings of a stream, if it is still as its sender saw it.
+    """Change the settings of a stream, if the stream still equals ``expected``.
 
-    It needs ``FEATURE_LEVEL_ALTERED``: a build that does not know the command would refuse it while
-    the other brokers apply it.
+    The command needs ``FEATURE_LEVEL_ALTERED``: a build that does not know the command would refuse
+    it while the other brokers apply it.
     """
 
     expected: Stream
@@ -133,10 +133,10 @@ class DeleteStream:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordColdEnd:
-    """Record that all offsets of a partition below ``cold_end`` are in the table. It only grows.
+    """Record that all offsets of a partition below ``cold_end`` are in the table.
 
-    With ``leader_epoch`` the command is rejected unless this is the current leader epoch: so an
-    uploader that was replaced is fenced.
+    A cold end only grows. With ``leader_epoch`` the command is rejected unless this is the current
+    leader epoch: so an uploader that was replaced is fenced.
     """
 
     stream_uuid: StreamUuid
@@ -147,10 +147,10 @@ class RecordColdEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PurgeRecords:
-    """Delete the records of a partition below ``before``, on purpose.
+    """Delete the records of a partition below ``before``, because an operator asked for it.
 
-    Its sender leads in ``leader_epoch``, and knows that all of them are committed. It needs
-    ``FEATURE_LEVEL_ALTERED``.
+    The sender leads in ``leader_epoch``, and knows that all these records are committed. The
+    command needs ``FEATURE_LEVEL_ALTERED``.
     """
 
     stream_uuid: StreamUuid

@@ -1,7 +1,7 @@
 """Apply the commands about cursors and consumer groups. Pure.
 
-Every change of a group's members or of its coordinator gives it the next group epoch of the whole
-cluster. So the epoch of a group that ended and began again is higher than any before it.
+Every change of a group's members or of its coordinator gives the group the next group epoch of the
+whole cluster. So a group that ended and began again has a higher epoch than it ever had before.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NAME_CHARACTERS_MAX = 256
 
 
 def cursor_key(stream: str, partition: int) -> str:
-    """Return the key of a position among those of one cursor id."""
+    """Return the key of a partition's cursor among those of one cursor id."""
     return f"{partition},{stream}"
 
 
@@ -86,7 +86,8 @@ def _set_cursors(state: MetadataState, command: SetCursors) -> Applied:
         refused = _refused_names(one.cursor_id, one.stream)
         if refused is None and (one.partition < 0 or one.offset < -1):
             refused = InvalidRequestError(
-                f"partition {one.partition} or offset {one.offset} of a cursor is negative"
+                f"a cursor's partition must be at least 0 and its offset at least -1, not "
+                f"{one.partition} and {one.offset}"
             )
         if refused is not None:
             return state, Rejected(refused)
@@ -164,7 +165,7 @@ def _report(state: MetadataState, command: ReportCoordinator) -> Applied:
 
 
 def _put(state: MetadataState, group: str, changed: GroupState) -> Applied:
-    """Return the state with a changed group, under the next epoch; without members it is gone."""
+    """Return the state with a changed group, under the next epoch; a group without members ends."""
     epoch = state.group_epoch + 1
     changed = replace(changed, epoch=epoch, reports=())
     groups, weight = dict(state.groups), state.weight

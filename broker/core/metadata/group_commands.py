@@ -1,4 +1,4 @@
-"""Commands about what consumers leave with the cluster: their positions and their groups.
+"""Commands about consumers: their cursors (stored offsets) and their groups.
 
 They need ``FEATURE_LEVEL_LIFTBRIDGE``: a build that does not know a command would refuse it while
 the other brokers apply it.
@@ -13,7 +13,7 @@ from broker.model.ids import BrokerId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CursorWrite:
-    """A position of one consumer in one partition. The stream need not exist (yet)."""
+    """The cursor of one consumer in one partition: ``offset``. The stream need not exist (yet)."""
 
     cursor_id: str
     stream: str
@@ -23,7 +23,7 @@ class CursorWrite:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetCursors:
-    """Store positions, each in place of its last one."""
+    """Store cursors; each replaces the former one of its cursor id, stream and partition."""
 
     writes: tuple[CursorWrite, ...]
     weight_max: int | None = None  # of all metadata with them; None: no limit
@@ -33,7 +33,7 @@ class SetCursors:
 class JoinGroup:
     """Make a consumer a member of a group; a group without members begins with it.
 
-    ``coordinator`` is who hears the members of a new group; a group that is there keeps its own.
+    ``coordinator`` is the coordinator of a new group; a group that exists keeps its own.
     """
 
     group: str
@@ -45,9 +45,9 @@ class JoinGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaveGroup:
-    """Take a member out of its group, by its own wish or because it is silent.
+    """Remove a member from its group, because it asked for it or is silent.
 
-    With ``epoch`` only if the group has not changed since.
+    With ``epoch`` the command is rejected if the group has another epoch by now.
     """
 
     group: str

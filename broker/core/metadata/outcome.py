@@ -18,19 +18,19 @@ class Rejected:
 
 
 class CommandReply(TypedDict, total=False):
-    """What a command answers with; which keys there are depends on the command."""
+    """The reply to a command; the comments say which commands set a key."""
 
     broker_epoch: int  # RegisterBroker
     created: bool  # CreateStream: False if the same stream was there
     uuid: str  # CreateStream: of the stream
-    purged_from: int  # PurgeRecords: the purged end before
-    changed: bool  # AlterStream: False if the stream was so already
+    purged_from: int  # PurgeRecords: the purged end before the command
+    changed: bool  # AlterStream: False if the stream had these settings already
     expires_us: int  # RenewLease
-    group_epoch: int  # JoinGroup, LeaveGroup, ReportCoordinator, as the next
-    coordinator: str
+    group_epoch: int  # JoinGroup, LeaveGroup, ReportCoordinator
+    coordinator: str  # the same three
     feature_level: int  # SetFeatureLevel
     first: int  # AllocateIds: the first of the ids
-    partition_epoch: int  # what is about one partition, as the next three
+    partition_epoch: int  # every command about one partition sets this key and the next three
     leader_epoch: int
     status: str
     isr: list[BrokerId]

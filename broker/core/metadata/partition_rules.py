@@ -164,7 +164,7 @@ def restarted(partition: PartitionState, broker: BrokerId) -> PartitionState:
     Its data folder may be a copy, which cannot be told apart from the folder that was in use. So
     the replica must be compared with others first. It does not continue to lead: records that it
     had written and not synced may be gone, and one epoch must never have two different records at
-    an offset (A25). It does not stay a candidate either.
+    an offset. It does not stay a candidate either.
     """
     if broker not in members(partition):
         return partition
@@ -240,8 +240,8 @@ def with_isr(
 def with_min_isr(partition: PartitionState, min_isr: int) -> PartitionState:
     """Return the partition with another minimum of its ISR.
 
-    The leader obeys it from the view on that shows it. Without a leader no record is committed, so
-    the eligible replicas stay until one is confirmed.
+    The leader applies the new minimum when it gets the view with it. Without a leader no record is
+    committed, so the eligible replicas stay until a leader is confirmed.
     """
     changed = replace(partition, min_isr=min_isr)
     if changed.leader is not None:

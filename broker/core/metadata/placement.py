@@ -60,7 +60,7 @@ def balance(state: MetadataState) -> list[NameCandidate]:
 
 
 def hand_overs(state: MetadataState, leaving: BrokerId) -> list[NameCandidate]:
-    """Return a hand-over for each partition that a stopping broker leads and another may lead."""
+    """Return a hand-over for each partition of a stopping leader that another replica may lead."""
     plan: list[NameCandidate] = []
     for uuid, number, one in _all(state):
         if one.leader == leaving:

@@ -48,7 +48,7 @@ class WeighedGroup(Protocol):
 
     @property
     def coordinator(self) -> str:
-        """Broker that hears its members."""
+        """The broker that receives the members' requests."""
 
     @property
     def members(self) -> Mapping[str, Sequence[str]]:
@@ -56,7 +56,7 @@ class WeighedGroup(Protocol):
 
     @property
     def reports(self) -> Sequence[str]:
-        """Members that complain."""
+        """Members that reported that the coordinator does not answer."""
 
 
 class WeighedState(Protocol):
@@ -76,7 +76,7 @@ class WeighedState(Protocol):
 
     @property
     def cursors(self) -> Mapping[str, Mapping[str, int]]:
-        """Positions by cursor id."""
+        """Cursors by cursor id, then by partition and stream."""
 
     @property
     def groups(self) -> Mapping[str, WeighedGroup]:
@@ -95,7 +95,7 @@ def weight_of_lease(lease: WeighedLease) -> int:
 
 
 def weight_of_cursor(cursor_id: str, positions: Mapping[str, int]) -> int:
-    """Return the weight of the positions of one cursor id; nothing if there is none."""
+    """Return the weight of the cursors of one cursor id; 0 if there is none."""
     if not positions:
         return 0
     named = sum(len(key.encode()) for key in positions)
@@ -122,7 +122,7 @@ def weigh(state: WeighedState) -> int:
 def refused_growth(weight: int, weight_max: int | None) -> MetadataFullError | None:
     """Return the error if ``weight`` is above the limit of the command, or None.
 
-    The command of an older build has no limit: it must do the same at every replay of the log.
+    The command of an older build has no limit: a replay of the log must give the same state.
     """
     if weight_max is None or weight <= weight_max:
         return None

@@ -76,7 +76,7 @@ class PartitionState:
     target: tuple[BrokerId, ...] = ()  # replicas after the reassignment in progress, if any
     losses: tuple[Loss, ...] = ()  # a few, the newest last
     lineage: tuple[Leadership, ...] = ()  # the newest starts of leadership, the newest last
-    opened: tuple[BrokerId, ...] = ()  # sorted; they had a durable log: if it is absent, it is lost
+    opened: tuple[BrokerId, ...] = ()  # sorted; had a durable log: if it is absent, it was lost
     purged_end: Offset = Offset(0)  # noqa: RUF009 - all records below were deleted on purpose
 
     @property
@@ -121,7 +121,7 @@ class LeaseState:
 class GroupState:
     """A consumer group; it has at least one member."""
 
-    coordinator: BrokerId  # hears its members, and expels silent ones
+    coordinator: BrokerId  # receives the members' requests, and removes silent members
     epoch: int  # grows with every change of members or coordinator
     members: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # sorted streams, by id
     reports: tuple[str, ...] = ()  # sorted; members to whom the coordinator does not answer
@@ -139,11 +139,11 @@ class MetadataState:
     feature_level: int = FEATURE_LEVEL_ALONE
     next_id: int = 1  # for unique ids, see AllocateIds
     broker_epoch_floor: int = 0  # a removed broker that comes back must not repeat an epoch
-    # Positions by cursor id, then by "<partition>,<stream>".
+    # Offsets by cursor id, then by "<partition>,<stream>".
     cursors: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     groups: Mapping[str, GroupState] = field(default_factory=dict)  # consumer groups by id
     group_epoch: int = 0  # the newest of all groups that there ever were
-    weight: int = field(default=0, compare=False)  # of streams and leases, not stored: see size.py
+    weight: int = field(default=0, compare=False)  # of the whole state, not stored: see size.py
 
     @property
     def broker_epochs(self) -> dict[BrokerId, BrokerEpoch]:
@@ -164,7 +164,7 @@ class MetadataState:
         """Return canonical text: equal states give equal text on every node."""
         body = {"v": STATE_VERSION, **_fields(self)}
         del body["weight"]
-        # A build of a lower level does not know these, and its text has to be the same.
+        # A build of a lower feature level does not know these fields, and must get the same text.
         for name in ("cursors", "groups", "group_epoch"):
             if not body[name]:
                 del body[name]
@@ -194,7 +194,7 @@ class MetadataState:
 def _fields(value: Any) -> dict[str, Any]:
     """Return a dataclass's fields; quicker than ``asdict``, which copies everything.
 
-    A partition of which nothing was purged is written as builds wrote it that know no purge.
+    A purged end of 0 is left out, so that builds without purges read and write the same text.
     """
     body = {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
     if body.get("purged_end") == 0:

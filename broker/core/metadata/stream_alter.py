@@ -1,8 +1,8 @@
-"""Change the settings of a stream: what may change, and why the rest may not. Pure.
+"""Change the settings of a stream: which may change, and why the others may not. Pure.
 
-JetStream's stream update is the model: it refuses what an existing log contradicts, and names the
-field ("stream configuration update can not change storage type"). Here a refusal also has the
-reason, and a way out. Source: nats-server, stream.go.
+The model is JetStream's stream update: it refuses a change that contradicts the existing log, and
+names the field ("stream configuration update can not change storage type"). Here a refusal also has
+the reason and the alternative. Source: nats-server, stream.go.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _ANSWERS: Final = ("puback", "puback_overlap", "puback_headers_only")
 
 
 def alter_stream(state: MetadataState, command: AlterStream) -> Applied:
-    """Return the state with the changed stream; no record is touched by it."""
+    """Return the state with the changed stream; the records stay as they are."""
     wanted, expected = command.wanted, command.expected
     present = state.streams.get(expected.name)
     refused = _refused_sender(state, command, present)
@@ -106,8 +106,8 @@ def refused_change(present: Stream, wanted: Stream) -> HeadwaterError | None:
     named = replace(wanted, config=present.config, table_name=present.table_name)
     if named != present or (wanted.table_name != present.table_name and not begins):
         return InvalidRequestError(
-            f"only the settings of stream {present.name!r} can change: its name, uuid, namespace, "
-            "table and time of creation are what its records are found by",
+            f"only the settings of stream {present.name!r} can change: readers find its records by "
+            "its name, uuid, namespace, table and time of creation",
             stream=present.name,
         )
     before, after = present.config.to_dict(), wanted.config.to_dict()
@@ -132,7 +132,7 @@ def _fixed(stream: Stream, name: str, present: Any, wanted: Any, reason: str) ->
 def _refused_sender(
     state: MetadataState, command: AlterStream, present: Stream | None
 ) -> HeadwaterError | None:
-    """Return why a sender's view does not fit, or None."""
+    """Return why the cluster or the stream is not as the sender expects, or None."""
     name, expected = command.expected.name, command.expected
     low = refused_level(state, FEATURE_LEVEL_ALTERED, "a change of a stream")
     if low is not None:
@@ -147,7 +147,7 @@ def _refused_sender(
         )
     if present not in (expected, command.wanted):
         return StreamChangedError(
-            f"the settings of stream {name!r} were changed meanwhile: look at them again",
+            f"the settings of stream {name!r} were changed meanwhile: read them again, then retry",
             stream=name,
         )
     return None

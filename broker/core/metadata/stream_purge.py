@@ -1,14 +1,14 @@
-"""Delete the records of a partition below an offset, on purpose: what is asked before. Pure.
+"""Delete the records of a partition below an offset: which conditions must hold. Pure.
 
 The purged end of a partition is in the metadata, so it survives every restart, every change of
-leaders and every replica that is replaced. It only grows. A log below it is not read any more,
-whoever still has it on a disk; its segments are freed as retention frees them.
+leaders and every replica that is replaced. It only grows. Records below it are not read any more,
+even if a disk still has them; their segments are freed as retention frees segments.
 
 Kafka's DeleteRecords moves the log start of the leader, which its followers learn with their next
 fetch; the request waits until all of them have, and a segment that holds the offset stays on disk
 (KIP-107). JetStream's purge removes messages below a sequence (``seq``, exclusive; also ``keep``
-and ``filter``) and leaves the sequence numbers alone (ADR-10). Neither asks who reads. Here readers
-have leases, and the history may be in a table: so a purge never breaks a read that was promised,
+and ``filter``) and leaves the sequence numbers alone (ADR-10). Neither knows of readers. Here
+readers have leases, and the history may be in a table: so a purge never deletes what a lease holds,
 and never makes a hole in a table.
 """
 

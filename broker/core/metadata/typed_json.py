@@ -1,4 +1,4 @@
-"""From parsed JSON to typed values, by the annotations of our dataclasses; other JSON is refused.
+"""Turn parsed JSON into typed values, by the annotations of dataclasses; other JSON is refused.
 
 Commands and snapshots come from a disk or from another broker. ``apply`` must never raise. So every
 value that reaches ``apply`` has the type with which mypy checked the code, and every number fits

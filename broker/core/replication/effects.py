@@ -114,10 +114,10 @@ class RefuseLeadership:
 class ProposeIsr:
     """Propose ``ChangeIsr`` to the metadata log; report ``IsrAnswered`` if the outcome is known."""
 
-    isr: Mapping[BrokerId, BrokerEpoch]  # 0: its process has not shown all committed records
+    isr: Mapping[BrokerId, BrokerEpoch]  # 0: its process may lack committed records
     leader_epoch: LeaderEpoch
     partition_epoch: PartitionEpoch
-    forgotten: tuple[BrokerId, ...] = ()  # their logs end below an end that this leader counted
+    forgotten: tuple[BrokerId, ...] = ()  # their disks lost records that this leader had counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ class StopLeading:
 class ReportLostRecords:
     """The new leader lacks the records ``[end, committed)``, which were committed.
 
-    This happens only after an unclean election. Readers above ``end`` must be told (A10).
+    This happens only after an unclean election. Readers above ``end`` must be told.
     """
 
     end: Offset

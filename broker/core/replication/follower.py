@@ -5,9 +5,9 @@
 
 Each new leader epoch gets a new follower. A follower does not fetch before its log is a prefix of
 the leader's log. To align, it asks where its newest epoch ends in the leader's log, truncates its
-own log there, and goes back epoch by epoch until both logs have the same epoch (rules R1, R2;
-KIP-101, 279, 320). The high watermark never decides a truncation. One request is in flight at a
-time; an answer to an earlier request is dropped.
+own log there, and goes back epoch by epoch until both logs have the same epoch (KIP-101, 279, 320).
+The high watermark never decides a truncation. One request is in flight at a time; an answer to an
+earlier request is dropped.
 """
 
 from __future__ import annotations
@@ -295,7 +295,7 @@ class PartitionFollower:
             return
         self._hear(now_ms)
         if answer.start != self._facts.log_end or not self._continues(answer.batches):
-            self.dropped_count += 1  # a gap or an overlap is never written (A26)
+            self.dropped_count += 1  # a gap or an overlap is never written
             return
         self._leader_high_watermark = answer.high_watermark
         if answer.batches:

@@ -82,10 +82,9 @@ class FollowerProgress:
     ) -> bool:
         """Tell whether the follower may join the ISR, and would not be removed again at once.
 
-        It must reach the high watermark and the start of this leader epoch (rule R4). The high
-        watermark alone is not enough: just after an election it may be below the end that the
-        former leader committed. All records that the former leader committed are below the start of
-        this epoch.
+        It must reach the high watermark and the start of this leader epoch. The high watermark
+        alone is not enough: just after an election it may be below the end that the former leader
+        committed. All records that the former leader committed are below the start of this epoch.
         """
         whole = self.has_everything(high_watermark=high_watermark, epoch_start=epoch_start)
         return whole and not self.is_lagging(limits, log_end, now_ms)

@@ -2,9 +2,9 @@
 
 Records are committed when the high watermark passes them. The high watermark is the lowest synced
 end of all members of the ISR *and* of every proposed ISR that is not settled yet (KIP-497's maximal
-ISR). Only synced ends that were reported in this leader epoch count (rule R3). The high watermark
-moves only while the ISR has its minimum (KIP-966) and the leader's lease holds. For a broker alone,
-the ISR is this broker.
+ISR). Only synced ends that were reported in this leader epoch count. The high watermark moves only
+while the ISR has its minimum (KIP-966) and the leader's lease holds. For a broker alone, the ISR is
+this broker.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class PartitionLeader:
         """Tell whether the lease has expired: then no record is committed or acknowledged.
 
         Read the clock after the fsync and immediately before an ack is sent: the process may be
-        suspended for seconds between any two instructions (A13).
+        suspended for seconds between any two instructions.
         """
         return self._lease_until_ms is not None and now_ms >= self._lease_until_ms
 

@@ -65,7 +65,10 @@ def first_request_id(broker_epoch: BrokerEpoch) -> int:
 
 
 class PartitionReplica:
-    """One owner drives it, one event at a time. ``facts`` reads the log; it must not block."""
+    """A replica in its present role. One owner drives it, one event at a time.
+
+    ``facts`` reads the state of the log; it must not block.
+    """
 
     def __init__(
         self,
@@ -80,8 +83,8 @@ class PartitionReplica:
     ) -> None:
         """Start without a role, with an open, healthy log that is synced to its end.
 
-        ``known_high_watermark`` must be known for the records of this log. The cold end is not: the
-        table may hold other records, until this log is aligned.
+        ``known_high_watermark`` must be about the records of this log. The cold end must not be
+        passed: until this log is aligned, the table may hold other records at the same offsets.
         """
         self._me = me
         self._broker_epoch = broker_epoch
@@ -131,7 +134,8 @@ class PartitionReplica:
             return self._leave_role("none")
         if view.broker_epochs.get(self._me) != self._broker_epoch:
             # The view is older than this process's registration: it may describe a former process,
-            # whose epoch must not be led again (A25). Or it is newer: another process took over.
+            # whose leader epoch this process must not continue. Or the view is newer: another
+            # process of this broker has registered.
             return self._leave_role("none") if self.view is not None else []
         old = self.view
         if old is not None and view.partition_epoch < old.partition_epoch:
