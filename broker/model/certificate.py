@@ -11,9 +11,10 @@ from broker.model.offsets import Offset
 
 @dataclass(frozen=True, slots=True)
 class Hole:
-    """A recorded range without records, and its cause. A range that is not recorded is a gap, which
-    is an error.
-    """  # noqa: D205 - one thought
+    """A range without records, ``[start, end)``, and its recorded cause.
+
+    A range without records and without a recorded cause is a gap, which is an error.
+    """
 
     start: Offset
     end: Offset

@@ -24,7 +24,7 @@ STATUS_NAMES: Final[Mapping[str, str]] = {
 
 
 class _Wire:
-    """To JSON and back, for flat dataclasses; the type of a field says how to build its value."""
+    """Conversion to JSON and back, for dataclasses: a field's type says how to build its value."""
 
     __slots__ = ()
 
@@ -138,7 +138,7 @@ class ClusterStatus(_Wire):
     """The cluster, according to the metadata."""
 
     cluster: str
-    told_by: str
+    told_by: str  # the broker that answered
     alone: bool  # this cluster is a single broker
     confirmed: bool  # a majority of the controllers confirmed that this metadata is the newest
     controller: str | None
@@ -177,13 +177,13 @@ class ClusterStatus(_Wire):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerStatus(_Wire):
-    """A broker's part in the metadata group, as the teller sees it."""
+    """A broker's part in the metadata group, according to the broker that answered."""
 
     broker: str
     votes: bool
     leads: bool
     behind: int | None  # entries of the log that it has not confirmed; only the leader knows
-    silent_ms: int | None  # since the leader received a message of it
+    silent_ms: int | None  # since the leader's last message from this broker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,9 +206,9 @@ class ControllerChanged(_Wire):
     """The result of one step of a change of the controllers."""
 
     done: bool
-    reason: str  # why it is not done yet
+    reason: str  # why the change is not done yet
     told_by: str
-    leader: str | None  # the broker to ask
+    leader: str | None  # the broker to ask for the next step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

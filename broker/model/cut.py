@@ -71,7 +71,7 @@ class PartitionCut:
 
     @property
     def holes(self) -> tuple[Hole, ...]:
-        """What is known to be missing below ``start``, and why."""
+        """The ranges below ``start`` whose records are gone for a recorded reason."""
         return (Hole(Offset(0), self.purged_end, "purge"),) if self.purged_end else ()
 
     @property
@@ -146,7 +146,7 @@ class Cut:
         return tuple(CutPosition(part.lineage_id, part.hot_end) for part in self.partitions)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON-ready values; only a narrowed cut has ``until``, a purged one its end."""
+        """Return JSON-ready values; ``until`` and ``purged_end`` are there only if they are set."""
         body = dataclasses.asdict(self)
         for part in body["partitions"]:
             if part["until"] is None:
@@ -162,7 +162,8 @@ class Cut:
             body = dict(values)
             if body.pop("v") not in _FORMATS_READ:
                 raise InvalidCutError(
-                    f"cut format {values['v']!r} is not known; this build reads {_FORMAT_VERSION}"
+                    f"cut format {values['v']!r} is not known; this build reads the formats "
+                    f"{', '.join(map(str, _FORMATS_READ))}"
                 )
             body["partitions"] = tuple(PartitionCut(**part) for part in body["partitions"])
             body["lease"] = Lease(**body["lease"])

@@ -1,7 +1,7 @@
 """Writes that one broker hands to the broker that leads the partition, and their outcome.
 
-A publisher may write to any broker. A write that was handed over is stored or not, and its outcome
-may be lost on the way: then the publisher hears that it is not known, as of a commit that is late.
+A publisher may write to any broker. The outcome of a write that was handed over may be lost on the
+way. Then the publisher gets CommitTimeoutError, because the write may have been stored.
 """
 
 from __future__ import annotations

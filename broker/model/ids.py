@@ -24,7 +24,7 @@ _UUID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
 
 
 def is_stream_name(text: str) -> bool:
-    """Tell whether ``text`` may name a stream: 1 to 128 of ``A-Z a-z 0-9 _ -``, not first ``-``."""
+    """Tell whether ``text`` may name a stream: 1 to 128 of ``A-Z a-z 0-9 _ -``, no ``-`` first."""
     return _STREAM_NAME.match(text) is not None
 
 

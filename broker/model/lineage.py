@@ -52,7 +52,10 @@ def is_lineage_id(text: str) -> bool:
 
 
 def first_lineage_id(stream_uuid: str, partition: int) -> str:
-    """Return the id of a new partition's first leadership: a hash, since the uuid is random."""
+    """Return the id of a new partition's first leadership.
+
+    It is a hash, so that every broker computes the same id; the stream's uuid is random already.
+    """
     return hashlib.sha256(f"{stream_uuid}/{partition}".encode()).hexdigest()[:32]
 
 

@@ -1,4 +1,4 @@
-"""What a purge did to a partition, and what a reader hears of purged records."""
+"""The result of a purge of a partition, and the error for a reader of purged records."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from broker.model.offsets import Offset
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Purged:
-    """The records ``[start, end)`` of a partition were deleted on purpose; equal: there were none.
+    """The result of a purge: the records ``[start, end)`` of a partition were deleted.
 
-    ``purged_end`` is the first offset that is not purged now. A purge that is repeated, because the
-    answer to the first one was lost, deletes nothing, and tells so how far the first one came.
-    With ``in_table`` only the copies on the brokers' disks were: readers get the records from the
-    stream's table, as before.
+    Equal bounds: no record was deleted. ``purged_end`` is the first offset that is not purged now. A
+    purge that is repeated, because the answer to the first one was lost, deletes nothing; its
+    ``purged_end`` tells the end of the first one. With ``in_table`` only the copies on the brokers'
+    disks were deleted: readers get the records from the stream's table, as before.
     """
 
     partition: int

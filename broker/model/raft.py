@@ -1,8 +1,8 @@
 """The vocabulary of the Raft group: members, entries, snapshots. Values only.
 
 Terms and indexes are plain integers that only grow: index 1 is the first entry of a log, index 0
-and term 0 mean "before it". The proposer chooses a session number at random; with the
-sequence it names one proposal, so that a retry is known.
+and term 0 mean "before it". The proposer chooses a session number at random. Session number and
+sequence together name one proposal, so that a retry is recognised.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ SNAPSHOT_BYTES_MAX: Final = (256 + 64) * 1024 * 1024
 MESSAGE_BYTES_MAX: Final = 1024 * 1024
 CHUNK_BYTES_MAX: Final = 512 * 1024
 NODE_ID_BYTES_MAX: Final = 64
-VOTERS_MAX: Final = 7  # five, and what a replacement adds before it removes; one to spare
+VOTERS_MAX: Final = 7  # five, one that replaces another and is added first, and one to spare
 DISK_MAX: Final = (1 << 62) - 1
-ENTRY_OVERHEAD: Final = 40  # what an entry weighs beside its payload, in every budget of bytes
+ENTRY_OVERHEAD: Final = 40  # bytes that an entry counts for beside its payload, in every budget
 U64_MAX: Final = (1 << 64) - 1
 
 
@@ -40,8 +40,8 @@ class EntryKind(IntEnum):
 class Voter:
     """A voter: a member, with the disk that remembers its votes.
 
-    ``disk`` 0 is the disk of a voter of the first configuration, which has no number. Any later
-    voter has a number, drawn on that disk: with another disk it is not this voter.
+    A voter of the first configuration has ``disk`` 0: its disk has no number. Any later voter has
+    the number that was drawn on its disk. A member with another disk is not this voter.
     """
 
     node: NodeId
@@ -80,7 +80,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotId:
-    """Which snapshot: all that is applied up to ``index``, and the checksum of those bytes."""
+    """The identity of a snapshot: the state after ``index``, and the checksum of its bytes."""
 
     index: int
     term: int
@@ -98,7 +98,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class HardState:
-    """The state that a node may never forget: its term, and its vote in it.
+    """The state that a node may never forget: its term, and its vote in that term.
 
     ``commit`` is a hint that is never above what the node has synced.
     """
@@ -110,7 +110,7 @@ class HardState:
 
 @dataclass(frozen=True, slots=True)
 class LogImage:
-    """A whole log: what follows ``base_index``, whose entry had ``base_term``."""
+    """A whole log: the entries after ``base_index``, whose entry had ``base_term``."""
 
     base_index: int
     base_term: int
@@ -119,9 +119,10 @@ class LogImage:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Floor:
-    """How far a log must reach before its node may vote; (0, 0): it may. Compared by term first.
+    """How far a log must reach before its node may vote. (0, 0): the node may vote now.
 
-    A node whose disk was wiped may once have acknowledged everything up to here.
+    Floors are compared by term first. A node whose disk was wiped may once have acknowledged every
+    entry up to its floor.
     """
 
     term: int = 0
@@ -136,29 +137,29 @@ class Stored:
     snapshot: Snapshot | None
     log: LogImage
     floor: Floor = Floor()
-    bar: Floor = Floor()  # the node votes and stands as if its log ended here, if that is further
-    disk: int = 0  # see `Voter`; 0: it has no number
+    bar: Floor = Floor()  # the node votes as if its log ended here, if its own log ends earlier
+    disk: int = 0  # number of the disk, see `Voter`; 0: none
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
     """The state of a member, which it tells a starting member."""
 
-    fresh: bool = False  # it has an empty disk itself, and waits
-    behind: bool = False  # it had one: it has not reached its floor
+    fresh: bool = False  # its disk is empty, so it waits for the answers of others itself
+    behind: bool = False  # its disk was empty at a start, and it has not reached its floor yet
     term: int = 0
-    last: Floor = Floor()  # the end of its log in memory, or its floor where that is higher
-    # The voters, also those if the newest change were cut off; () before the first change.
+    last: Floor = Floor()  # the end of its log in memory, or its floor if that is higher
+    # The voters, and those that vote if the newest change is cut off; () before the first change.
     voters: tuple[NodeId, ...] = ()
 
     @property
     def knows(self) -> bool:
-        """Tell whether the group has ever done anything that this member heard of."""
+        """Tell whether this member knows a term or an entry of the group."""
         return self.term > 0 or self.last > Floor()
 
 
 def standing_of(stored: Stored) -> Standing:
-    """Return what a member tells before its Raft runs: how far its disk is."""
+    """Return the standing of a member before its Raft runs, from its disk."""
     log = stored.log
     last = log.entries[-1] if log.entries else None
     end = Floor(last.term, last.index) if last else Floor(log.base_term, log.base_index)
@@ -168,17 +169,17 @@ def standing_of(stored: Stored) -> Standing:
 
 @dataclass(frozen=True, slots=True)
 class MemberSeen:
-    """A member, as another one sees it."""
+    """A member, as another member sees it."""
 
     node: NodeId
     votes: bool
     behind: int | None = None  # entries that it has not confirmed; None: only a leader knows
-    silent_ms: int | None = None  # since the leader heard of it
+    silent_ms: int | None = None  # since the leader's last message from it
 
 
 @dataclass(frozen=True, slots=True)
 class GroupSeen:
-    """Voters, observers and their progress, as one member sees them; never for decisions."""
+    """Voters, observers and their progress, as one member sees them. No decision may use it."""
 
     leader: NodeId | None
     settled: bool  # no change of the voters is under way
@@ -190,5 +191,5 @@ class VoterChanged:
     """The result of a requested change of the voters."""
 
     done: bool
-    reason: str  # why it is not done yet
-    leader: NodeId | None  # the member to ask, as far as is known
+    reason: str  # why the change is not done yet
+    leader: NodeId | None  # the member to ask for the next step, if it is known

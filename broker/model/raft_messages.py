@@ -1,7 +1,8 @@
 """The messages between members of the Raft group.
 
-No message names its sender: the transport knows it from the certificate. Every message carries a
-term; an answer also names its question, so that a late answer cannot be taken for another.
+No message names its sender: the transport knows the sender from its certificate. Every message
+carries a term. An answer also names its request, so that a late answer is not taken for an answer
+to a newer request.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from broker.model.raft import Entry, Proposal, SnapshotId
 
 @dataclass(frozen=True, slots=True)
 class PreVote:
-    """Would you vote for me in ``term``? Changes nothing anywhere. ``disk``: see `Vote`."""
+    """Would you vote for me in ``term``? Neither side changes its state. ``disk``: see `Vote`."""
 
     term: int
     last_index: int
@@ -23,7 +24,7 @@ class PreVote:
 
 @dataclass(frozen=True, slots=True)
 class PreVoteReply:
-    """``asked`` is the term of the question, ``term`` the answerer's own."""
+    """``asked`` is the term of the request, ``term`` the voter's own."""
 
     term: int
     asked: int
@@ -34,9 +35,10 @@ class PreVoteReply:
 class Vote:
     """Vote for me in ``term``. With ``transfer`` the leader itself asked for this election.
 
-    ``candidacy`` names the candidate's process: a later one, with an empty disk, may come to stand
-    in the same term, and must not get the answers that were for the former process. ``disk`` is
-    the number of the candidate's disk, 0 for that of a voter of the first configuration.
+    ``candidacy`` names the candidate's process. A later process of the same node, with an empty
+    disk, may become a candidate in the same term, and must not count the votes for the former
+    process. ``disk`` is the number of the candidate's disk; 0 for a voter of the first
+    configuration.
     """
 
     term: int
@@ -49,9 +51,9 @@ class Vote:
 
 @dataclass(frozen=True, slots=True)
 class VoteReply:
-    """A vote, durable on the voter's ``disk``, or a refusal. ``candidacy`` repeats the question's.
+    """A vote, durable on the voter's ``disk``, or a refusal. ``candidacy`` is the request's.
 
-    A candidate counts it if its configuration names the voter with this very disk.
+    A candidate counts a vote only if its configuration names the voter with this disk.
     """
 
     term: int
@@ -82,7 +84,7 @@ class AppendReply:
     """``ok``: everything up to ``index`` is the leader's log and durable here.
 
     Otherwise ``index`` is the refused ``prev_index``, and the two logs can agree at ``hint_index``
-    at the latest, whose entry here has ``hint_term``. ``round`` repeats the question's.
+    at the latest, whose entry here has ``hint_term``. ``round`` is the request's.
     """
 
     term: int
@@ -95,7 +97,7 @@ class AppendReply:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A piece of a snapshot, from ``offset``; an empty one asks how far the receiver is."""
+    """A piece of a snapshot, from byte ``offset``; an empty piece asks how many bytes arrived."""
 
     term: int
     snapshot: SnapshotId
@@ -106,7 +108,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class ChunkReply:
-    """The receiver has ``offset`` bytes of this snapshot; it says so again for every chunk."""
+    """The receiver has the first ``offset`` bytes of this snapshot; the answer to every chunk."""
 
     term: int
     snapshot: SnapshotId
@@ -123,14 +125,14 @@ class TimeoutNow:
 
 @dataclass(frozen=True, slots=True)
 class Invite:
-    """The leader may make you a voter: which disk is it that will remember your votes?"""
+    """The leader may make the receiver a voter, and asks for the number of its disk."""
 
     term: int
 
 
 @dataclass(frozen=True, slots=True)
 class Invited:
-    """``disk`` is the number of the answerer's disk, durable there."""
+    """The answer to `Invite`: ``disk`` is the number of the disk, and is durable on it."""
 
     term: int
     disk: int
@@ -138,7 +140,7 @@ class Invited:
 
 @dataclass(frozen=True, slots=True)
 class ReadIndexRequest:
-    """Up to which index must I have applied to see everything committed by now?"""
+    """Asks the leader up to which index a member must apply to have all that is committed now."""
 
     term: int
     number: int
@@ -146,7 +148,7 @@ class ReadIndexRequest:
 
 @dataclass(frozen=True, slots=True)
 class ReadIndexReply:
-    """The answer to the request of this number."""
+    """The answer to the `ReadIndexRequest` with this ``number``: apply up to ``index``."""
 
     term: int
     number: int
@@ -155,7 +157,7 @@ class ReadIndexReply:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """A member's proposal, for the leader. Whether it was taken shows in the log, nowhere else."""
+    """A member's proposal, for the leader. There is no answer: the log shows the outcome."""
 
     term: int
     proposal: Proposal

@@ -1,4 +1,4 @@
-"""A single record, and what a publisher may ask about its acknowledgement."""
+"""A single record, the ack policies of publishers, and the result of an append."""
 
 from __future__ import annotations
 

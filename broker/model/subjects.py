@@ -42,10 +42,10 @@ def any_overlap(first: Iterable[str], second: Iterable[str]) -> bool:
 
 
 def is_shared(pattern: str) -> bool:
-    """Tell whether the pattern reaches subjects that the stream's owner did not name.
+    """Tell whether the pattern reaches requests and replies of clients that have no part in it.
 
-    That is so if its first word is a wildcard, or names a space in which every client asks and
-    answers: reply inboxes, and subjects that begin with ``$`` (NATS's own, such as ``$SRV``).
+    That is so if its first word is a wildcard, or is one that every client uses: ``_INBOX`` of
+    replies, or a word that begins with ``$`` (NATS's own, such as ``$SRV``).
     """
     first = pattern.partition(".")[0]
     return first in ("*", ">", "_INBOX") or first.startswith("$")

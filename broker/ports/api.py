@@ -70,11 +70,11 @@ class StreamsApi(Protocol):
     def alter(
         self, name: str, changes: Mapping[str, Any], *, dry_run: bool = False
     ) -> AlteredStream:
-        """Change settings of a stream, durably; with ``dry_run`` only tell what would become of it.
+        """Change settings of a stream, durably; with ``dry_run`` only return what would change.
 
-        ``changes`` has the new values of settings by name. This broker obeys them when the call
-        returns, the other brokers as soon as they have followed the metadata. Records that were
-        stored before stay as they are.
+        ``changes`` has the new values of settings by name. This broker applies them before the call
+        returns, the other brokers when they apply the metadata. Records that were stored before
+        stay as they are.
 
         Raises:
             InvalidStreamError: a value is out of bounds, or contradicts another one.
@@ -94,11 +94,11 @@ class StreamsApi(Protocol):
     ) -> Purged:
         """Delete the records of a partition below an offset, durably, on every replica.
 
-        ``before`` is the first offset that stays; or it is that of the first batch with a record at
-        or after ``before_us``. One of the two is needed. ``operator`` is written down. The offsets
-        are not given out again. The disk is given back as segments are freed: once they are sealed
-        and their message ids are out of the deduplication window. The table of a tiered stream
-        keeps its rows, so there only the brokers' disks are freed.
+        ``before`` is the first offset that stays. With ``before_us`` instead, that is the base
+        offset of the first batch with a record at or after this time. One of the two is needed; if
+        both are given, ``before_us`` counts. ``operator`` is logged. The offsets are not given out
+        again. Disk space becomes free when segments are freed: they must be sealed, and their
+        message ids out of the deduplication window. The table of a tiered stream keeps its rows.
 
         Raises:
             OffsetOutOfRangeError: ``before`` is above the high watermark.
@@ -137,14 +137,15 @@ class PartitionsApi(Protocol):
         """
 
     def writer(self, name: str, partition: int) -> PartitionWriter:
-        """Return what takes records for a partition, whichever broker leads it.
+        """Return a writer for a partition, whichever broker leads it.
 
-        If another broker leads, it takes :meth:`PartitionWriter.submit_records` only, without
-        message ids. An outcome that is lost on the way is a CommitTimeoutError.
+        If another broker leads, the writer takes :meth:`PartitionWriter.submit_records` only,
+        without message ids, and hands the rows to the leader. If the outcome is lost on the way,
+        the caller gets CommitTimeoutError.
 
         Raises:
             UnknownStreamError, UnknownPartitionError.
-            NotLeaderError: nobody leads it, or not over there.
+            NotLeaderError: no broker leads the partition now, or the leader cannot be reached.
         """
 
     def brokers(self) -> list[BrokerPlace]:
@@ -154,7 +155,7 @@ class PartitionsApi(Protocol):
         """Return leader, replicas and ISR of each partition of a stream, by number."""
 
     def standing(self, name: str, partition: int) -> PartitionStanding:
-        """Return the committed range now, from the partition's leader, on whichever broker it is.
+        """Return the committed range now, from the partition's leader on any broker.
 
         Raises:
             UnknownStreamError, UnknownPartitionError.
@@ -169,7 +170,7 @@ class CutsApi(Protocol):
     """Cuts of streams, and leases. Any thread; the methods block."""
 
     def take_lease(self, name: str, *, owner: str, ttl_ms: int) -> Lease:
-        """Take a lease: until it ends, no record of the stream is deleted, in both tiers."""
+        """Take a lease: until it ends, no record that the stream has now is deleted in any tier."""
 
     def renew_lease(self, lease_id: LeaseId, *, ttl_ms: int) -> Lease:
         """Extend a lease; raises UnknownLeaseError once it has expired."""
@@ -251,7 +252,7 @@ class BrokerApi(Protocol):
 
     @property
     def cursors(self) -> CursorsApi:
-        """Positions of consumers."""
+        """Cursors of consumers."""
 
     @property
     def groups(self) -> GroupsApi:

@@ -1,6 +1,6 @@
 """Transports that carry messages between the brokers of a cluster.
 
-Only the broker's own rooms use them, so their messages are the values that the cores use.
+Only code of the broker uses them, so their messages are the values that the cores use.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What consumers leave with the cluster: positions, and groups that share partitions."""
+"""What the cluster keeps for consumers: cursors, and groups that share partitions."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ class GroupPlace:
 
 
 class CursorsApi(Protocol):
-    """Positions of consumers: durable, on every broker, the newest one counts. They block."""
+    """Cursors of consumers, durable on every broker. The methods block."""
 
     def set(self, cursor_id: str, stream: str, partition: int, offset: int) -> None:
-        """Store a position; it is on the disks of a majority when this returns.
+        """Store a cursor in place of the former one; a majority has it on disk at the return.
 
         Raises:
-            InvalidRequestError: a name is empty or too long, or a number negative.
+            InvalidRequestError: a name is empty or too long, or a number is out of bounds.
             FeatureLevelError: a broker of the cluster runs a build that has no cursors.
             MetadataFullError, UnavailableError.
         """
 
     def get(self, cursor_id: str, stream: str, partition: int) -> int | None:
-        """Return a position that is at least as new as every one that was stored before.
+        """Return a cursor at least as new as any that was stored before this call; None: no cursor.
 
         Raises UnavailableError if no majority of the controllers confirms it.
         """
@@ -40,18 +40,18 @@ class CursorsApi(Protocol):
 class GroupsApi(Protocol):
     """Consumer groups. Any thread; the methods block.
 
-    A group's epoch grows with every change of its members or coordinator. Its coordinator hears
-    its members and expels those that are silent for ``consumer_ms``.
+    A group's epoch grows with every change of its members or coordinator. Its coordinator receives
+    the requests of its members, and removes members that are silent for ``consumer_ms``.
     """
 
     consumer_ms: int
     coordinator_ms: int  # a member reports a coordinator that was silent for so long
 
     def join(self, group: str, member: str, streams: Sequence[str]) -> GroupPlace:
-        """Make a consumer a member; the first one begins the group.
+        """Make a consumer a member; the first member begins the group.
 
         Raises:
-            GroupChangedError: it is a member already, or a stream does not exist.
+            GroupChangedError: the consumer is a member already, or a stream does not exist.
             InvalidRequestError, FeatureLevelError, MetadataFullError, UnavailableError.
         """
 
@@ -59,7 +59,7 @@ class GroupsApi(Protocol):
         """End a membership; raises UnknownGroupError, GroupChangedError (no member)."""
 
     def assignments(self, group: str, member: str, epoch: int) -> Mapping[str, Sequence[int]]:
-        """Return a member's partitions by stream, and take note that it lives.
+        """Return a member's partitions by stream. The call also shows that the member lives.
 
         Raises:
             UnknownGroupError.
@@ -68,9 +68,10 @@ class GroupsApi(Protocol):
         """
 
     def report(self, group: str, member: str, coordinator: str, epoch: int) -> None:
-        """Take note that a member does not reach its coordinator; enough of them get another one.
+        """Note that a member does not reach its coordinator.
 
-        Raises UnknownGroupError, GroupChangedError.
+        If more than half of the members say so, or the coordinator is fenced, the group gets
+        another coordinator. Raises UnknownGroupError, GroupChangedError.
         """
 
     def find(self, group: str) -> GroupPlace | None:

@@ -32,9 +32,10 @@ class OperatorApi(Protocol):
         """
 
     def change_controller(self, broker: str, *, votes: bool) -> ControllerChanged:
-        """Go on with making a broker vote on the metadata, or follow it only.
+        """Take the next step of making a broker a controller, or an observer without a vote.
 
-        It returns at once: ask again, at the leader that it names, until it is done.
+        The call does not wait for the change: call it again, on the leader that the result names,
+        until the result is ``done``.
 
         Raises:
             InvalidRequestError: this is a single broker, or the change is impossible.

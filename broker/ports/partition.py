@@ -49,7 +49,7 @@ class PartitionReader(Protocol):
 
     @property
     def purged_end(self) -> Offset:
-        """Records below it were deleted on purpose; if the stream is tiered, its table has them."""
+        """First offset that was not purged; a tiered stream's table has the purged records."""
 
     @property
     def high_watermark(self) -> Offset:
@@ -137,8 +137,8 @@ class PartitionWriter(Protocol):
         earlier in the batch; its outcome is then the offset of the first one. The batch is encoded
         on the caller's thread. ``done``, ``policy`` and errors are as for :meth:`submit`.
 
-        With ``expected_end`` the rows are stored only if the log ends there when it is their turn;
-        else ``done`` gets ConditionFailedError, also if a row's id is known.
+        With ``expected_end`` the rows are stored only if the log ends there when they would be
+        written; else ``done`` gets ConditionFailedError, even if a row's id is known.
         """
 
 
@@ -147,7 +147,7 @@ class PartitionHandle(Protocol):
 
     @property
     def config(self) -> StreamConfig:
-        """The settings of its stream, as this broker obeys them now."""
+        """The settings of its stream that this broker applies now."""
 
     @property
     def reads(self) -> PartitionReader:

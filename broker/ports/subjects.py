@@ -1,4 +1,4 @@
-"""Publishing on subjects of NATS, for the clients of another protocol."""
+"""Publishing on NATS subjects, for clients that speak another protocol to the broker."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 from broker.errors import HeadwaterError
 
 Answered = Callable[[bytes | HeadwaterError], None]
-"""Gets the first message on an inbox, or why there is none; on any thread, quick."""
+"""Gets the first message on an inbox, or why there is none. Called on any thread; must be quick."""
 
 
 class SubjectPublisher(Protocol):
@@ -18,7 +18,7 @@ class SubjectPublisher(Protocol):
         """Publish a message; NATS may lose it.
 
         Raises:
-            InvalidRequestError: the subject has a wildcard, or is none.
+            InvalidRequestError: the subject has a wildcard, or is not a NATS subject.
             RecordTooLargeError: the message exceeds what NATS takes.
             UnavailableError: there is no connection.
         """
@@ -26,8 +26,9 @@ class SubjectPublisher(Protocol):
     def ask(
         self, subject: str, data: Callable[[str], bytes], answered: Answered, inbox: str = ""
     ) -> Callable[[], None]:
-        """Publish what ``data`` makes of an inbox's name, and wait for one message there.
+        """Publish a request, and pass the first message on its inbox to ``answered``.
 
-        ``inbox`` is the asker's own, if it has one. Returns what ends the wait; there is no other
-        end if nobody answers. Raises as :meth:`publish`.
+        ``data`` gets the name of the inbox and returns the request. ``inbox`` is the caller's own
+        inbox; without it a new one is made. There is no time-out: the function that is returned
+        ends the wait. Raises as :meth:`publish`.
         """

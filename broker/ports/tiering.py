@@ -119,7 +119,7 @@ class TierStatus:
     unshipped_bytes: int
     last_error: str | None
     last_shipped_us: int | None
-    # Of the partition's data files in the table. None: this broker has not seen the table yet.
+    # Of the partition's data files in the table. None: this broker has not read the table yet.
     table_bytes: int | None = None
 
 

@@ -34,7 +34,7 @@ from broker.ports.system import File, Files
 
 EPOCHS_NAME: Final = "epochs"
 RECOVERY_NAME: Final = "recovery"
-SUSPECT_NAME: Final = "suspect"  # a read met damage: the next opening trusts no index
+SUSPECT_NAME: Final = "suspect"  # a read found damage: the next opening trusts no index
 CUT_NAME: Final = "cut"  # bytes behind the recovery point are being removed, see truncation.py
 TEMPORARY_SUFFIX: Final = ".tmp"
 PROCESS_LIMITS: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # not errors of the disk
@@ -54,7 +54,8 @@ def cannot_open(folder: str, cause: OSError, what: str = "open") -> HeadwaterErr
         )
     if cause.errno in PROCESS_LIMITS:
         return OverloadedError(
-            f"no descriptor or memory to {what} {folder} now: {cause}", path=folder
+            f"the process has no free file descriptor or memory to {what} {folder} now: {cause}",
+            path=folder,
         )
     return LogFailedError(f"failed to {what} {folder}: {cause}", path=folder)
 

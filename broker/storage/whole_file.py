@@ -19,7 +19,9 @@ def read_whole(files: Files, path: str, bytes_max: int) -> bytes:
     try:
         size = file.size()
         if size > bytes_max:
-            raise MetadataCorruptError(f"{path} of {size} bytes is too large", path=path)
+            raise MetadataCorruptError(
+                f"{path} has {size} bytes; no release writes more than {bytes_max}", path=path
+            )
         return file.read_at(0, size)
     finally:
         file.close()

@@ -33,9 +33,11 @@ MEMBER_FILE_SIZE_MAX: Final = MEMBER_FILE_SIZE + _DISK.size
 
 @dataclass(frozen=True, slots=True)
 class MemberNote:
-    """The lowest term that the node may use, with its vote in that term used; and its floor.
+    """How a node takes part in the group with this disk.
 
-    ``disk`` is the number by which the disk may be a voter's; 0: it has none.
+    ``term`` is the lowest term that the node may use; its vote in that term counts as given. The
+    node does not vote before its log has reached ``floor``. ``disk`` is the number of the disk,
+    which a configuration names beside the voter; 0: the disk has no number.
     """
 
     term: int

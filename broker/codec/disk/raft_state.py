@@ -1,4 +1,4 @@
-"""Bytes of a Raft snapshot: the sessions, then the state machine's own bytes.
+"""Bytes of a Raft snapshot: the voters, the sessions, then the state machine's own bytes.
 
     state    | magic 4 | ver u8, 0 u8, sessions u16 | index u64 | machine length u32 |
              voters | session* | machine ... |
@@ -71,7 +71,8 @@ def encode_state(
 def voters_of(data: bytes) -> Voters | None:
     """Return the voters at a snapshot's index; None: the first configuration is still in force.
 
-    Raises MetadataCorruptError: it says so, and is damaged.
+    Raises:
+        MetadataCorruptError: the snapshot has a list of voters, and the list is damaged.
     """
     if data[:4] != _MAGIC or len(data) < _HEAD.size or data[4] != VERSION_WITH_VOTERS:
         return None

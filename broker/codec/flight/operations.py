@@ -97,11 +97,11 @@ OPERATIONS: Final[Mapping[str, ActionSpec]] = {
         {"confirm_ms": 1_000},
     ),
     "cluster_controllers": ActionSpec(
-        "Tell who votes on the metadata and who follows it. {} -> one result.", {}, {}
+        "List the brokers that vote on the metadata, and its observers. {} -> one result.", {}, {}
     ),
     "change_controller": ActionSpec(
-        "Go on with making a broker vote on the metadata, or follow it. {broker, votes} -> whether "
-        "it is done, and whom to ask again.",
+        "Take the next step of making a broker a controller, or an observer if votes is false. "
+        "{broker, votes} -> {done, reason, told_by, leader}: until done, ask leader again.",
         {"broker": _broker_of("broker"), "votes": _votes},
         {},
     ),

@@ -173,8 +173,8 @@ def stream_name(value: object, field: str = "stream") -> str:
     """Return a well-formed stream name; raises InvalidRequestError."""
     if not isinstance(value, str) or not is_stream_name(value):
         raise InvalidRequestError(
-            f"{field} {_short(value)} is not a stream name: 1 to 128 letters, digits, _ and -, of "
-            "which the first is no -",
+            f"{field} {_short(value)} is not a stream name: it must have 1 to 128 of A-Z a-z 0-9 "
+            "_ -, and must not begin with -",
             field=field,
         )
     return value
@@ -391,7 +391,7 @@ def encode_put_mark(producer_id: ProducerId, base_sequence: int) -> bytes:
 
 
 def decode_put_mark(data: bytes | None) -> tuple[ProducerId, int]:
-    """Parse a batch's metadata; without it there is no producer. Raises InvalidRequestError."""
+    """Parse a batch's metadata; no metadata means no producer. Raises InvalidRequestError."""
     if not data:
         return NO_PRODUCER, NO_SEQUENCE
     if len(data) != _PUT_MARK.size:

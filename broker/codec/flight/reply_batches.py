@@ -1,4 +1,4 @@
-"""From stored batches to reply batches: exact offsets, the wanted columns, no tiny pieces.
+"""Turn stored batches into reply batches: exact offsets, the wanted columns, no tiny pieces.
 
 A large stored batch is not copied. Small neighbouring batches are joined first (a stream with
 little traffic stores one record per batch), so that the cost of a read depends on its bytes and

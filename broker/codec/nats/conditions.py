@@ -8,7 +8,7 @@ JetStream a header's name is compared with its case, and an empty value asks for
     Nats-Expected-Last-Sequence   compared when the record gets its offset; one partition only
     every other one               refused; the codes are those of a stream without the feature
 
-Source: nats-server 2.15.1, asked with each header; its errors.json.
+Sources: the answers of nats-server 2.15.1 to each header, and its errors.json.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _BAD_REQUEST: Final = (400, 10003, "bad request")
 WRONG_STREAM: Final = (400, 10060, "expected stream does not match")
 WRONG_LAST_SEQUENCE: Final = (400, 10071, "wrong last sequence")
 
-# Beginnings of names: (HTTP-like code, JetStream's error number, JetStream's description). The
-# names that begin so and are not known today are refused, too.
+# Beginnings of names: (HTTP-like code, JetStream's error number, JetStream's description). A name
+# that begins so is refused even if no release of JetStream knows it today.
 _REFUSED: Final[tuple[tuple[str, tuple[int, int, str]], ...]] = (
     ("Nats-Expected-", _BAD_REQUEST),
     ("Nats-Rollup", (500, 10111, "rollup not permitted")),
@@ -88,7 +88,10 @@ def wrong_last_sequence(log_end: Offset) -> ConditionFailedError:
 
 
 def _sequence(name: str, value: bytes) -> Offset:
-    """Return the log end: a record's sequence is its offset plus one, so the last one's is that."""
+    """Return the log end that the header expects: JetStream's last sequence has the same value.
+
+    A record's sequence is its offset plus one, and the last offset plus one is the log end.
+    """
     if not value.isdigit() or len(value) > _DIGITS_MAX:
         raise _failed(name, WRONG_LAST_SEQUENCE, f": the header is {value[:32]!r}, not a sequence")
     return Offset(int(value))

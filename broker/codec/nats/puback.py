@@ -49,7 +49,7 @@ class PubAckEncoder:
         self._head = f'{{"stream":{json.dumps(stream.name)},"seq":'.encode()
         self._tail = f',"partition":{partition},"stream_uuid":"{stream.uuid}"}}'.encode()
         self._tails: dict[LeaderEpoch, bytes] = {}
-        self._refusal = {"stream": stream.name, "seq": 0}  # as JetStream's errors have it
+        self._refusal = {"stream": stream.name, "seq": 0}  # both are in JetStream's errors, too
         self._sender = {"partition": partition, "stream_uuid": stream.uuid}
 
     def encode(self, offset: Offset, leader_epoch: LeaderEpoch, *, duplicate: bool) -> bytes:
@@ -102,8 +102,8 @@ def encode_publishes(messages: Iterable[tuple[bytes, bytes]]) -> bytes:
 def is_publish_subject(subject: bytes) -> bool:
     """Tell whether the bytes may follow ``PUB``: one to 1024 visible bytes, no wildcard token.
 
-    An AckInbox comes from a publisher's payload. With a line end in it, the rest of it would be
-    read by the NATS server as another command.
+    An AckInbox comes from a publisher's payload. If it had a line end, the NATS server would read
+    the rest of it as another command.
     """
     if not 0 < len(subject) <= 1024 or not subject.isascii():
         return False

@@ -1,4 +1,4 @@
-"""NATS messages of one partition to the log's columns, and the publishers to answer. Pure.
+"""Turn NATS messages of one partition into the log's columns; find the publishers to answer. Pure.
 
 A batch of bare messages becomes one Arrow column, and no message is read twice. Headers, reply
 subjects, other subjects and envelopes cost time only for the rows that have them. A message that
@@ -98,7 +98,7 @@ class Records:
     replies: Mapping[int, bytes]  # row -> reply subject of a publisher that asked for a PubAck
     opened: Mapping[int, Opened]  # row -> envelope
     policy: AckPolicy = AckPolicy.ALL  # the ack policy that these publishers asked for
-    expected_end: Offset | None = None  # store the row, which is alone, at this log end only
+    expected_end: Offset | None = None  # store the only row at this log end, or refuse it
 
     @property
     def rows_count(self) -> int:
@@ -132,7 +132,7 @@ class Records:
         """Yield the same rows in order, in runs of one ack policy; a conditional row is alone.
 
         A row without an envelope has policy ALL. A row that gets a PubAck has policy ALL too.
-        ``expected`` has the log end that a row waits for, by row.
+        ``expected`` maps a row to the only log end at which the row may be stored.
         """
         weaker = {
             row: one.publish.ack_policy
@@ -215,8 +215,8 @@ class _Columns:
         self._subjects = _expand(messages.runs, self._count)
         self._replies: Mapping[int, bytes] = messages.replies  # of publishers, once sorted
         self._reply_data: Mapping[int, bytes] = {}  # of messages that ask for no PubAck
-        self._of_publishers: set[int] = set()  # rows with such a header, if only those are answered
-        self._expected: dict[int, Offset] = {}  # the log end that a row waits for
+        self._of_publishers: set[int] = set()  # rows of JetStream's publishers, if headers_only
+        self._expected: dict[int, Offset] = {}  # the only log end at which a row may be stored
         self._keys: dict[int, bytes] = {}
         self._headers: dict[int, Headers] = {}
         self._ids: dict[int, str] = {}
@@ -263,7 +263,7 @@ class _Columns:
             self._headers[row] = headers if opened is None else opened + headers
 
     def _read_conditions(self, row: int, headers: Headers) -> None:
-        """Check what a JetStream publisher asks for; a stream that only records asks nothing."""
+        """Check the conditions of a JetStream publisher; only streams with ``puback`` do so."""
         rules = self._rules
         if rules.headers_only and conditions.is_of_a_publisher(headers):
             self._of_publishers.add(row)
@@ -285,7 +285,7 @@ class _Columns:
         self._reply_data = {row: one for row, one in replies.items() if row not in asked}
 
     def expected_ends(self) -> Mapping[int, Offset]:
-        """Return the log end that a row to store waits for, by its place among these rows."""
+        """Return the log end that a row expects, by the row's place among the rows to store."""
         if not self._expected:
             return {}
         rows = (row for row in range(self._count) if row not in self._errors)

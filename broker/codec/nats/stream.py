@@ -1,4 +1,4 @@
-"""The NATS protocol on the subscriber's side: socket bytes to columns of messages. Sans-I/O.
+"""The NATS protocol on the subscriber's side: turns socket bytes into columns. No I/O.
 
 A Python callback for each message would cost more than the message itself. So this parser reads
 the buffer once and returns one batch per subscription and call of :meth:`NatsStream.feed`. A

@@ -1,1 +1,1 @@
-"""Formats of what brokers say to each other."""
+"""Formats of messages between brokers."""

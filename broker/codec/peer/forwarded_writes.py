@@ -61,7 +61,7 @@ def decode(data: memoryview) -> ForwardingMessage:
             raise EnvelopeError("a forwarded write has no rows")
         number, uuid, end = _WRITE.unpack_from(body)
         if end < -1:
-            raise EnvelopeError(f"a forwarded write expects the log end {end}")
+            raise EnvelopeError(f"a forwarded write expects the log end {end}, below 0")
         return WriteForwarded(
             request_id=request_id,
             partition_id=unpack_partition_id(number, uuid),
@@ -94,7 +94,7 @@ def _refusal(request_id: int, body: memoryview) -> WriteAnswered:
         raise EnvelopeError(f"a refusal of {len(body)} bytes is too long")
     error = from_wire(bytes(body).decode(errors="replace"))
     if error is None:
-        raise EnvelopeError("a refusal of a forwarded write is no error of this build")
+        raise EnvelopeError("a refusal of a forwarded write has no error that this build knows")
     return WriteAnswered(request_id=request_id, refused=error)
 
 

@@ -3,15 +3,16 @@
     message | version u8 | kind u8 | fixed fields, by kind | entries or data |
     entry   | term u64 | session u64 | sequence u64 | length u32 | kind u8 | payload ... |
 
-What a voter with a numbered disk says of votes is of a kind of its own, with the number behind the
-fields; one of the first configuration has no number, and says what it said before there were any.
+Messages about votes have two kinds: with the number of the sender's disk after the fields, and
+without. A voter of the first configuration has no disk number, and sends the kind without.
 
-The version also says which implementation of Raft speaks: two that take each other's votes would
-be a third one that nobody has proved. So a message of the other is no message here.
+The version also says which implementation of Raft the sender runs. Members of two implementations
+must not count each other's votes: nobody has proved that mixture. So a message of the other
+implementation is refused.
 
 Little-endian; a flag is one byte, 0 or 1. Indexes of entries follow from `prev_index`. Lengths and
-counts are checked against the message's own size before they are used, so that no message makes
-its reader allocate more than it brought. Whatever is not exactly one message is an EnvelopeError.
+counts are checked against the message's own size before they are used, so that no reader allocates
+more memory than the message has bytes. Bytes that are not exactly one message raise EnvelopeError.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ from broker.model.raft_messages import (
 VERSIONS: Final[Mapping[RaftName, int]] = {"own": 1, "pysyncobj": 129}
 _HEAD: Final = struct.Struct("<BB")
 _ENTRY: Final = struct.Struct("<QQQIB")
-_INDEX_MAX: Final = 1 << 62  # an index or a term beyond it was never counted up to
+_INDEX_MAX: Final = 1 << 62  # no real index or term is larger
 
 _PRE_VOTE: Final = struct.Struct("<QQQ")
 _PRE_VOTE_REPLY: Final = struct.Struct("<QQB")
@@ -76,7 +77,7 @@ _FORWARD: Final = struct.Struct("<QBQQI")
 
 
 def encode(message: Message, *, raft: RaftName = "own") -> bytes:
-    """Return a message's bytes, as a group that runs ``raft`` says it."""
+    """Return the bytes of a message in a group that runs ``raft``."""
     kind = _KINDS[type(message)]
     if isinstance(message, PreVote | Vote | VoteReply) and message.disk:
         kind = _NUMBERED[kind]
@@ -84,7 +85,10 @@ def encode(message: Message, *, raft: RaftName = "own") -> bytes:
 
 
 def other_leader(data: bytes, *, raft: RaftName = "own") -> RaftName | None:
-    """Return what the sender runs, if it leads a group that does not run ``raft``."""
+    """Return the implementation of a sender that leads a group of another one than ``raft``.
+
+    None if the message is not a leader's, or of this implementation.
+    """
     if len(data) < _HEAD.size or data[1] not in _LEADERS_KINDS:
         return None
     found = [name for name, version in VERSIONS.items() if version == data[0] and name != raft]
@@ -97,7 +101,9 @@ def decode(data: bytes, *, raft: RaftName = "own") -> Message:
     Raises EnvelopeError for everything else, and nothing else.
     """
     if not _HEAD.size <= len(data) <= MESSAGE_BYTES_MAX:
-        raise EnvelopeError(f"{len(data)} bytes are no Raft message")
+        raise EnvelopeError(
+            f"a Raft message has {_HEAD.size} to {MESSAGE_BYTES_MAX} bytes, not {len(data)}"
+        )
     version, kind = data[0], data[1]
     if version != VERSIONS[raft] or kind not in _DECODERS:
         raise EnvelopeError(f"not a Raft message of version {VERSIONS[raft]}: {data[:8].hex()}")
@@ -269,7 +275,7 @@ def _decode_append(data: bytes) -> Append:
         last_term = entry.term
         entries.append(entry)
     if at != len(data) or prev_term > term:
-        raise EnvelopeError("an append does not add up")
+        raise EnvelopeError("an append has bytes after its entries, or follows a later term")
     return Append(
         term, prev_index, prev_term, commit, round_number, check_index, check_hash, tuple(entries)
     )
@@ -318,7 +324,9 @@ def _decode_chunk(data: bytes) -> Chunk:
     _counted(term, index, snapshot_term, round_number)
     body = data[_HEAD.size + _CHUNK.size :]
     if len(body) != length or length > CHUNK_BYTES_MAX or offset + length > size:
-        raise EnvelopeError(f"a chunk of {length} bytes at {offset} of {size} does not add up")
+        raise EnvelopeError(
+            f"a chunk says {length} bytes at {offset} of {size}, and has {len(body)} bytes"
+        )
     identity = _snapshot_id(index, snapshot_term, size, crc)
     return Chunk(term, identity, offset, round_number, body)
 
@@ -356,7 +364,7 @@ def _decode_forward(data: bytes) -> Forward:
     at = _HEAD.size + _FORWARD.size
     payload = _payload(data, at, length)
     if at + length != len(data) or kind in {EntryKind.NOOP, EntryKind.VOTERS}:
-        raise EnvelopeError("a forwarded proposal does not add up")
+        raise EnvelopeError("a forwarded proposal has a wrong length, or a kind for leaders only")
     return Forward(term, Proposal(_entry_kind(kind), session, sequence, payload))
 
 

@@ -18,9 +18,10 @@ class DiskErrors:
     __slots__ = ("_fail", "_fatal", "_path", "_what")
 
     def __init__(self, fail: Callable[[str], None], path: str, what: str, *, fatal: bool) -> None:
-        """Bind to ``what`` is done to the log at ``path``; ``fail`` is called with the reason.
+        """Translate the errors of one operation, ``what``, on the log in the folder ``path``.
 
-        With ``fatal`` a full disk also means that the log takes no more writes.
+        ``fail`` is called with the reason if the log takes no more writes from now on. With
+        ``fatal`` a full disk has this effect too.
         """
         self._fail, self._path, self._what, self._fatal = fail, path, what, fatal
 
@@ -34,7 +35,7 @@ class DiskErrors:
             DiskFullError: nothing was changed.
             LogFailedError: the log takes no more writes.
         """
-        if isinstance(cause, LogFailedError):  # of the promises: nothing more may be told
+        if isinstance(cause, LogFailedError):  # of the promises: no record may be acknowledged now
             self._fail(cause.message)
         if not isinstance(cause, OSError):
             return

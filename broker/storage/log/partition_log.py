@@ -4,7 +4,7 @@ One thread at a time writes (the caller ensures this); any number of threads rea
 is durable before :meth:`PartitionLog.sync` returns. After a failed fsync the log takes no writes; a
 full disk only refuses what does not fit. Damage is reported, never repaired by deletion.
 
-The file is not split: the class in it is not, for a reason that stands there.
+The file is not split: it has one class, which says why it is whole.
 """
 
 from __future__ import annotations
@@ -275,7 +275,7 @@ class PartitionLog:
                 self.checkpoint()
         return end
 
-    def seal_active(self, now_us: int) -> bool:  # noqa: ARG002 - the port of the driver
+    def seal_active(self, now_us: int) -> bool:  # noqa: ARG002 - a parameter of the port
         """Seal the active segment and start the next; False when it holds no record."""
         self._check_healthy()
         active = self._active
@@ -360,7 +360,7 @@ class PartitionLog:
             self._reload()
 
     def mark_suspect(self) -> None:
-        """Let the next opening scan every byte: a read met damage in bytes that it did not scan.
+        """Make the next opening scan every byte, because a read found damage that was not known.
 
         A scan without damage removes the mark. May be called again, also on a damaged log.
 

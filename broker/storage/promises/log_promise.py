@@ -46,7 +46,7 @@ class LogPromise:
         self._last = (end, mark or NO_MARK)
 
     def begin(self, start: Offset, end: Offset, epochs: EpochHistory) -> None:
-        """Note that the log is held; raises OSError while the disk has no room for the slot."""
+        """Note that the broker holds the log; raises OSError while a full disk refuses the slot."""
         if self._replica is not None:
             self._replica.begin(start, end, _epoch_before(epochs, end), self._mark_at(end))
             self.begun = True

@@ -79,7 +79,7 @@ def below_promise(path: str, promised: Promised, end: Offset) -> DamagedRange | 
 def another_log(
     path: str, promised: Promised, epochs: EpochHistory, found: OffsetRange
 ) -> DamagedRange | None:
-    """Return the range of a log whose last promised record has a too old epoch; else None."""
+    """Return the range of a log if its last promised record has an epoch that is too old."""
     if promised.end <= found.start:
         return None
     epoch = epochs.epoch_of(Offset(promised.end - 1))

@@ -36,8 +36,9 @@ def mark_before(
 ) -> int | None:
     """Return the mark of the batch of a healthy log that ends at ``end``; blocks.
 
-    None: the log has no record before ``end``, or it cannot be read. NO_MARK: a batch contains
-    ``end``.
+    Returns:
+        None if the log has no record before ``end``, or this record cannot be read. NO_MARK if a
+        batch begins before ``end`` and ends after it.
     """
     if not state.log_start < end <= state.log_end:
         return None

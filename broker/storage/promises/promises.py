@@ -1,7 +1,7 @@
-"""How far this node vouched for each replica's log, in a second place: ``<data_dir>/promises``.
+"""How far this broker vouched for each replica's log, in a second place: ``<data_dir>/promises``.
 
 A log's own folder cannot prove how long the log once was: the folder may be gone, emptied, cut or
-an older copy. So each replica has a slot in this file. The slot says that this node holds the
+an older copy. So each replica has a slot in this file. The slot says that this broker holds the
 replica, and up to which offset its records were promised. A log that is absent, or shorter than its
 promise, is damaged. A log without a slot is new.
 
@@ -70,14 +70,14 @@ class _Slot:
 
 
 class Promises:
-    """All slots of one node. Any thread may look up and make slots."""
+    """All slots of one broker. Any thread may look up and make slots."""
 
     def __init__(self, files: Files, owner: str = NO_OWNER) -> None:
         """Load the file if it exists; it is created with the first slot. See :attr:`complaint`.
 
         A file that is not readable or belongs to another data folder is moved aside, and a new file
-        is begun. Then, once, the ends of the logs are taken as they are, and the metadata says
-        which replicas are held.
+        is begun. At this start no log can be compared with a promise: each log counts as whole, and
+        the metadata says which replicas this broker holds.
 
         Raises:
             OSError: the disk failed.
@@ -100,7 +100,8 @@ class Promises:
         elif files.exists("streams"):
             self.complaint = (
                 f"the file {PROMISES_NAME} is missing although there are logs: an older version "
-                "wrote them, or the file was lost; the ends of the logs are taken as they are, once"
+                "wrote them, or the file was lost. This start cannot tell whether a log lost its "
+                "newest records; the next start can"
             )
 
     # ------------------------------------------------------------------ replicas and counters
@@ -174,7 +175,7 @@ class Promises:
         except FileNotFoundError:
             pass
         except OSError:
-            return  # for example no descriptor is free: the next sync checks again
+            return  # for example no file descriptor is free: the next sync checks again
         else:
             try:
                 for copy in range(2):
@@ -309,8 +310,8 @@ class Promises:
         self._files.sync_folder("")
         self.found = False
         self.complaint = (
-            f"the file {PROMISES_NAME} cannot be used and was moved to {aside}: {reason}; the ends "
-            "of the logs are taken as they are, once"
+            f"the file {PROMISES_NAME} cannot be used and was moved to {aside}: {reason}. This "
+            "start cannot tell whether a log lost its newest records; the next start can"
         )
 
     def _taken(self, kind: int, key: bytes, number: int) -> _Slot:
@@ -355,7 +356,7 @@ class ReplicaPromise:
 
     @property
     def promised(self) -> Promised | None:
-        """The last promise; None: this node never held this replica."""
+        """The last promise; None: this broker never held this replica."""
         if self._slot is None:
             return None
         values = self._slot.values
@@ -368,7 +369,7 @@ class ReplicaPromise:
         )
 
     def begin(self, start: Offset, end: Offset, last_epoch: LeaderEpoch, mark: int = 0) -> None:
-        """Note that this node holds the replica; durable when :meth:`Promises.sync` has returned.
+        """Note that this broker holds the replica; durable once :meth:`Promises.sync` has returned.
 
         Raises:
             OSError: the disk has no room for one more slot.
@@ -416,7 +417,7 @@ class ReplicaPromise:
         self._promises.sync()
 
     def remove(self) -> None:
-        """Note durably that this node no longer holds the replica. Blocks."""
+        """Note durably that this broker no longer holds the replica. Blocks."""
         self._slot = None
         self._promises.free_slot(self._partition_id)
         self._promises.sync()

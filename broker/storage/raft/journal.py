@@ -249,7 +249,9 @@ class RaftJournal:
             write_whole(files, path, [encode_member_file(membership, owner)])
         except OSError as cause:
             full = cause.errno in FULL
-            raise (DiskFullError if full else LogFailedError)(f"{path}: {cause}") from cause
+            raise (DiskFullError if full else LogFailedError)(
+                f"{path} cannot be written: {cause}"
+            ) from cause
         return cls(files, folder, cluster=cluster, node=node, remake=True, promises=promises)
 
     @property
@@ -269,9 +271,9 @@ class RaftJournal:
         return self._membership is not None
 
     def take_part(self, term: int, floor: Floor, disk: int = 0) -> None:
-        """Persist how a node with an empty disk joins its group; it applies at once.
+        """Persist how a node with an empty disk joins its group, and take over its term and floor.
 
-        ``disk`` is the number that the disk gets; 0 for none.
+        ``disk`` is the number that the disk gets; 0 keeps the present number.
 
         Raises:
             DiskFullError, LogFailedError: the note may or may not be on the disk.
@@ -289,7 +291,7 @@ class RaftJournal:
             self._write_membership(replace(self._membership, floor=Floor()))
 
     def go_on(self, hard: HardState, bar: Floor) -> None:
-        """Persist the term, vote and bar that follow from the others' answers; they apply at once.
+        """Persist the term and vote that follow from the other members' answers; take over the bar.
 
         Raises:
             DiskFullError, LogFailedError: the note may or may not be on the disk.
@@ -394,22 +396,34 @@ def has_lost_all(files: Files, folder: str) -> bool:
 def _reconciled(image: LogImage, snapshot: Snapshot | None, path: str) -> LogImage:
     """Return a log that fits the snapshot, after a crash between the renames of the two files.
 
-    A log that agrees with the snapshot, or begins at it, is kept. A log that ends before the
-    snapshot, or has a different entry at its index, was about to be replaced, and is dropped: all
-    entries of a snapshot are committed.
+    A log that begins right after the snapshot, or has the snapshot's last entry, is kept. A log
+    that ends before that entry, or has another entry at its index, was about to be replaced, and
+    is dropped: all entries of a snapshot are committed.
     """
     if snapshot is None:
         if image.base_index:
-            raise MetadataCorruptError(f"{path} needs a snapshot, and there is none", path=path)
+            raise MetadataCorruptError(
+                f"{path} begins after entry {image.base_index}, and the snapshot with the entries "
+                "before is missing: files were lost",
+                path=path,
+            )
         return image
     index, term = snapshot.id.index, snapshot.id.term
     if image.base_index > index:
-        raise MetadataCorruptError(f"{path} begins after the snapshot of {index}", path=path)
+        raise MetadataCorruptError(
+            f"{path} begins after entry {image.base_index}, but the snapshot ends at {index}: the "
+            "entries between them are missing",
+            path=path,
+        )
     at = index - image.base_index - 1
     if at == -1:
         found: int | None = image.base_term
         if found != term:
-            raise MetadataCorruptError(f"{path} begins in another term than the snapshot's")
+            raise MetadataCorruptError(
+                f"{path} begins after entry {index} of term {found}, but in the snapshot this "
+                f"entry has term {term}: the two files do not belong together",
+                path=path,
+            )
     else:
         found = image.entries[at].term if at < len(image.entries) else None
     return image if found == term else LogImage(index, term, ())

@@ -156,10 +156,10 @@ class JournalFile:
 
 
 def first_journal(owner: bytes) -> bytes:
-    """Return a new node's file: no entry."""
+    """Return the bytes of a new node's journal, without an entry."""
     return encode_journal_header(JournalHeader(0, 0, 1, 0, owner))
 
 
 def is_first(folder: RaftFolder) -> bool:
-    """Tell whether the journal is a new node's."""
+    """Tell whether the journal is as :func:`first_journal` made it."""
     return folder.read_whole(NAME, _JOURNAL_BYTES_MAX) == first_journal(folder.owner)

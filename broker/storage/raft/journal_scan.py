@@ -2,8 +2,9 @@
 
 A power cut leaves sectors of the last, unsynced write unwritten: they read as zeros. The journal
 ends before the first record with such a sector; no other member has heard of that record. A record
-that was synced once and is damaged now is rot. A node without it could break its promises to the
-group, so rot is an error, and the node does not start. A damaged record is rot if, in this order:
+that was synced once and is damaged now is rot. A node without the record could vote twice in a
+term, or lack an entry that it had confirmed. So rot is an error, and the node does not start. A
+damaged record is rot if, in this order:
 
 1. the meta slots say that this record was durable;
 2. a later record says so;
@@ -135,7 +136,8 @@ class _JournalReader:
     def _rot(self, reason: str) -> MetadataCorruptError:
         return MetadataCorruptError(
             f"{self._path} is damaged at byte {self._at}: {reason}. Nothing was changed. This "
-            "node must not take part until it has been replaced by an operator.",
+            "controller cannot vote safely. Restore the folder from a copy of the whole data "
+            "directory, or replace this controller: docs/cluster.md",
             path=self._path,
             position=self._at,
         )

@@ -61,8 +61,8 @@ class MetaFile:
                 damage = error
         if not good:
             raise MetadataCorruptError(
-                f"{self._path}: both slots are damaged, so this node may have given a vote "
-                f"that it has forgotten; it must not take part ({damage}). Nothing was changed. "
+                f"{self._path}: both slots are damaged ({damage}). Nothing was changed. This "
+                "controller cannot vote safely, because it may have voted in this term already. "
                 "Restore the folder from a copy of the whole data directory, or replace this "
                 "controller: docs/cluster.md",
                 path=self._path,
@@ -76,7 +76,7 @@ class MetaFile:
 
 
 def first_meta(owner: bytes) -> bytes:
-    """Return a new node's file: term 0, no vote."""
+    """Return the bytes of a new node's meta file: term 0, no vote."""
     slot = encode_meta(MetaSlot(1, HardState(), 0, owner))
     padding = bytes(META_SLOT_STRIDE - META_SLOT_SIZE)
     return slot + padding + slot + padding

@@ -51,7 +51,7 @@ class RaftFolder:
         try:
             file.datasync()
         except OSError as cause:
-            self._failure = LogFailedError(f"fdatasync of the Raft journal failed: {cause}")
+            self._failure = LogFailedError(f"fdatasync in the folder {self.path} failed: {cause}")
             raise self._failure from cause
 
     def fail(self, error: LogFailedError) -> LogFailedError:
@@ -60,16 +60,18 @@ class RaftFolder:
         return error
 
     def require_healthy(self) -> None:
-        """Raise the error after which nothing is written any more."""
+        """Raise the error of the failed sync, if there was one."""
         if self._failure is not None:
             raise self._failure
 
     def translated(self, cause: OSError) -> DiskFullError | LogFailedError:
-        """Return the error of ours for an error of the disk; all but a full disk are final."""
+        """Translate an error of the disk; every error but a full disk is final."""
         if cause.errno in FULL:
-            return DiskFullError(f"the Raft journal has no room: {cause}")
+            return DiskFullError(f"the disk of the Raft folder {self.path} is full: {cause}")
         if self._failure is None:
-            self._failure = LogFailedError(f"the Raft journal failed: {cause}")
+            self._failure = LogFailedError(
+                f"a write to the Raft folder {self.path} failed: {cause}"
+            )
         return self._failure
 
 

@@ -22,7 +22,7 @@ class RotProof(Enum):
     SEEN_SYNCED = "a later batch was written when the log was already synced beyond the damage"
     NO_SECTOR_MISSING = "none of the damaged sectors is missing"
     MISSING = "the recovery point is above these records"
-    PROMISED = "this node had promised these records"
+    PROMISED = "this broker had promised these records"
     UNREADABLE = "the disk cannot read the file"
 
 

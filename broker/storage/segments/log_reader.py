@@ -124,7 +124,7 @@ class LogReader:
     def _with_way_on(self, error: SegmentCorruptError) -> SegmentCorruptError:
         """Return the error with the first offset behind the damage that can be read.
 
-        Only what was read just now and passed its checks counts as readable.
+        The record at that offset is read and checked here, before the error promises it.
         """
         offset, end = error.facts.get("end_offset"), self._state.log_end
         while offset is not None and offset < end:
@@ -133,7 +133,7 @@ class LogReader:
             except SegmentCorruptError as next_damage:
                 following = next_damage.facts.get("end_offset")
                 offset = following if following is not None and following > offset else None
-            except HeadwaterError:  # it cannot be read now: nothing is known of it
+            except HeadwaterError:  # for example overloaded: not known whether it can be read
                 return error
             else:
                 break

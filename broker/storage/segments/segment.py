@@ -37,7 +37,7 @@ class Segment:
         self.max_timestamp_us = 0
         self.created_us = 0  # when the first batch was written; 0 while there is none
         self.sealed = False
-        self.epochs: tuple[EpochStart, ...] = ()  # of the leader epochs that occur in it
+        self.epochs: tuple[EpochStart, ...] = ()  # the starts of the leader epochs that occur here
         self.index = index
 
     @property

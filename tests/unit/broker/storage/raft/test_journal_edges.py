@@ -129,7 +129,7 @@ def test_a_log_without_the_snapshot_before_it_is_refused() -> None:
     journal = _filled(disk)
     journal.save(snapshot=_snapshot(3), image=LogImage(3, 3, (_entry(4),)))
     disk.delete("raft/snapshot")
-    with pytest.raises(MetadataCorruptError, match="needs a snapshot"):
+    with pytest.raises(MetadataCorruptError, match="before is missing"):
         _open(disk)
 
 
