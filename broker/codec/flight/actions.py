@@ -20,6 +20,7 @@ from broker.codec.flight.protocol import (
     short_text,
     stream_name,
     stream_uuid,
+    true_or_false,
     whole_number,
 )
 from broker.errors import InvalidRequestError
@@ -49,9 +50,7 @@ def _changes(value: object) -> dict[str, Any]:
 
 
 def _dry_run(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise InvalidRequestError("dry_run must be true or false", field="dry_run")
-    return value
+    return true_or_false(value, "dry_run")
 
 
 def _partition(value: object) -> int:
@@ -82,10 +81,12 @@ def _timeout_ms(value: object) -> int:
     return whole_number(value, "timeout_ms", low=1, high=FLUSH_TIMEOUT_MS_MAX)
 
 
-def _flag(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise InvalidRequestError("positions must be true or false", field="positions")
-    return value
+def _with_positions(value: object) -> bool:
+    return true_or_false(value, "positions")
+
+
+def _believe_forgotten(value: object) -> bool:
+    return true_or_false(value, "believe_forgotten")
 
 
 def _lease_id(value: object) -> str:
@@ -142,7 +143,7 @@ ACTIONS: Final[Mapping[str, ActionSpec]] = {
         "Describe a stream and its partitions' positions. {name, positions?} -> "
         "{cluster, stream, partitions, nats}; partitions is empty if positions is false; nats is "
         "the address of the broker's NATS server or null.",
-        {"name": _name, "positions": _flag},
+        {"name": _name, "positions": _with_positions},
         {"positions": True},
     ),
     "brokers": ActionSpec(
@@ -212,7 +213,7 @@ ACTIONS: Final[Mapping[str, ActionSpec]] = {
             "name": _name,
             "stream_uuid": _uuid,
             "positions": _positions,
-            "believe_forgotten": _flag,
+            "believe_forgotten": _believe_forgotten,
         },
         {"believe_forgotten": False},
     ),

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from broker.codec.flight.protocol import short_text, stream_name, whole_number
+from broker.codec.flight.protocol import short_text, stream_name, true_or_false, whole_number
 from broker.errors import InvalidRequestError
 from broker.model.ids import is_stream_name
 
@@ -77,17 +77,11 @@ def _confirm_ms(value: object) -> int:
 
 
 def _votes(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise InvalidRequestError("votes must be true or false", field="votes")
-    return value
+    return true_or_false(value, "votes")
 
 
 def _accepted(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise InvalidRequestError(
-            "accept_data_loss must be true or false", field="accept_data_loss"
-        )
-    return value
+    return true_or_false(value, "accept_data_loss")
 
 
 OPERATIONS: Final[Mapping[str, ActionSpec]] = {

@@ -196,6 +196,15 @@ def whole_number(value: object, field: str, *, low: int, high: int) -> int:
     return value
 
 
+def true_or_false(value: object, field: str) -> bool:
+    """Return a JSON boolean; raises InvalidRequestError."""
+    if type(value) is not bool:
+        raise InvalidRequestError(
+            f"{field} must be true or false, not {_short(value)}", field=field
+        )
+    return value
+
+
 def short_text(value: object, field: str, *, bytes_max: int) -> str:
     """Return a printable text of 1 to ``bytes_max`` bytes; raises InvalidRequestError."""
     fits = isinstance(value, str) and value.isprintable() and 0 < len(value) <= bytes_max
@@ -275,7 +284,8 @@ class ReadRequest:
         body = parse_object(ticket, what="the ticket", bytes_max=TICKET_BYTES_MAX)
         refuse_unknown(body, _TICKET_FIELDS, what="the ticket")
         whole_number(body.get("v"), "v", low=VERSION, high=VERSION)
-        follow, uncommitted = _flag(body, "follow"), _flag(body, "uncommitted")
+        follow = true_or_false(body.get("follow", False), "follow")
+        uncommitted = true_or_false(body.get("uncommitted", False), "uncommitted")
         start = _start_at(body.get("start", "earliest"))
         end = body.get("end")
         if end is not None:
@@ -315,13 +325,6 @@ _TICKET_FIELDS: Final = (
     "v", "stream", "stream_uuid", "partition", "start", "end", "follow", "columns",
     "batch_bytes_max", "leader_epoch", "uncommitted",
 )  # fmt: skip
-
-
-def _flag(body: Mapping[str, Any], name: str) -> bool:
-    value = body.get(name, False)
-    if type(value) is not bool:
-        raise InvalidRequestError(f"{name} must be true or false", field=name)
-    return value
 
 
 def _start_at(value: object) -> StartAt:

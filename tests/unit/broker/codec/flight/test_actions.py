@@ -133,13 +133,16 @@ def test_an_unknown_field_is_refused_by_name(action: str) -> None:
         ("remove_broker", {"broker": "a/b"}),
         ("change_controller", {"broker": "a/b"}),
         ("change_controller", {"votes": 1}),
+        ("check_cut", {"believe_forgotten": "yes"}),
+        ("alter_stream", {"dry_run": 0}),
     ],
 )
 def test_a_bad_value_is_refused_by_name(action: str, change: dict[str, Any]) -> None:
-    """Bounds and types are checked before anything is done."""
+    """Bounds and types are checked before anything is done; the message names the field, too."""
     with pytest.raises(InvalidRequestError) as caught:
         decode_body(action, json.dumps({**GOOD[action], **change}).encode())
     assert caught.value.field == next(iter(change))
+    assert str(caught.value).startswith(caught.value.field)
 
 
 def test_an_empty_body_is_an_empty_object() -> None:
