@@ -1,1 +1,1 @@
-"""One room per outside world: disk, NATS, Arrow Flight, HTTP, other brokers."""
+"""One folder per outside system: disk, NATS, Arrow Flight, HTTP, other brokers."""

@@ -1,4 +1,4 @@
-"""The real clock. No decision in the broker reads another one; metrics time what they watch."""
+"""The real clock. No decision of the broker reads another; metrics read the time themselves."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from broker.ports.api import BrokerApi
 from broker.ports.system import Clock
 from broker.ports.tiering import TierStatus
 
-_READINGS_MAX: Final = 10_000  # one takes microseconds; a commit takes as long as a disk write
+_READINGS_MAX: Final = 10_000  # a reading takes microseconds; a commit as long as a disk write
 _READING_MS_MAX: Final = 10_000
 
 
@@ -105,7 +105,7 @@ class StreamActions:
         return [_stream_dict(self._api.streams.delete(name))]
 
     def take_lease(self, name: str, owner: str, ttl_ms: int) -> list[dict[str, Any]]:
-        """Take a lease on what a stream still has."""
+        """Take a lease on the records that a stream has now."""
         return [dataclasses.asdict(self._api.cuts.take_lease(name, owner=owner, ttl_ms=ttl_ms))]
 
     def renew_lease(self, lease_id: str, ttl_ms: int) -> list[dict[str, Any]]:
@@ -134,7 +134,7 @@ class StreamActions:
         return [{}]
 
     def list_leases(self, name: str) -> list[dict[str, Any]]:
-        """Return the leases of a stream that hold."""
+        """Return the leases of a stream that have not expired."""
         return [dataclasses.asdict(lease) for lease in self._api.cuts.live_leases(name)]
 
     def cut(self, name: str, owner: str, ttl_ms: int) -> list[dict[str, Any]]:
@@ -169,7 +169,7 @@ class StreamActions:
         return [_status_dict(status) for status in self._api.cold.status(name)]
 
     def tier_flush(self, name: str, timeout_ms: int) -> list[dict[str, Any]]:
-        """Ship what is committed, and return the status."""
+        """Ship all committed records, and return the status."""
         return [
             _status_dict(status) for status in self._api.cold.flush(name, timeout_ms=timeout_ms)
         ]

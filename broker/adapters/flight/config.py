@@ -20,7 +20,7 @@ class FlightServiceConfig:
 
     host: str = "127.0.0.1"
     port: int = 7410  # 0 means any free port
-    nats_url: str | None = None  # of the NATS server that publishers use; told to clients
+    nats_url: str | None = None  # of the NATS server for publishers; describe_stream returns it
     tls_cert: bytes | None = None  # the chain, the server's own certificate first
     tls_key: bytes | None = None
     tls_client_ca: bytes | None = None
@@ -32,7 +32,7 @@ class FlightServiceConfig:
     # Such a batch of at most put_alone_bytes_max is committed at once; 0: never.
     put_alone_bytes_max: int = 64 * 1024
     put_alone_wait_us: int = 50  # a batch that has already arrived is read in less time
-    put_alone_after: int = 16  # so many batches in a row must have come alone before
+    put_alone_after: int = 16  # how many batches in a row must have come alone before that
     commit_timeout_ms: int = 30_000  # how long an ending do_put waits for its last outcomes
     idle_check_ms: int = 250  # how late an idle follower notices that its client has gone
 

@@ -32,7 +32,7 @@ FLIGHT_KINDS: Final[Mapping[type[HeadwaterError], type[flight.FlightError]]] = {
     FencedError: flight.FlightServerError,
     UnavailableError: flight.FlightUnavailableError,
     CommitTimeoutError: flight.FlightTimedOutError,
-    LogFailedError: flight.FlightInternalError,  # after Unavailable another client would retry
+    LogFailedError: flight.FlightInternalError,  # not Unavailable: other clients would retry it
     CorruptDataError: flight.FlightInternalError,
     InvalidConfigError: flight.FlightInternalError,
 }

@@ -16,7 +16,7 @@ from broker.ports.api import BrokerApi
 
 
 class Listing:
-    """What the broker knows of its streams, in the words of Flight. Any thread."""
+    """Makes flight infos and positions of the streams that the broker knows. Any thread."""
 
     def __init__(self, api: BrokerApi) -> None:
         self._api = api

@@ -1,10 +1,10 @@
 """One do_put without its threads: batches go in, answers come out in the same order.
 
-The session owns no thread and no lock, and waits for nothing. Two sides call it, each from one
-thread at a time. The receiving side hands over batches (`take`, `take_alone`) and says that there
-will be no more (`finish`). The answering side hears the news of the session (`heard`) and sends
-frames. News leave the session through ``tell``, from any thread, and come back in `heard`: between
-the two the owner of the session puts a queue. `writes.py` has the threads of the product.
+The session owns no thread and no lock, and never waits. Two sides call it, each from one thread at
+a time. The receiving side passes batches (`take`, `take_alone`) and the end of the client's stream
+(`finish`). The answering side passes outcomes (`heard`), and the session sends frames. An outcome
+(`News`) arises on any thread: the session gives it to ``tell``, and the owner of the session passes
+it to `heard` through a queue. `writes.py` has the threads of the product.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ from broker.ports.partition import PartitionHandle
 from broker.ports.system import Clock
 
 Outcome = AppendResult | HeadwaterError
-# (place, size in bytes, outcome). A size of -1 means no batch: the outcome is then None (the client
-# has finished, and `place` batches were taken) or a frame to send.
+# (place, size in bytes, outcome): of a batch, with its place in the order of batches.
+# A size of -1 means no batch: the outcome is then None (the client has finished, and `place`
+# batches were taken) or a frame to send.
 News = tuple[int, int, Outcome | bytes | None]
 
 
@@ -62,7 +63,10 @@ class ServedPut:
         explain: Callable[[HeadwaterError], HeadwaterError] = lambda error: error,
         policy: AckPolicy = AckPolicy.ALL,
     ) -> None:
-        """``write`` sends a frame to the client; ``explain`` completes an error for the client."""
+        """``write`` sends a frame to the client; ``explain`` adds to an error what a client needs.
+
+        ``tell`` gets outcomes on any thread; its owner passes them to :meth:`heard`.
+        """
         self._handle = handle
         self._schema = schema
         self._write = write
@@ -108,9 +112,9 @@ class ServedPut:
     def comes_alone(self, size: int, waited_us: float) -> bool:
         """Tell whether the client seems to wait for the answer to the batch that just came.
 
-        ``waited_us``: how long the receiving side waited for the batch. If the client sent ahead,
-        the batch would have been there already. Such a client may also have one batch alone, but
-        not many in a row. If true, all earlier batches are answered.
+        ``waited_us``: how long the receiving side waited for the batch. From a client that sends
+        ahead, the batch would have been there already. Even such a client sometimes has one batch
+        under way, but not many times in a row. If true, all earlier batches are answered.
         """
         alone = (
             self.inflight_batches == 0
@@ -210,7 +214,7 @@ class ServedPut:
         )
 
     def _follow_settings(self) -> None:
-        """Obey the stream's present settings: they may have been changed since the last batch."""
+        """Apply the stream's present settings: they may have changed since the last batch."""
         config = self._handle.config
         if config is not self._stream_config:
             self._stream_config = config

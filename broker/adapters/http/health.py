@@ -1,9 +1,9 @@
 """``/metrics``, ``/healthz`` and ``/readyz`` over HTTP, on the loopback unless told otherwise.
 
 ``/healthz`` says that the process answers. ``/readyz`` says whether to send it work: 503 with the
-reason while it recovers, closes, or a log has failed. A ready broker names what it cannot reach.
-Standard library only; connections, request sizes and times are bounded, nothing but GET and HEAD is
-taken, and no request is logged.
+reason while it recovers, closes, or a log has failed. A ready broker's answer names each service
+that it cannot reach now. Standard library only. Connections, request sizes and times are bounded.
+Only GET and HEAD are answered, and no request is logged.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _REQUEST_TIMEOUT_S: Final = 5.0
 _TEXT: Final = "text/plain; charset=utf-8"
 
 Readiness = Callable[[], str | None]  # None: ready; else the reason why not
-Missing = Callable[[], Sequence[str]]  # what a ready broker goes without for now, one line each
+Missing = Callable[[], Sequence[str]]  # services that a ready broker cannot reach, a line each
 
 
 class HealthServer:
@@ -92,7 +92,7 @@ class _BoundedServer(ThreadingHTTPServer):
             return
         try:
             super().process_request(request, client_address)
-        except BaseException:  # no thread was started, so nobody else gives the slot back
+        except BaseException:  # no thread was started that would give the slot back
             self._slots.release()
             raise
 

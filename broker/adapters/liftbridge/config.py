@@ -24,8 +24,7 @@ class LiftbridgeServiceConfig:
     connections_max: int = 256
     subscriptions_max: int = 512  # a thread each
     commands_max: int = 32  # calls that change or ask metadata, at one time
-    commit_timeout_ms: int = 30_000  # a published record that is not durable by then is refused
-    answer_bytes_max: int = MIB  # made for one subscriber and not yet taken by its connection
+    answer_bytes_max: int = MIB  # encoded for one subscriber and not yet taken by its connection
     http2: Http2Limits = field(default_factory=Http2Limits)
 
 

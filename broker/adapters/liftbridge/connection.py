@@ -29,7 +29,7 @@ from broker.adapters.liftbridge.statuses import OK, Code, Status, StatusError, s
 from broker.adapters.liftbridge.stream_calls import Unary, decode
 from broker.adapters.liftbridge.subjects import publish_to_subject
 from broker.adapters.liftbridge.subscribing import Subscriber
-from broker.errors import HeadwaterError
+from broker.errors import HeadwaterError, OverloadedError
 from broker.ports.subjects import SubjectPublisher
 from broker.ports.system import Clock
 from broker.wire.liftbridge import api_pb2 as api
@@ -57,7 +57,7 @@ class Workers(Protocol):
         """
 
     def subscribe(self, work: Callable[[], object], done: Callable[[object], None]) -> bool:
-        """The same for a subscription, which keeps a thread for as long as it lasts."""
+        """Do the same for a subscription, which keeps its thread for as long as it lasts."""
 
     def call_soon(self, work: Callable[[], None]) -> None:
         """Run on the event loop. Any thread."""
@@ -70,7 +70,7 @@ class _Call:
     window_bytes: int = 0
     publish: PublishCall | None = None
     sink: _CallSink | None = None
-    give_up: Callable[[], None] | None = None  # what the call waits for
+    give_up: Callable[[], None] | None = None  # ends the wait of the call for its answer
     started: bool = False
     half_closed: bool = False
     timer: asyncio.TimerHandle | None = None
@@ -91,7 +91,10 @@ class ClientConnection(asyncio.Protocol):
         subjects: SubjectPublisher | None,
         forget: Callable[[ClientConnection], None],
     ) -> None:
-        """``look_up`` finds a partition to publish to; it blocks, and raises."""
+        """``look_up`` finds a partition to publish to; it blocks, and raises HeadwaterError.
+
+        ``forget`` is called once the connection has ended.
+        """
         self._config = config
         self._clock = clock
         self._workers = workers
@@ -428,7 +431,7 @@ class _LookUps:
             found(result)
 
         if not self._workers.run(lambda: self._find(stream, partition), done):
-            busy = HeadwaterError("too many calls: try again")
+            busy = OverloadedError("too many calls: try again")
             self._workers.call_soon(lambda: found(busy))
 
     def call_later(self, delay_s: float, work: Callable[[], None]) -> None:

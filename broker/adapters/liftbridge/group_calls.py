@@ -1,8 +1,8 @@
 """The calls about cursors and consumer groups.
 
-Positions and groups are part of the cluster's metadata, so every broker answers for them. Clients
-ask the leader of a partition of ``__cursors``: they are told of such a stream, with one partition,
-which no log has. Calls block, on threads of the service.
+Cursors and groups are part of the cluster's metadata, so every broker can answer. Liftbridge's
+clients ask the leader of a partition of the stream ``__cursors``. So FetchMetadata describes such a
+stream, with one partition, although no log belongs to it. Calls block, on threads of the service.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ class GroupCalls:
         self._api = api_
 
     def set_cursor(self, payload: bytes) -> bytes:
-        """SetCursor: the position is on the disks of a majority of the controllers."""
+        """SetCursor: the answer means that a majority of the controllers has the cursor on disk."""
         request = decode(api.SetCursorRequest, payload)
         _require(stream=request.stream, cursorId=request.cursorId)
         self._api.cursors.set(request.cursorId, request.stream, request.partition, request.offset)
         return api.SetCursorResponse().SerializeToString()
 
     def fetch_cursor(self, payload: bytes) -> bytes:
-        """FetchCursor: the newest position; -1 if there is none."""
+        """FetchCursor: the newest cursor; -1 if there is none."""
         request = decode(api.FetchCursorRequest, payload)
         _require(stream=request.stream, cursorId=request.cursorId)
         found = self._api.cursors.get(request.cursorId, request.stream, request.partition)
@@ -62,7 +62,7 @@ class GroupCalls:
         return api.LeaveConsumerGroupResponse().SerializeToString()
 
     def assignments(self, payload: bytes) -> bytes:
-        """FetchConsumerGroupAssignments: from the coordinator, who hears that the member lives."""
+        """FetchConsumerGroupAssignments: from the coordinator; shows that the member lives."""
         request = decode(api.FetchConsumerGroupAssignmentsRequest, payload)
         _require(groupId=request.groupId, consumerId=request.consumerId)
         found = self._api.groups.assignments(request.groupId, request.consumerId, request.epoch)

@@ -1,8 +1,8 @@
 """Which member of a consumer group reads a partition here: one at a time, by the group's epoch.
 
-A subscription of a later epoch takes the place of an earlier one, whose messages then end in order.
-One of an epoch that is over is refused, so that a member that was expelled does not read
-beside its successor.
+A subscription of a later epoch ends the earlier subscription of the group. A subscription of an
+epoch that is over is refused, so that a member that was removed from the group does not read beside
+its successor.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class GroupReading:
 
 
 class GroupReaders:
-    """Any thread."""
+    """The subscriptions of group members here, one per group and partition. Any thread."""
 
     def __init__(self, groups: GroupsApi) -> None:
         """Ask ``groups`` for the epochs."""
@@ -33,7 +33,7 @@ class GroupReaders:
         self._readings: dict[tuple[str, str, int], GroupReading] = {}
 
     def enter(self, group: str, stream_uuid: str, partition: int, epoch: int) -> GroupReading:
-        """Begin to read; whoever read for the group before is replaced.
+        """Begin to read; the subscription that read for the group before is replaced.
 
         Raises:
             StatusError: the group is at a later epoch.

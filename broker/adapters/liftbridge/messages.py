@@ -1,4 +1,4 @@
-"""Records as Liftbridge's messages and back. Only here nanoseconds become microseconds.
+"""Converts records to Liftbridge's gRPC messages, and published messages to columns.
 
 A message of Liftbridge has two headers of its own, ``subject`` and ``reply``, which replace headers
 of a publisher with these names. An empty key is no key: protobuf's third version cannot tell them

@@ -1,9 +1,9 @@
 """Publish and PublishAsync: messages in, acknowledgements out.
 
-A message goes straight to the partition that it names, here or at the broker that leads it. So its
-acknowledgement means what the stream's other publishers are promised: the record is on disk. The
-messages that one read of the socket brought for one partition are one batch of the log. While a
-partition has no leader its messages wait for one; those of other partitions do not.
+A message goes straight to the partition that it names, here or at the broker that leads the
+partition. So its acknowledgement means the same as for all publishers of the stream. The messages
+for one partition that one read of the socket brought become one batch of the log. While a partition
+has no leader, its messages wait for a leader; messages for other partitions do not wait.
 
 Everything here runs on the event loop, except the look-up of a partition, which may ask the
 controllers. An outcome comes back from a commit thread by ``call_soon``.
@@ -77,7 +77,7 @@ class Published:
 
 
 class Looks(Protocol):
-    """Finds partitions, outside of the event loop, and lets time pass."""
+    """Finds partitions outside of the event loop, and runs work later."""
 
     def look_up(
         self, stream: str, partition: int, found: Callable[[PublishTarget | HeadwaterError], None]
@@ -316,7 +316,7 @@ def parse(payload: bytes) -> api.PublishRequest:
     """Read a request.
 
     Raises:
-        InvalidRequestError: the bytes are no such message.
+        InvalidRequestError: the bytes are not a PublishRequest.
     """
     request = api.PublishRequest()
     try:

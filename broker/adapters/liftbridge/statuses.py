@@ -1,9 +1,9 @@
 """gRPC's status codes, and Headwater's errors as a status that Liftbridge's clients understand.
 
-Liftbridge's clients act on the code: NotFound is a stream or partition that is not there,
-FailedPrecondition at the start of a call makes them ask another broker, Unavailable makes them try
-again and go on behind the last record, ResourceExhausted says that a subscription has come to its
-end. Source: gRPC's status codes; go-liftbridge's mapping of codes to errors.
+Liftbridge's clients act on the code. NotFound: the stream or partition does not exist.
+FailedPrecondition at the start of a call: they ask another broker. Unavailable: they try again, and
+continue after the last record. ResourceExhausted: the subscription has reached its end. Sources:
+gRPC's status codes; go-liftbridge's mapping of codes to errors.
 """
 
 from __future__ import annotations

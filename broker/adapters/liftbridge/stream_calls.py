@@ -1,4 +1,4 @@
-"""The calls about streams: create, delete, and what clients ask before they publish or subscribe.
+"""The calls about streams: create, delete, and the metadata for publishers and subscribers.
 
 They block, on threads of the service.
 """
@@ -36,7 +36,7 @@ def decode(kind: type[_Request], payload: bytes) -> _Request:
     """Read a request.
 
     Raises:
-        StatusError: the bytes are no such message.
+        StatusError: the bytes are not such a message.
     """
     request = kind()
     try:
@@ -93,7 +93,7 @@ class StreamCalls:
             ("segmentMaxAge", "segment_age_ms_max"),
             ("minIsr", "min_isr"),
         ):
-            # Zero switches a limit of Liftbridge off; ours has its default then.
+            # In Liftbridge zero switches a limit off; here the setting then has its default.
             if request.HasField(option) and getattr(request, option).value:
                 settings[setting] = getattr(request, option).value
         return StreamConfig(subject=request.subject, **settings)
@@ -173,7 +173,7 @@ class StreamCalls:
             found.partitions[place.partition].CopyFrom(self._partition(stream, place))
 
     def _partition(self, stream: Stream, place: PartitionPlace) -> api.PartitionMetadata:
-        """Describe a partition; how far it is committed, a broker with a replica knows."""
+        """Describe a partition; only a broker with a replica knows its newest offsets."""
         committed, newest = self._newest_offsets(stream.name, place.partition)
         return api.PartitionMetadata(
             id=place.partition,
@@ -244,7 +244,7 @@ def _refuse_what_is_missing(request: api.CreateStreamRequest) -> None:
     """Refuse options for features that are not built.
 
     Raises:
-        StatusError: with the option's name. To take it and not to do it would be a lie.
+        StatusError: with the name of the option. An option must not be accepted and ignored.
     """
     asked = [
         option

@@ -1,8 +1,9 @@
-"""PublishToSubject: a message for whatever streams listen to a NATS subject.
+"""PublishToSubject: a message for every stream that listens to a NATS subject.
 
 The message goes over NATS, as from a client that speaks NATS itself: every stream on the subject
-stores it, and the first acknowledgement is the answer. Without a deadline there is none, as in
-Liftbridge: its oldest Python client sends no deadline and does not look.
+stores it, and the first acknowledgement is the answer. A call without a deadline is answered at
+once, without an acknowledgement, as in Liftbridge: its oldest Python client sends no deadline and
+ignores the acknowledgement.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ def publish_to_subject(
     *,
     waits: bool,
 ) -> Callable[[], None]:
-    """Publish; ``replied`` gets the answer's bytes or an exception. Returns what ends the wait.
+    """Publish; ``replied`` gets the answer's bytes or an exception.
+
+    ``waits``: the call has a deadline, so it waits for an acknowledgement. Returns a function that
+    ends the wait.
 
     Raises:
         StatusError, HeadwaterError: nothing was published.

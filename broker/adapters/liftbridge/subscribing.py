@@ -1,9 +1,10 @@
 """Subscribe: the committed records of one partition, from any offset of its history.
 
-A subscription runs on a thread of its own and blocks there: for records, and for its subscriber.
-Bounds and stops are Liftbridge's; records below the local log come from the table.
+A subscription runs on a thread of its own. There it waits for records, and for a subscriber that
+does not read. Start and stop positions are as in Liftbridge; records below the local log come from
+the table.
 
-Source: Liftbridge's server/api.go; differences are in docs/decisions/0029.
+Source: Liftbridge's server/api.go; docs/decisions/0029 lists the differences.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _REVERSE_RECORDS: Final = 1000  # read forwards, and sent backwards, at a time
 
 
 class Subscriber(Protocol):
-    """The subscriber. The subscription's thread calls it."""
+    """The receiver of a subscription's messages. The subscription's thread calls it."""
 
     def stopped(self) -> bool:
         """Whether the subscriber has gone, or the service closes."""
@@ -95,7 +96,7 @@ def _send(
     handle: PartitionHandle,
 ) -> str | None:
     bounds = _bounds(api_, request, stream, handle)
-    sink.send(prefixed(b""))  # Liftbridge's clients wait for it: the subscription stands
+    sink.send(prefixed(b""))  # Liftbridge's clients wait for this sign that the request is accepted
     wanted = RowRange(
         handle, stream, request.partition, bounds.start, bounds.end, SCHEMA, _READ_BYTES
     )
@@ -152,7 +153,7 @@ def _bounds(
         return _OffsetRange(
             min(start, Offset(committed - 1)), None, _lowest(request, first, start, at)
         )
-    # An offset that does not exist yet: the next record that is committed comes first.
+    # A start at an offset that does not exist yet: begin with the next committed record.
     return _OffsetRange(min(start, committed), _end(request, first, start, committed, at), first)
 
 

@@ -1,8 +1,9 @@
-"""Publishes on NATS subjects for clients of other protocols, and hears the acknowledgements.
+"""Publishes on NATS subjects for clients of other protocols, and receives the acknowledgements.
 
-A connection of its own: the ingest's connection is not read while its receiver waits, and an answer
-must not wait behind that. Every publish that asks for an answer has an inbox; the first message on
-it is the answer. What waits for answers is bounded, and dropped when its asker gives up.
+It has a connection of its own: the connection of the ingest is not read while its receiver waits,
+and an answer must not be delayed by that. Every request has an inbox, and the first message there
+is the answer. The number of inboxes with a waiting request is bounded. A request is forgotten when
+its caller ends the wait.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class NatsAsking:
         self._spawn(self._hear_own())
 
     async def close(self) -> None:
-        """Close the connection; nobody is answered any more."""
+        """Close the connection; no waiting request is answered any more."""
         for task in list(self._tasks):
             task.cancel()
         await self._transport.close()
@@ -76,7 +77,10 @@ class NatsAsking:
     ) -> Callable[[], None]:
         """See ``SubjectPublisher.ask``."""
         if inbox and not is_literal(inbox):
-            raise InvalidRequestError(f"{inbox!r} is no subject that an answer can be sent to")
+            raise InvalidRequestError(
+                f"inbox {inbox!r} is not a subject that an answer can be sent to: it must be words "
+                "with dots between them, without a blank or a wildcard"
+            )
         number = next(self._numbers)
         address = inbox or f"{self._inbox}.{number}"
         made = data(address)
@@ -88,8 +92,8 @@ class NatsAsking:
     def _check(self, subject: str, data: bytes) -> None:
         if not is_literal(subject):
             raise InvalidRequestError(
-                f"{subject!r} is no subject that can be published to: words with dots between "
-                "them, without a blank or a wildcard"
+                f"{subject!r} is not a subject that can be published to: it must be words with "
+                "dots between them, without a blank or a wildcard"
             )
         limit = self._transport.max_payload_bytes
         if limit and len(data) > limit:
@@ -124,7 +128,7 @@ class NatsAsking:
             self._spawn(self._ask_at(number, inbox, subject, data))
 
     async def _ask_at(self, number: int, inbox: bytes, subject: str, data: bytes) -> None:
-        """Publish once the asker's own inbox is heard."""
+        """Subscribe to the caller's own inbox, then publish the request."""
         try:
             await self._transport.subscribe({number: inbox.decode()}, None)
         except HeadwaterError as error:
@@ -136,8 +140,8 @@ class NatsAsking:
         self._send(subject, data)
 
     async def _hear_own(self) -> None:
-        # Without a connection the next one subscribes. If the server allows no inbox, askers wait
-        # until their deadline.
+        # Without a connection, the next connection subscribes. If the server does not allow this
+        # inbox, requests get no answer and wait until their deadlines.
         with contextlib.suppress(UnavailableError, InvalidStreamError):
             await self._transport.subscribe({_OWN_SID: f"{self._inbox}.*"}, None)
 
@@ -165,7 +169,7 @@ class NatsAsking:
     # ------------------------------------------------------------------ MessageSink
 
     def received(self, batches: list[MessageBatch]) -> asyncio.Future[None] | None:
-        """Hand answers to whoever waits for them."""
+        """Pass each answer to the requests that wait on its inbox."""
         for batch in batches:
             starts = [*(row for row, _ in batch.runs[1:]), len(batch.payloads)]
             for (first, inbox), end in zip(batch.runs, starts, strict=True):
@@ -176,4 +180,4 @@ class NatsAsking:
         return None
 
     def connection_lost(self, *, slow_consumer: bool) -> None:
-        """See ``MessageSink``: an answer may be lost; its asker has a deadline."""
+        """See ``MessageSink``. An answer may be lost; the request has a deadline."""

@@ -1,7 +1,7 @@
-"""Liftbridge's protobuf messages inside envelopes, to our values and back.
+"""Converts Liftbridge's protobuf messages inside envelopes to our values and back.
 
-Only here Liftbridge's nanoseconds are converted to our microseconds. As in Liftbridge, the stored
-timestamp of a record is the broker's own; the timestamp in a publisher's message is not read.
+For messages over NATS, nanoseconds are converted to microseconds only here. As in Liftbridge, the
+stored timestamp of a record is the broker's own; the timestamp in a publisher's message is ignored.
 """
 
 from __future__ import annotations

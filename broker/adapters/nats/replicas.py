@@ -56,6 +56,7 @@ from broker.model.replica_messages import (
     FetchRequest,
     NewDataNotice,
     ReplicaMessage,
+    size_of,
 )
 from broker.ports.cluster import ReplicaAddress
 from broker.ports.partition import StoredBatch
@@ -134,9 +135,7 @@ class NatsReplicaTransport:
 
     def send(self, to: BrokerId, address: ReplicaAddress, message: ReplicaMessage) -> None:
         """See ``ReplicaTransport.send``."""
-        size = _MESSAGE_OVERHEAD
-        if isinstance(message, FetchAnswer):
-            size += sum(batch.header.size for batch in message.batches)
+        size = _MESSAGE_OVERHEAD + size_of(message)
         with self._lock:
             full = self._waiting and self._waiting_bytes + size > _WAITING_BYTES_MAX
             if full or self._loop is None:

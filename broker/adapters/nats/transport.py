@@ -50,7 +50,7 @@ class MessageSink(Protocol):
         """Take the batches of one socket read; the socket is not read until the future is done."""
 
     def connection_lost(self, *, slow_consumer: bool) -> None:
-        """Take note of a gap: messages published until the next connection are not received."""
+        """Note a gap: messages that are published before the next connection are not received."""
 
 
 @dataclass(slots=True)
@@ -113,7 +113,7 @@ class NatsTransport:
         self._closing = asyncio.Event()
         self._urls = server_urls(config)
         self._task: asyncio.Task[None] | None = None
-        self._lost_s = 0.0  # when there was a connection last, or none was tried before
+        self._lost_s = 0.0  # when the last connection ended, or :meth:`start` was called
 
     # ------------------------------------------------------------------ life
 
@@ -133,7 +133,7 @@ class NatsTransport:
     async def start(self, *, must_connect: bool = True) -> None:
         """Connect; reconnect from then on until :meth:`close`.
 
-        Without ``must_connect`` it goes on without a server, which is then asked again and again.
+        Without ``must_connect`` the call succeeds without a server; the transport keeps trying.
 
         Raises:
             InvalidConfigError: nats-py has another release than the pinned one, or bad TLS files.
@@ -345,7 +345,14 @@ class NatsTransport:
         return True
 
     async def _wait_connected(self) -> None:
-        """Wait until the time for a connection is over since the last one: many wait once."""
+        """Wait for a connection.
+
+        The time-out counts from the end of the last connection, so that calls one after another do
+        not each wait for the whole time.
+
+        Raises:
+            UnavailableError: there was no connection for ``connect_timeout_ms``.
+        """
         if not self._connected.is_set():
             left_s = self._lost_s + self._config.connect_timeout_ms / 1000 - time.monotonic()
             try:

@@ -1,6 +1,6 @@
-"""Raft's messages over the link between brokers; alone, or beside the other lanes.
+"""Raft's messages over a link between brokers that other lanes share, or over a link of its own.
 
-What cannot be sent at once is dropped: Raft repeats itself.
+A message that cannot be sent at once is dropped: Raft repeats its messages.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["PeerAddress", "PeerRaftTransport", "RaftTls", "TlsRaftTransport", "m
 
 
 class PeerRaftTransport:
-    """Implements ``RaftTransport`` over a link that others share. Any thread."""
+    """Implements ``RaftTransport`` over a link that other transports share. Any thread."""
 
     def __init__(
         self,
@@ -35,8 +35,8 @@ class PeerRaftTransport:
     ) -> None:
         """Use the link's Raft lane; a member of the group is the broker of the same name.
 
-        ``on_other`` hears that the group has elected a leader that runs another Raft than ``raft``:
-        this member can take no part in it.
+        ``on_other`` gets an error if the group's elected leader runs another implementation of Raft
+        than ``raft``: this member cannot take part in such a group.
         """
         self._lane = link.lane(LaneKind.RAFT)
         self._raft: RaftName = raft
@@ -56,7 +56,7 @@ class PeerRaftTransport:
         self._lane.send(BrokerId(target), (data,))
 
     def close(self) -> None:
-        """Hear nothing more; the link stays open for the others."""
+        """Deliver no more messages; the link stays open for other transports."""
         self._lane.stop()
 
     def _decode(self, sender: BrokerId, message: memoryview) -> Message:
@@ -65,9 +65,10 @@ class PeerRaftTransport:
         if other is not None and self._on_other is not None:
             self._on_other(
                 InvalidConfigError(
-                    f"the controllers of this cluster run cluster.raft = {other}, as {sender} says "
-                    f"who leads them; this broker is set to {self._raft}. Set it as they are; to "
-                    "change it, stop all brokers, change the setting of each, and start them",
+                    f"the controllers of this cluster run cluster.raft = {other} (their leader is "
+                    f"{sender}), but this broker is set to {self._raft}: set cluster.raft = "
+                    f"{other} here. To change the whole cluster, stop all brokers, change the "
+                    "setting of each, and start them",
                     expected=other,
                     found=self._raft,
                 )
@@ -76,7 +77,7 @@ class PeerRaftTransport:
 
 
 class TlsRaftTransport(PeerRaftTransport):
-    """The same over a link of its own: for a group whose members are no brokers."""
+    """Implements ``RaftTransport`` over a link of its own, for a group without brokers."""
 
     def __init__(
         self,
@@ -105,7 +106,7 @@ class TlsRaftTransport(PeerRaftTransport):
 
     @property
     def refused(self) -> Counter[str]:
-        """Why connections were ended, for metrics."""
+        """Number of connections that this member closed, by reason, for metrics."""
         return self._link.refused
 
     def close(self) -> None:

@@ -23,7 +23,7 @@ class PeerWriteTransport:
         self._lane.start(lambda _, data: decode(data), deliver)
 
     def send(self, to: BrokerId, message: ForwardingMessage) -> bool:
-        """See ``WriteTransport.send``; a message that no frame can carry is dropped, too."""
+        """See ``WriteTransport.send``; a message above the lane's limit is dropped, too."""
         pieces = encode(message)
         if sum(map(len, pieces)) > LANE_BYTES_MAX[LaneKind.WRITES]:
             return False

@@ -85,7 +85,7 @@ class Seen:
 
     @property
     def standing(self) -> Standing:
-        """Its answer to a member with an empty disk; it describes the log in memory.
+        """The member's answer to a member with an empty disk; it describes the log in memory.
 
         A leader may still count an acknowledgement of that member for entries that the leader's own
         disk does not have yet.
@@ -113,11 +113,13 @@ class PysyncobjCore:
         """
         if config.observers:
             raise InvalidConfigError(
-                "pysyncobj as we run it has no members that do not vote: name all as controllers"
+                "with cluster.raft = pysyncobj every broker must be a controller, because the "
+                "library has no members without a vote: name all brokers as controllers, or set "
+                "cluster.raft = own"
             )
         if VoterHistory(config.members, stored).index:
             raise InvalidConfigError(
-                "the controllers of this cluster were changed, and with pysyncobj as we run it "
+                "the controllers of this cluster were changed, and with cluster.raft = pysyncobj "
                 "they are fixed: set cluster.raft = own"
             )
         assert me in config.members, f"{me!r} is not a member of {config.members}"
@@ -152,7 +154,7 @@ class PysyncobjCore:
 
     @property
     def group(self) -> GroupSeen:
-        """The members, who all vote; the library does not tell how far each of them is."""
+        """The members, who all vote; the library does not tell the progress of each."""
         members = tuple(MemberSeen(one, votes=True) for one in sorted(self._seen.voters))
         return GroupSeen(self._seen.leader, True, members)
 

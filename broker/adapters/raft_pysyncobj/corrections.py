@@ -2,10 +2,10 @@
 
 Elections, votes, appends, counts of copies, applying and stepping down are the library's code. The
 corrections add what it lacks: messages of an old term or of an unknown sender are dropped; a member
-stands only after a majority has promised its votes; only conflicting entries are removed; a commit
-reaches no further than the message has shown both logs to be equal; an answer names its question.
-`docs/raft.md` lists the defects by number. Names like ``_SyncObj__x`` are the library's private
-``__x``.
+becomes a candidate only after a majority has promised its votes; only conflicting entries are
+removed; a commit goes no further than a message has shown both logs to be equal; an answer names
+its request. Numbers like S8 and L2 are those of the defects in `docs/raft.md`. Names like
+``_SyncObj__x`` are the library's private ``__x``.
 """
 
 from __future__ import annotations

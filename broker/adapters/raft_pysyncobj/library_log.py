@@ -71,7 +71,7 @@ class LibraryLog:
 
     @property
     def abstains(self) -> bool:
-        """Tell whether it may lack entries that it acknowledged before its disk was wiped."""
+        """Tell whether the log may lack entries that the member acknowledged on a former disk."""
         return self.floor > Floor()
 
     @property
@@ -81,7 +81,7 @@ class LibraryLog:
 
     @property
     def voting_end(self) -> Floor:
-        """The end that a candidate's log must reach: that of this member's log, or its bar."""
+        """The end that a candidate's log must reach: this log's end, or the bar if it is higher."""
         return max(Floor(self.entries.last_term, self.entries.last_index), self.bar)
 
     @property
@@ -232,4 +232,4 @@ class LibraryLog:
         return self.commit
 
     def onOneSecondTimer(self) -> None:  # noqa: N802
-        """Do nothing: everything is durable before it is told, not once a second."""
+        """Do nothing: every step is durable before its effects, not once a second."""

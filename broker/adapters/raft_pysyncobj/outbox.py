@@ -66,7 +66,7 @@ class Reads:
         self._confirmed: list[tuple[int, int]] = []  # (index, barrier) that wait for the apply
 
     def ask_leader(self, leader: NodeId | None, term: int, barrier: int, now_ms: int) -> None:
-        """Send a follower's barrier to its leader as a question."""
+        """Ask the leader for the index that this follower's barrier must wait for."""
         if leader is None or len(self._remote) >= self._config.reads_max:
             self._out.emit(BarrierFailed(barrier))
             return

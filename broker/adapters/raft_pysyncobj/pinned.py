@@ -41,8 +41,9 @@ def check_source(folder: Path) -> None:
     found = source_digest(folder)
     if found != DIGEST:
         raise InvalidConfigError(
-            f"pysyncobj in {folder} is not release {VERSION} as it was reviewed (SHA-256 {found}); "
-            "its private methods are overridden, so no other source may run"
+            f"pysyncobj in {folder} is not the reviewed release {VERSION} (SHA-256 {found}). Its "
+            "private methods are replaced, so no other source may run: install pysyncobj "
+            f"{VERSION}, or set cluster.raft = own"
         )
 
 
@@ -82,7 +83,7 @@ def load(*, clock: Callable[[], float], dice: Callable[[], float], journal: Any)
     }
     for what, value in surroundings.items():
         if what not in vars(module):
-            raise InvalidConfigError(f"pysyncobj has no {what} to be replaced")
+            raise InvalidConfigError(f"pysyncobj has no {what}, which has to be replaced")
         setattr(module, what, value)
     return module
 
@@ -91,7 +92,9 @@ def load(*, clock: Callable[[], float], dice: Callable[[], float], journal: Any)
 def _code() -> CodeType:
     spec = importlib.util.find_spec("pysyncobj")  # finds it and runs nothing of it
     if spec is None or spec.origin is None:
-        raise InvalidConfigError(f"pysyncobj {VERSION} is not installed")
+        raise InvalidConfigError(
+            f"pysyncobj {VERSION} is not installed: install it, or set cluster.raft = own"
+        )
     folder = Path(spec.origin).parent
     check_source(folder)
     path = folder / "syncobj.py"

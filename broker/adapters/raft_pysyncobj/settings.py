@@ -48,7 +48,7 @@ def peer(module: Any, config: RaftConfig, name: NodeId) -> Any:
 def configuration(module: Any, config: RaftConfig, on_state_changed: Any) -> Any:
     """Return the library's configuration: it uses no disk, no socket and no pickle."""
     shortest, longest = config.election_ms_min / 1000, config.election_ms_max / 1000
-    beat = min(config.heartbeat_ms / 1000, shortest / 3.001)  # it needs over three a timeout
+    beat = min(config.heartbeat_ms / 1000, shortest / 3.001)  # it needs over three in a timeout
     return module.SyncObjConf(
         autoTick=False,
         password=None,

@@ -44,7 +44,7 @@ _UNCOMMITTED_WAIT_MS = 20  # poll: there is no notification of uncommitted recor
 
 @dataclass(frozen=True, slots=True)
 class RowRange:
-    """A resolved request: the partition, the columns, and the range; end None: without end."""
+    """A resolved request: the partition, the columns, and the range; ``end`` None: no end."""
 
     handle: PartitionHandle
     stream: Stream
@@ -146,7 +146,7 @@ def _last(api: BrokerApi, request: ReadRequest, handle: PartitionHandle, first: 
     start, end = request.start, request.end
     whole = start == "latest" or (end is None and not request.follow)
     beyond = (isinstance(start, int) and start > here) or (end is not None and end > here)
-    beyond = beyond or first > here  # what was committed was purged before it came here
+    beyond = beyond or first > here  # committed records were purged before this replica got them
     if not whole and not beyond:
         return here
     return max(here, api.partitions.standing(request.stream, request.partition).high_watermark)
@@ -159,7 +159,9 @@ def _purged(handle: PartitionHandle, name: str, offset: Offset) -> PurgedError:
 
 def _check_leads(handle: PartitionHandle, name: str) -> None:
     if not handle.leads:
-        raise NotLeaderError(f"only the leader of {name} serves uncommitted records")
+        raise NotLeaderError(
+            f"only the leader of {name} serves uncommitted records: ask the leader"
+        )
 
 
 def _check_history(handle: PartitionHandle) -> None:
@@ -350,7 +352,7 @@ def _check_goes_on(wanted: RowRange, position: Offset, written_in: LeaderEpoch) 
     if found != written_in:
         raise TruncatedError(
             f"record {before} of {wanted.name}, which was read in leader epoch {written_in}, is no "
-            "longer in the log: choose a new position",
+            "longer in the log: begin a new read at another offset",
             partition=wanted.partition,
             offset=position,
             leader_epoch=written_in,

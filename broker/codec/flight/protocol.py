@@ -173,8 +173,8 @@ def stream_name(value: object, field: str = "stream") -> str:
     """Return a well-formed stream name; raises InvalidRequestError."""
     if not isinstance(value, str) or not is_stream_name(value):
         raise InvalidRequestError(
-            f"{field} {_short(value)} is not a stream name: it must have 1 to 128 of A-Z a-z 0-9 "
-            "_ -, and must not begin with -",
+            f"{field} {_short(value)} is not a stream name: it must have 1 to 128 letters, digits, "
+            "_ and -, and must not begin with -",
             field=field,
         )
     return value

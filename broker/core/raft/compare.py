@@ -37,7 +37,7 @@ from broker.core.raft.rejoin import REQUEST_MAX, Told, same_moment
 from broker.core.raft.voters import majority
 from broker.model.raft import Floor, HardState, NodeId, Standing
 
-_MANY: Final = 3  # from this number on one voter may forget, and the others know of a change
+_MANY: Final = 3  # with so many voters, another voter knows of a change even if one disk forgot it
 
 
 @dataclass(frozen=True, slots=True)

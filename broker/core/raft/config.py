@@ -35,7 +35,7 @@ class RaftConfig:
     uncommitted_bytes_max: int = 4 * 1024 * 1024  # beyond it, proposals are refused
     reads_max: int = 10_000  # barriers that wait at once
     keep_entries: int = 1000  # entries kept before a snapshot, for members that lag a little
-    keep_bytes: int = 16 * 1024 * 1024  # at most so many bytes of them: a journal is read at once
+    keep_bytes: int = 16 * 1024 * 1024  # their bytes at most, because a journal is read whole
     restart_grace_ms: int = 5000  # how long a restarted member waits for silent members
 
     @property
@@ -54,11 +54,13 @@ class RaftConfig:
             )
         if len({*self.members, *self.observers}) != len(self.members) + len(self.observers):
             raise InvalidConfigError(
-                f"an observer is no member, and named once; not {list(self.observers)}"
+                f"the observers must be different, and none of them a member: "
+                f"{list(self.observers)} beside the members {list(self.members)}"
             )
         if not 0 < 3 * self.heartbeat_ms <= self.election_ms_min < self.election_ms_max:
             raise InvalidConfigError(
-                "an election timeout must allow three heartbeats, and its maximum more than that"
+                "election_ms_min must be at least three times heartbeat_ms, and election_ms_max "
+                "must be above election_ms_min"
             )
         if self.restart_grace_ms < 0:
             raise InvalidConfigError("restart_grace_ms must not be negative")

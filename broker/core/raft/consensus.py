@@ -1,4 +1,4 @@
-"""What a driver of a Raft member needs of it, whichever implementation it is."""
+"""The interface of a Raft member for its driver, whichever implementation of Raft it is."""
 
 from __future__ import annotations
 
