@@ -51,6 +51,7 @@ class RecordRules:
     headers_only: bool  # a PubAck only for messages with a header of JetStream's publishers
     stream: str
     partitions: int
+    checks_offsets: bool  # store an envelope only at the offset that it names, if it names one
 
     @property
     def answers_all(self) -> bool:
@@ -69,6 +70,7 @@ class RecordRules:
             headers_only=config.puback_headers_only,
             stream=stream,
             partitions=config.partitions,
+            checks_offsets=config.optimistic_concurrency,
         )
 
 
@@ -237,6 +239,8 @@ class _Columns:
             self._publishes[row] = publish
             self._values[row] = publish.value
             self._headers[row] = publish.headers
+            if self._rules.checks_offsets and publish.expected_offset >= 0:
+                self._expected[row] = publish.expected_offset
             key = publish.key
             if key is None:
                 key = _first(publish.headers, self._rules.key_header)

@@ -15,7 +15,7 @@ from broker.codec.nats.puback import (
     is_publish_subject,
 )
 from broker.codec.nats.records import Opened, RecordRules, Records, RefusedMessage
-from broker.errors import HeadwaterError, RecordTooLargeError
+from broker.errors import ConditionFailedError, HeadwaterError, RecordTooLargeError
 from broker.model.offsets import Offset
 from broker.model.partitioner import partition_of_key
 from broker.model.records import AckPolicy
@@ -222,9 +222,8 @@ class PartitionIngest:
         if replies:
             body = self._pubacks.encode_error(error)
             answers.messages += [(reply, body) for reply in replies.values()]
-        kind = AckError.TOO_LARGE if isinstance(error, RecordTooLargeError) else AckError.UNKNOWN
         for one in opened.values():
-            self._ack(one, Offset(0), answers, kind)
+            self._ack(one, Offset(0), answers, _ack_error(error))
 
     def _ack(self, opened: Opened, offset: Offset, answers: Answers, error: AckError) -> None:
         """Answer an AckInbox. The caller has waited until the ack policy allows it."""
@@ -250,3 +249,12 @@ class PartitionIngest:
             error=error,
         )
         answers.messages.append((inbox, answers.encode_ack(ack)))
+
+
+def _ack_error(error: HeadwaterError) -> AckError:
+    """Return the code by which Liftbridge's clients know an error."""
+    if isinstance(error, RecordTooLargeError):
+        return AckError.TOO_LARGE
+    if isinstance(error, ConditionFailedError):
+        return AckError.INCORRECT_OFFSET
+    return AckError.UNKNOWN

@@ -234,6 +234,23 @@ def test_a_record_one_byte_too_large_is_refused_alone(rig: IngestRig, client: Ra
     assert rig.values("foo") == [b"a" * 1000, b"d" * 1000]
 
 
+def test_an_envelope_is_stored_only_at_the_offset_that_it_expects(
+    rig: IngestRig, client: RawNats
+) -> None:
+    """With optimistic concurrency a publisher that expects another offset hears so."""
+    rig.add_stream("foo", optimistic_concurrency=True)
+    for inbox, offset in (("in.1", 0), ("in.2", 0), ("in.3", 1), ("in.4", -1)):
+        client.publish("foo", liftbridge(value=inbox.encode(), offset=offset, ackInbox=inbox))
+    acks = {inbox: ack_of(body) for inbox, body in (client.next_message() for _ in range(4))}
+    assert {inbox for inbox, ack in acks.items() if ack.ackError == wire.Ack.OK} == {
+        "in.1",
+        "in.3",
+        "in.4",
+    }
+    assert acks["in.2"].ackError == wire.Ack.INCORRECT_OFFSET
+    assert rig.values("foo") == [b"in.1", b"in.3", b"in.4"]
+
+
 def test_a_message_of_the_servers_largest_size_arrives(rig: IngestRig, client: RawNats) -> None:
     """max_payload bytes pass whole, through many reads."""
     rig.add_stream("foo", puback=True)

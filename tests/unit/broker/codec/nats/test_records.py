@@ -149,6 +149,16 @@ def test_an_envelope_is_opened() -> None:
     assert records.opened[1].subject == b"foo"
 
 
+def test_an_envelope_names_the_offset_that_its_record_expects() -> None:
+    """Such a row is alone; -1 asks for nothing, and a stream without the setting does not look."""
+    expected = [-1, 7, -1]
+    sent = [pub("foo", liftbridge(value=b"x", offset=one)) for one in expected]
+    checked, refused = convert(delivered(*sent), rules(optimistic_concurrency=True))
+    assert refused == []
+    assert [one.expected_end for one in checked] == [None, 7, None]
+    assert only(delivered(*sent), rules()).expected_end is None
+
+
 def test_rows_go_to_the_log_in_runs_of_one_ack_policy() -> None:
     """Order is kept; without a policy, or with PubAck, an ack waits for ALL. No row is lost."""
 
