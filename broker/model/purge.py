@@ -12,8 +12,8 @@ from broker.model.offsets import Offset
 class Purged:
     """The result of a purge: the records ``[start, end)`` of a partition were deleted.
 
-    Equal bounds: no record was deleted. ``purged_end`` is the first offset that is not purged now. A
-    purge that is repeated, because the answer to the first one was lost, deletes nothing; its
+    Equal bounds: no record was deleted. ``purged_end`` is the first offset that is not purged now.
+    A purge that is repeated, because the answer to the first one was lost, deletes nothing; its
     ``purged_end`` tells the end of the first one. With ``in_table`` only the copies on the brokers'
     disks were deleted: readers get the records from the stream's table, as before.
     """
