@@ -29,8 +29,8 @@ EXIT_INTERRUPTED: Final = 130
 _HINTS: Final = {
     "UnknownStreamError": "List what exists with `headwater stream list`, or make the stream with "
     "`headwater stream create NAME --subject SUBJECT`.",
-    "StreamExistsError": "`headwater stream describe NAME` shows the existing stream. Choose "
-    "another name, or delete that stream first.",
+    "StreamExistsError": "`headwater stream describe NAME` shows the existing stream, and "
+    "`headwater stream alter NAME` changes its settings. Or choose another name.",
     "UnknownPartitionError": "`headwater stream describe NAME` shows the partitions.",
     "OffsetOutOfRangeError": "Give an offset within the range. To read, `--from earliest` begins "
     "at the first record.",
@@ -42,7 +42,8 @@ _HINTS: Final = {
     "PurgeRefusedError": "What was purged stays purged. `headwater lease list STREAM` shows who "
     "reads, `headwater tier flush STREAM` ships what is committed; then run the command again.",
     "PurgedError": "`headwater stream describe STREAM` shows from where on records are there.",
-    "UnknownLeaseError": "To read on, take a new cut: `headwater cut STREAM`.",
+    "UnknownLeaseError": "A lease keeps what a reader needs. To read on after its end, take a new "
+    "cut: `headwater cut STREAM`.",
     "InvalidCutError": "Give the whole text that `headwater cut STREAM` printed, or a file with "
     "that text as `--as-of @FILE`.",
     "InvalidConfigError": "`headwater COMMAND --help` lists the accepted values.",

@@ -96,12 +96,14 @@ def _answered_here(statement: str, client: Client, form: str, engine: str) -> bo
             from headwater.local_sql.expressions import NeedsSparkError
             from headwater.local_sql.local import answer
             from headwater.local_sql.parsing import parse_statement, refuse_change
+        from headwater.local_sql.spark_functions import refuse_unknown_functions
     except ModuleNotFoundError as error:
         if engine == "local" or error.name not in ("duckdb", "sqlglot"):
             raise
         return False
     parsed = parse_statement(statement)
     refuse_change(parsed)
+    refuse_unknown_functions(parsed.tree)
     _keep_pandas_out()
     try:
         with (

@@ -11,6 +11,7 @@ import pytest
 
 from broker.model.offsets import Offset
 from headwater.client import Client
+from headwater.local_sql import spark_functions
 from headwater.local_sql.expressions import NeedsSparkError
 from headwater.local_sql.local import answer
 from headwater.local_sql.parsing import parse_statement
@@ -163,6 +164,12 @@ def test_answers_equal_those_of_spark(spark: SparkSession, client: Client) -> No
 
     assert len(STATEMENTS) >= 30
     assert not different, "\n".join(different)
+
+
+def test_the_names_of_functions_are_those_of_spark(spark: SparkSession) -> None:
+    """A name that this release of Spark lacks is refused before Spark starts; no other is."""
+    told = {row[0] for row in spark.sql("SHOW SYSTEM FUNCTIONS").collect()}
+    assert {name for name in told if name.isidentifier()} == spark_functions.NAMES
 
 
 def _local(statement: str, client: Client) -> Any:

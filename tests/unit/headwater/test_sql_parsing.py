@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from broker.errors import InvalidRequestError
 from headwater.local_sql.parsing import parse_statement, refuse_change
+from headwater.local_sql.spark_functions import refuse_unknown_functions
 
 
 @pytest.mark.parametrize(
@@ -50,6 +53,34 @@ def test_a_statement_that_cannot_be_read_is_told_with_its_place(text: str, words
 
     assert words in str(told.value)
     assert "sqlglot" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("select cuont(*) from pay", "no function 'cuont'; did you mean 'count'?"),
+        ("select * from (select zqx(value) from pay)", "no function 'zqx'"),
+        ("select * from expload(array(1))", "no function 'expload'; did you mean 'explode'?"),
+    ],
+)
+def test_a_function_that_spark_lacks_is_told_before_spark_starts(text: str, words: str) -> None:
+    """Spark would say so after 16 s."""
+    with pytest.raises(InvalidRequestError, match=re.escape(words)):
+        refuse_unknown_functions(parse_statement(text).tree)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "select my.db.f(value) from pay",
+        "select transform(array(1), x -> x + 1), parse_json(value) from pay",
+        "select int(1), string(1), timestampadd(DAY, 1, timestamp), left('a', 1) from pay",
+        "select * from explode(array(1)) join range(3) join identifier('pay')",
+    ],
+)
+def test_functions_that_spark_or_a_catalog_has_are_left_alone(text: str) -> None:
+    """Scalar, higher-order and table functions, casts that look like calls, forms of the syntax."""
+    refuse_unknown_functions(parse_statement(text).tree)
 
 
 def test_only_statements_that_return_rows_are_queries() -> None:
