@@ -1,8 +1,8 @@
 """Read a stream as it was: at a time, and at a saved cut.
 
-A cut is one consistent position of the whole stream. Saved, it is a line of text: the same rows
-tomorrow, whatever was published since. A time means "the records before the first one that was
-stored at or after it". Neither needs Spark; with Spark it is ``headwater.read(…, as_of=…)``.
+A cut is one consistent position of the whole stream. Saved, it is a line of text, which gives the
+same rows tomorrow, whatever was published since. A time means "the records before the first one
+that was stored at or after it". Neither needs Spark; with Spark use ``headwater.read(…, as_of=…)``.
 
 Needs a server: ``headwater up`` in another terminal.
 
@@ -27,7 +27,7 @@ MONDAY = datetime(2026, 1, 5, tzinfo=UTC)
 
 
 def read(client: headwater.Client, as_of: AsOf | None = None) -> tuple[list[str], Certificate]:
-    """Return all values up to a moment, and what is proved of them."""
+    """Return all values up to a moment, and the certificate of the read."""
     moment = None if as_of is None else parse_as_of(as_of)
     if moment is None:
         cut = client.cut(STREAM)
@@ -46,7 +46,7 @@ def main() -> None:
     """Save a cut, publish more, read as of the cut, as of a time, and now."""
     with headwater.Client() as client:
         if STREAM in [stream.name for stream in client.streams()]:
-            client.delete_stream(STREAM)  # of the run before
+            client.delete_stream(STREAM)  # left by an earlier run
         client.create_stream(STREAM)
 
         with client.producer(STREAM) as producer:

@@ -1,7 +1,7 @@
 """Follow a stream: first what it holds, then each record as it is committed.
 
-A subscriber remembers one number for each partition, the next offset, and goes on from there. With
-several brokers the read moves to another one by itself when a broker is gone.
+A subscriber stores one number for each partition, the next offset, and continues from there. With
+several brokers, the read moves to another broker by itself if one fails.
 
 Needs a server: ``headwater up`` in another terminal.
 
@@ -34,7 +34,7 @@ def main() -> None:
     """Read the history, then three live records that another thread publishes."""
     with headwater.Client() as client:
         if STREAM in [stream.name for stream in client.streams()]:
-            client.delete_stream(STREAM)  # of the run before
+            client.delete_stream(STREAM)  # left by an earlier run
         client.create_stream(STREAM)
         publish(HISTORY)
 

@@ -1,8 +1,8 @@
 """Send again after a crash without storing anything twice.
 
 A producer sends again by itself for ``retry_ms_max``, and the broker knows a batch by the
-producer's id and sequence number. A program that remembers both can do the same across its own
-crash: what it is not sure of it sends again, under the same numbers. Here the "crash" is a second
+producer's id and sequence number. A program that stores both can do the same after its own crash:
+it sends every batch without an answer again, under the same numbers. Here the "crash" is a second
 producer.
 
 Needs a server: ``headwater up`` in another terminal.
@@ -27,7 +27,7 @@ def main() -> None:
     """Send two batches, forget the second answer, send it again with one more."""
     with headwater.Client() as client:
         if STREAM in [stream.name for stream in client.streams()]:
-            client.delete_stream(STREAM)  # of the run before
+            client.delete_stream(STREAM)  # left by an earlier run
         client.create_stream(STREAM)
 
         # A sequence number counts records: the batch that starts with record n has number n.
@@ -36,7 +36,7 @@ def main() -> None:
             offsets = [future.result().base_offset for future in futures]
         print(f"first run: {len(offsets)} batches, offsets {offsets}")
 
-        # Say the answer for the second batch never arrived: it goes again, as number 3.
+        # Suppose that the second batch's answer was lost: send the batch again, as sequence 3.
         with client.producer(STREAM, producer_id=PRODUCER, sequence=3) as producer:
             for future in [producer.send(batch) for batch in BATCHES[1:]]:
                 stored = future.result()

@@ -50,7 +50,7 @@ def main() -> None:
     """Publish by NATS, ship half of it into the table, read all of it with Spark."""
     with headwater.Client() as client:
         if STREAM in [stream.name for stream in client.streams()]:
-            client.delete_stream(STREAM)  # of the run before
+            client.delete_stream(STREAM)  # left by an earlier run
         client.create_stream(STREAM, puback=True)
 
         answers = asyncio.run(publish(0, 50))

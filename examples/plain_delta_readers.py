@@ -1,8 +1,8 @@
-"""Read the archive with plain Delta readers: nothing of Headwater is needed for it.
+"""Read the archive with plain Delta readers, without any code of Headwater.
 
 A stream's table has everything that was shipped. Here delta-rs and pyarrow read it; DuckDB
-(``delta_scan('…')``), Trino and Spark do it by the same address. What the table does not have yet
-is in the broker's log: for all of it, read through Headwater.
+(``delta_scan('…')``), Trino and Spark can read it at the same address. Records that are not in the
+table yet are in the broker's log: to get every record, read through Headwater.
 
 Needs a server: ``headwater up`` in another terminal.
 
@@ -24,10 +24,10 @@ STREAM = "example_archive"
 
 
 def main() -> None:
-    """Publish, ship into the table, and open the table with other people's libraries."""
+    """Publish, ship into the table, and open the table with delta-rs and pyarrow."""
     with headwater.Client() as client:
         if STREAM in [stream.name for stream in client.streams()]:
-            client.delete_stream(STREAM)  # of the run before
+            client.delete_stream(STREAM)  # left by an earlier run
         client.create_stream(STREAM)
 
         with client.producer(STREAM) as producer:

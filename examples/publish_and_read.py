@@ -20,7 +20,7 @@ def main() -> None:
     """Create a stream, publish three records to it, read them."""
     with headwater.Client() as client:
         if STREAM in [stream.name for stream in client.streams()]:
-            client.delete_stream(STREAM)  # of the run before
+            client.delete_stream(STREAM)  # left by an earlier run
         client.create_stream(STREAM)
 
         with client.producer(STREAM) as producer:

@@ -1,8 +1,9 @@
 """Keep a Delta table up to date with a stream, by Structured Streaming.
 
 The query starts at the first record, reads history from the table's files and then the live log, in
-one sequence of offsets, each record once. It is stopped and started again here; its checkpoint says
-where it goes on. ``headwater job ingest`` does the same with decoding and without a checkpoint.
+one sequence of offsets, each record once. It is stopped and started again here; its checkpoint has
+the offset at which it continues. ``headwater job ingest`` does the same with decoding and without
+a checkpoint.
 
 Needs ``headwater up`` in another terminal, the extra ``spark`` and Java 17.
 
@@ -27,14 +28,14 @@ def copy_new_records(spark: SparkSession, folder: Path) -> None:
     clicks = (
         spark.readStream.format("headwater")
         .option("subscribe", STREAM)
-        .option("startingOffsets", "earliest")  # counts in the first run only
+        .option("startingOffsets", "earliest")  # used by the first run only
         .load()
     )
     query = (
         clicks.selectExpr("offset", "CAST(value AS STRING) AS page")
         .writeStream.format("delta")
         .option("checkpointLocation", str(folder / "checkpoint"))
-        .trigger(availableNow=True)  # leave it out, and the query follows the stream for ever
+        .trigger(availableNow=True)  # without it the query follows the stream until it is stopped
         .start(str(folder / "table"))
     )
     query.awaitTermination()
@@ -45,13 +46,13 @@ def main() -> None:
     spark = headwater.session("example")
     with headwater.Client() as client, tempfile.TemporaryDirectory() as name:
         if STREAM in [stream.name for stream in client.streams()]:
-            client.delete_stream(STREAM)  # of the run before
+            client.delete_stream(STREAM)  # left by an earlier run
         client.create_stream(STREAM)
         table = str(Path(name) / "table")
 
         with client.producer(STREAM) as producer:
             producer.send([f"/page/{number}" for number in range(200)]).result()
-            client.tier_flush(STREAM)  # 200 in the table, 100 in the log: the query does not care
+            client.tier_flush(STREAM)  # 200 in the table, then 100 in the log: the query reads both
             producer.send([f"/page/{number}" for number in range(200, 300)]).result()
         copy_new_records(spark, Path(name))
         print(f"first run: {spark.read.format('delta').load(table).count()} rows")

@@ -1,4 +1,4 @@
-"""How to add an extra of Headwater to this environment: the words of every such hint."""
+"""The hint how to install an extra of Headwater into this environment."""
 
 from __future__ import annotations
 

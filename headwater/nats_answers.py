@@ -1,4 +1,4 @@
-"""The answers that a NATS publisher gets: whose they are, and what they say. Pure.
+"""The answers that a NATS publisher gets: which stream sent each one, and what it means. Pure.
 
 Several streams may record one subject, and each may answer. An answer counts only if the stream
 and the partition that the publisher means have sent it: another stream's disk proves nothing.
@@ -17,7 +17,7 @@ from broker.model.subjects import matches
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """The answer of another stream or partition, or of somebody who is no broker of ours."""
+    """The answer of another stream or partition, or of a server that is not Headwater."""
 
     sender: str
 
@@ -54,7 +54,7 @@ class AnswersOf:
         )
 
     def parse(self, partition: int, data: bytes) -> bool | HeadwaterError | Foreign:
-        """Return whether a record was a duplicate, or the error, or that the answer is foreign."""
+        """Return whether the record was a duplicate; or its error; or Foreign."""
         if data.startswith(self._head) and data.endswith(self._tails[partition]):
             return b'"duplicate":true' in data  # the common answer; parsing JSON would be slow
         try:
@@ -82,7 +82,7 @@ class AnswersOf:
         return sender == (self.stream.name, partition, self.stream.uuid)
 
     def _may_be_sender(self, told: dict[str, Any], partition: int) -> bool:
-        """Tell whether nothing in an error names another sender; older brokers name none."""
+        """Tell whether an error names no other sender; brokers of older releases name none."""
         stream = self.stream
         assumed = {"stream": stream.name, "partition": partition, "stream_uuid": stream.uuid}
         return self._is_sender({**assumed, **told}, partition)

@@ -109,7 +109,7 @@ class NatsPublisher:
         self._url = url
         self._login = login or NatsLogin()
         self._answers = AnswersOf(stream)
-        self._foreign = ""  # who else has answered, if anybody
+        self._foreign = ""  # names the sender of a foreign answer, for errors
         self._window = window
         self._ack_timeout_s = ack_timeout_s
         self._give_up_s = give_up_s
@@ -270,7 +270,7 @@ class NatsPublisher:
             return
         outcome = self._answers.parse(waiting.partition, answer.data)
         if isinstance(outcome, Foreign):
-            self._foreign = f"; {outcome.sender} has answered, which does not count"
+            self._foreign = f"; an answer of {outcome.sender} does not count"
             return
         if isinstance(outcome, HeadwaterError):
             if outcome.retriable:

@@ -83,7 +83,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--port", type=int, default=PORT_DEFAULT, help="the port; 0 chooses a free one"
     )
     parser.add_argument("--master", default="local[*]", help="Spark's master")
-    parser.add_argument("--conf", action="append", default=[], metavar="NAME=VALUE")
+    parser.add_argument(
+        "--conf", action="append", default=[], metavar="NAME=VALUE", help="a Spark setting"
+    )
     args = parser.parse_args(argv)
     conf = dict(item.partition("=")[::2] for item in args.conf)
     stop = threading.Event()

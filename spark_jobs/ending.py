@@ -1,4 +1,4 @@
-"""Ends Spark at once, without a word: for a process that is about to end itself."""
+"""Ends Spark at once, without any output: for a process that is about to end itself."""
 
 from __future__ import annotations
 

@@ -14,9 +14,9 @@ Observer = Callable[[str, Mapping[str, object]], None]  # gets each event: its n
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TieringConfig:
-    """How often segments are shipped, and how long a failed attempt waits for the next one."""
+    """How often segments are shipped, and how long a partition waits after a failed attempt."""
 
-    check_interval_ms: int = 1_000  # how often every partition is checked, beside the wake-ups
+    check_interval_ms: int = 1_000  # between two checks of all partitions
     upload_timeout_ms: int = 120_000  # one upload or table operation, with all its attempts
     object_bytes_max: int = (
         128 * _MIB

@@ -2,8 +2,8 @@
 
     python -m tools.command_page build/commands.md
 
-The tree of commands is asked, so that the site says what ``headwater COMMAND --help`` says. Jobs
-have parsers of their own (argparse), which are asked in the same way.
+The page is made from the tree of commands, so it has the text of ``headwater COMMAND --help``. Jobs
+have argparse parsers, from which their part is made in the same way.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _jobs() -> Iterator[str]:
 
 
 def _prose(text: str) -> str:
-    """Return a help text; what it shows as an example stands between fences."""
+    """Return a help text with its examples as fenced code."""
     made: list[str] = []
     code = False
     for line in _plain(text.replace("\b", "")).strip().splitlines():

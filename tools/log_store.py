@@ -2,7 +2,7 @@
 
 The jar is committed, because neither an install nor a cluster has a compiler. It is reproducible:
 ``javac --release 17`` without debug paths, entries in order, one fixed time. Its manifest carries
-the digest of the source, so a stale jar is found also where there is no javac.
+the digest of the source, so a stale jar is also found on a machine without javac.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def drift() -> list[str]:
         build(fresh_jar)
         fresh, committed = entries(fresh_jar), entries(JAR)
     return [
-        f"{name} differs between the jar and what its source gives"
+        f"{name} in the committed jar differs from a fresh build"
         for name in sorted(fresh.keys() | committed.keys())
         if fresh.get(name) != committed.get(name)
     ]

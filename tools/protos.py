@@ -1,9 +1,9 @@
 """Generate the Python stubs of ``proto/`` into ``broker/wire``, or check the committed ones.
 
 A source's path below ``proto/`` is the import path of its stub, so stubs import each other without
-any rewriting. Stubs are committed, because neither an install nor a Spark cluster has a compiler;
-``--check`` shows that they are what the pinned compiler makes of the sources: no stub differs,
-none is missing, and none is left over from a source that has gone.
+any rewriting. Stubs are committed, because neither an install nor a Spark cluster has a compiler.
+``--check`` compares them with fresh ones by the pinned compiler: no stub may differ, be missing, or
+have no source.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def drift() -> list[str]:
         *(f"{path} is missing" for path in sorted(fresh.keys() - committed.keys())),
         *(f"{path} has no source" for path in sorted(committed.keys() - fresh.keys())),
         *(
-            f"{path} differs from what its source gives"
+            f"{path} differs from a fresh stub"
             for path in sorted(fresh.keys() & committed.keys())
             if fresh[path] != committed[path]
         ),
@@ -64,7 +64,7 @@ def drift() -> list[str]:
 
 
 def main() -> int:
-    """Generate, or with ``--check`` only compare; 0 when the stubs are as they should be."""
+    """Generate, or with ``--check`` only compare; return 1 if a stub differs."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--check", action="store_true", help="change nothing, report differences")
     if not parser.parse_args().check:

@@ -1,10 +1,10 @@
-"""What has to hold before a version is tagged: ``make release-check``.
+"""Checks that a version can be tagged, and builds it: ``make release-check``.
 
     python -m tools.release            # checks, then builds the sdist and the wheel into dist/
 
 The version stands in ``pyproject.toml`` and is set nowhere else. The wheel is built from the sdist,
-so what an installer makes of the sdist is what was tested. Nothing is uploaded, and nothing is
-tagged: docs/releasing.md says what a person does next.
+so the tested wheel is the one that an installer builds from the sdist. Nothing is uploaded, and
+nothing is tagged: docs/releasing.md has the next steps.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ def problems(
     changed_files: Sequence[str],
     today: date,
 ) -> list[str]:
-    """Return what keeps the version from being released, one sentence each. Pure."""
+    """Return the reasons why the version cannot be released, one sentence each. Pure."""
     found: list[str] = []
     key = _order(stated)
     if key is None:
-        return [f"version {stated} is not MAJOR.MINOR.PATCH, nor that with rcN behind it"]
+        return [f"version {stated} is neither MAJOR.MINOR.PATCH nor MAJOR.MINOR.PATCHrcN"]
     released = {tag: order for tag in tags if (order := _order(tag.removeprefix("v")))}
     if f"v{stated}" in released:
         found.append(f"the tag v{stated} is there already: raise the version")
@@ -81,7 +81,7 @@ def build(out: Path) -> tuple[Path, Path]:
 
 
 def _order(text: str) -> tuple[int, ...] | None:
-    """Return what versions compare by; a candidate comes before its version."""
+    """Return the sort key of a version; a candidate comes before its version. None: no version."""
     found = _VERSION.fullmatch(text)
     if found is None:
         return None
@@ -96,7 +96,7 @@ def _git(*arguments: str) -> list[str]:
 
 
 def main() -> int:
-    """Say what is wrong, or build; return the exit code."""
+    """Print the reasons against a release, or build; return the exit code."""
     found = problems(
         version(),
         changelog=(ROOT / "CHANGELOG.md").read_text("utf-8"),

@@ -1,6 +1,6 @@
-"""Griffe's extension of the site: docstrings are bridged before they are parsed.
+"""An extension of Griffe for the docs site: rewrites docstrings before they are parsed.
 
-A field of a dataclass is described by the comment behind it, which the site shows as its docstring.
+The comment at the end of a dataclass field's line becomes the field's docstring.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from tools.site_text import comment_behind, for_docstring_parser
 
 
 class PlainDocstrings(griffe.Extension):  # type: ignore[misc]  # griffe is in .docs-venv only
-    """Hands every docstring through :func:`for_docstring_parser`."""
+    """Applies :func:`for_docstring_parser` to every docstring."""
 
     def on_instance(self, *, obj: Any, **_others: Any) -> None:
-        """Change the docstring of what was just read from a source file."""
+        """Rewrite the docstring of an object that was just read from a source file."""
         if obj.docstring is not None:
             obj.docstring.value = for_docstring_parser(obj.docstring.value)
 
     def on_attribute_instance(self, *, attr: Any, **_others: Any) -> None:
-        """Give a field the comment that stands behind it."""
+        """Use the comment at the end of a field's line as the field's docstring."""
         if attr.docstring is None and attr.parent.is_class and attr.lines:
             comment = comment_behind(attr.lines[-1])
             if comment:

@@ -1,7 +1,7 @@
-"""MkDocs' hooks of the site: every page stands in it at its path in the repository.
+"""MkDocs' hooks for the docs site: every page has the same path as in the repository.
 
 So a relative link that works on a checkout works on the site, and ``mkdocs build --strict`` checks
-it. Pages come from the whole tree, not from ``docs/`` alone: a room's README describes the room.
+it. Pages come from the whole tree, not only from ``docs/``: each folder's README describes it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mkdocs.structure.files import File, Files
 from tools.site_text import for_python_markdown, links_to_pages
 
 ROOT: Final = Path(__file__).resolve().parents[1]
-COMMANDS: Final = "docs/reference/commands.md"  # headwater.cli's own words follow its text
+COMMANDS: Final = "docs/reference/commands.md"  # command_page.py's output is added at its end
 _LEFT_OUT: Final = (".github/*",)
 _LINK: Final = re.compile(r"\]\((?![a-z]+:|#)([^)#\s]+)")
 
@@ -30,7 +30,7 @@ def _tracked() -> list[str]:
 
 
 def on_config(config: Any, **_others: Any) -> Any:
-    """Replace each pattern in the navigation by the pages that it means."""
+    """Replace each pattern in the navigation by the pages that match it."""
     config.nav = _expanded(config.nav, [path for path in _tracked() if path.endswith(".md")])
     return config
 
@@ -69,7 +69,7 @@ def _left_out(path: str) -> bool:
 
 
 def on_page_markdown(markdown: str, page: Any, files: Any, **_others: Any) -> str:
-    """Bridge a page's text before it is rendered."""
+    """Rewrite a page's text for Python-Markdown, before it is rendered."""
     path = page.file.src_uri
     if path == COMMANDS:
         markdown += "\n" + (ROOT / "build/commands.md").read_text("utf-8")

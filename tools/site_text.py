@@ -1,9 +1,9 @@
-"""What the site's build does to texts: pages and docstrings that are written for other readers.
+"""Rewrites pages and docstrings for the tools that build the docs site.
 
-Pages are written for GitHub's dialect, docstrings for a reader of the source. The site's tools
-differ in three points, which are bridged here and nowhere else: Python-Markdown wants list items
-indented by four and a blank line before a list; it knows no folder as the target of a link; the
-docstring parser wants one exception a line.
+Pages are written in GitHub's dialect of Markdown, docstrings for readers of the source. The site's
+tools differ in three points, which only this module handles: Python-Markdown needs list items
+indented by four and a blank line before a list; a link to a folder has to name the folder's README;
+the docstring parser needs one exception per line.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def for_python_markdown(text: str) -> str:
 def _reindented(lines: list[str]) -> Iterator[str]:
     contents: list[int] = []  # the column at which each open list item's content begins
     fence = ""
-    paragraph = False  # the line before is text, which this one may belong to
+    paragraph = False  # the line before is text, so this line may continue it
     for line in lines:
         stripped = line.lstrip(" ")
         indent = len(line) - len(stripped)
@@ -63,12 +63,12 @@ def _reindented(lines: list[str]) -> Iterator[str]:
 
 
 def _continues(paragraph: bool, stripped: str) -> bool:
-    """Tell whether a line that stands left of its list item still belongs to its paragraph."""
+    """Tell whether a line that begins left of a list item's text still belongs to the item."""
     return paragraph and not _ITEM.match(stripped)
 
 
 def links_to_pages(text: str, page_of: Callable[[str], str | None]) -> str:
-    """Replace each link's target for which ``page_of`` has another one: that of a folder."""
+    """Replace the target of each link to a folder; ``page_of`` returns the page, else None."""
     return _FOLDER_LINK.sub(lambda found: page_of(found[1]) or found[1], text)
 
 

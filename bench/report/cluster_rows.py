@@ -1,4 +1,4 @@
-"""The rows of the table for clusters and their bars (DESIGN §11), as data.
+"""The rows of the table for clusters and their bars, as data.
 
 Like rows.py, but for three brokers of ours compared with JetStream R3 and Kafka RF3.
 """

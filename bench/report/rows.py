@@ -1,4 +1,4 @@
-"""The rows of the table and their bars (DESIGN §11), as data.
+"""The rows of the table and their bars, as data.
 
 Figures are named ``<measure>/<case>/<side>``. The sides are ``flight`` and ``nats`` (ours), and
 ``jetstream``, ``jetstream_synced`` and ``kafka`` (peers). The module of a measure describes it.

@@ -22,12 +22,12 @@ from headwater.cli import console, failures
 from headwater.nats_login import NatsLogin, without_login
 
 _EXPIRES_SOON_DAYS: Final = 14
-_MESSAGE_ID_BYTES: Final = 55  # of memory, about, in a broker's window
+_MESSAGE_ID_BYTES: Final = 55  # of a broker's memory per remembered id, about
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedNeed:
-    """One thing that was checked: ``error`` None means that it is as it should be."""
+    """One need of a broker, and the result of its check; ``error`` is None if it is met."""
 
     what: str
     detail: str
@@ -40,7 +40,7 @@ def check(config: BrokerConfig, *, java: bool) -> int:
     0: all is well. 2: the configuration cannot work. 3: something cannot be reached now.
     """
     found = []
-    with console.working("checking: what does not answer takes a while"):
+    with console.working("checking; a server that does not answer takes a few seconds"):
         for one in checked_needs(config, java=java):
             found.append(one)
             mark = "[green]ok[/green]   " if one.error is None else "[bold red]wrong[/bold red]"
@@ -161,7 +161,7 @@ def _usable(ca: str | None, certificate: str | None, key: str | None) -> None:
         if certificate is not None:
             context.load_cert_chain(certificate, key)
     except (ssl.SSLError, OSError) as cause:
-        raise InvalidConfigError(f"not a certificate and its key: {cause}") from cause
+        raise InvalidConfigError(f"the certificate and its key cannot be used: {cause}") from cause
     for path in filter(None, (ca, certificate)):
         left = valid_until(Path(path)) - datetime.now(UTC)
         if left.total_seconds() < 0:

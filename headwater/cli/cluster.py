@@ -38,7 +38,9 @@ app.add_typer(controllers_app, name="controllers")
 
 _POLL_S: Final = 0.2
 
-PartitionArgument = Annotated[int, typer.Argument(metavar="PARTITION", min=0, help="Its number.")]
+PartitionArgument = Annotated[
+    int, typer.Argument(metavar="PARTITION", min=0, help="Number of the partition, from 0.")
+]
 OptionalStream = Annotated[
     str | None, typer.Argument(metavar="[STREAM]", help="One stream; without it, all of them.")
 ]
@@ -281,7 +283,7 @@ def unclean_elect(
 
 @app.command("remove-broker")
 def remove_broker(
-    broker: Annotated[str, typer.Argument(metavar="BROKER", help="Its id.")],
+    broker: Annotated[str, typer.Argument(metavar="BROKER", help="Id of the broker.")],
     *,
     server: ServerOption = None,
 ) -> None:

@@ -1,4 +1,4 @@
-"""``headwater cluster controllers``: who votes on the metadata, and changes of that on purpose."""
+"""``headwater cluster controllers``: show the brokers that vote on the metadata; change them."""
 
 from __future__ import annotations
 
@@ -19,24 +19,27 @@ if TYPE_CHECKING:
     from headwater.client.operations import Operations
 
 app = typer.Typer(
-    help="See who votes on the metadata; make a broker vote, or follow only.",
+    help="Show the brokers that vote on the metadata; add, remove or replace one of them.",
     rich_markup_mode="rich",
 )
 
 _POLL_S: Final = 0.2
 COLUMNS: Final = ("broker", "votes", "leads", "behind", "silent ms")
 
-BrokerArgument = Annotated[str, typer.Argument(metavar="BROKER", help="Its id.")]
+BrokerArgument = Annotated[str, typer.Argument(metavar="BROKER", help="Id of the broker.")]
 TimeoutOption = Annotated[
-    int, duration_option("--timeout", help="Stop trying after this long; run it again to go on.")
+    int,
+    duration_option(
+        "--timeout", help="Stop trying after this long; repeat the command to continue."
+    ),
 ]
 
 
 @app.callback(invoke_without_command=True)
 def show(context: typer.Context, server: ServerOption = None, json: JsonOption = False) -> None:
-    """Show who votes on the metadata, who leads, who follows, and how far behind each is.
+    """Show which brokers vote on the metadata, which one leads, and how far behind each is.
 
-    One, three or five should vote: an even number survives no more than one less.
+    One, three or five brokers should vote: a fourth or sixth vote survives no further failure.
 
     [bold]Examples[/bold]
 
@@ -82,7 +85,7 @@ def remove(
     timeout: TimeoutOption = "60s",  # type: ignore[assignment]  # typer parses defaults, too
     server: ServerOption = None,
 ) -> None:
-    """Let a broker follow the metadata without voting. It goes on to hold and lead partitions.
+    """Let a broker follow the metadata without voting. It continues to hold and lead partitions.
 
     [bold]Example[/bold]
 
@@ -95,15 +98,17 @@ def remove(
 
 @app.command()
 def replace(
-    old: Annotated[str, typer.Argument(metavar="OLD", help="Who votes no more; it may be dead.")],
-    new: Annotated[str, typer.Argument(metavar="NEW", help="Who votes in its place.")],
+    old: Annotated[
+        str, typer.Argument(metavar="OLD", help="Broker that stops voting; it may be dead.")
+    ],
+    new: Annotated[str, typer.Argument(metavar="NEW", help="Broker that votes instead.")],
     *,
     timeout: TimeoutOption = "60s",  # type: ignore[assignment]  # typer parses defaults, too
     server: ServerOption = None,
 ) -> None:
-    """Let another broker vote in the place of one, dead or alive. Run it again to go on with it.
+    """Replace a voting broker, dead or alive, by another. Repeat the command after a timeout.
 
-    With the same id twice, a broker whose disk was lost votes again with its new one.
+    With the same id twice, a broker whose disk was lost votes again with its new disk.
 
     [bold]Examples[/bold]
 
@@ -127,10 +132,10 @@ def change(
     timeout_ms: int,
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Ask until it is so, and say what it waits for.
+    """Ask for a change of a broker's vote until it is done; show what the change waits for.
 
     Raises:
-        UnavailableError: the time is over, or ``is_stopped`` says that nobody waits any more.
+        UnavailableError: the time is over, or ``is_stopped`` returned True.
         HeadwaterError: the change is refused.
     """
     deadline_s = time.monotonic() + timeout_ms / 1000
@@ -145,9 +150,9 @@ def change(
             return
         if time.monotonic() >= deadline_s or is_stopped():
             raise UnavailableError(
-                f"{broker} {'does not vote' if votes else 'still votes'}: {reason}. Nothing is "
-                "lost; `headwater cluster controllers` shows how it stands, and the same command "
-                "goes on",
+                f"{broker} {'does not vote yet' if votes else 'still votes'}: {reason}. Nothing is "
+                "lost; `headwater cluster controllers` shows the progress. Repeat the command to "
+                "continue",
                 broker=broker,
             )
         if reason != said:
@@ -161,7 +166,7 @@ def _say(found: ControllersStatus) -> None:
     console.say(f"The controllers are [bold]{console.plain(', '.join(voters))}[/bold].")
     if len(voters) % 2 == 0:
         console.note(
-            f"{len(voters)} survive the loss of no more than {len(voters) - 1}: "
+            f"{len(voters)} controllers survive no more failures than {len(voters) - 1}: "
             "make them one, three or five."
         )
 

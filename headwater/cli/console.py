@@ -35,8 +35,8 @@ def _raise_broken_pipe(self: Console) -> None:  # noqa: ARG001  # rich's paramet
     raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
-# For every console of this process, that of typer's help too: `main.py` ends a broken pipe, whoever
-# wrote to it.
+# This applies to every console of the process, also that of typer's help: `main.py` handles every
+# broken pipe.
 Console.on_broken_pipe = _raise_broken_pipe  # type: ignore[method-assign]
 
 # A console looks its stream up at each write, so that tests and redirections see the output.
@@ -45,11 +45,11 @@ _ERR = Console(stderr=True, soft_wrap=True, highlight=False)
 
 
 class _Activity:
-    """What a person has been shown: a remark that the command waits comes into a silence only."""
+    """Counts what was shown: the remark that a command waits appears only after a silence."""
 
     def __init__(self) -> None:
         self.shown_count = 0  # lines, tables, remarks, prompts
-        self.working_count = 0  # remarks that are due if the work goes on for so long
+        self.working_count = 0  # running calls of `working`, which show their own remark
 
     def shown(self) -> None:
         """Note that something was written."""
@@ -88,7 +88,7 @@ def note(markup: str) -> None:
 
 
 def asking() -> None:
-    """Note that a question is put to the user now: nothing else is to be said meanwhile."""
+    """Note that the command asks the user a question: no remark about waiting may follow."""
     _activity.shown()
 
 
@@ -159,8 +159,8 @@ def counting(
 ) -> Iterator[Callable[..., None]]:
     """Show how far the work in this context is; yields ``report(completed, rate="")``.
 
-    A display on stderr if that is a terminal. Else, and if ``rows_shown`` says that the work's
-    results go to the same terminal, one remark after two seconds.
+    The display is on stderr. If stderr is not a terminal, or if ``rows_shown`` says that the work's
+    results go to the same terminal, there is one remark after two seconds instead.
     """
     if not _ERR.is_terminal or (rows_shown and _OUT.is_terminal):
         with working(what):

@@ -34,7 +34,7 @@ class Server:
     """The addresses that a command uses, and the source of the addresses."""
 
     flight: str
-    nats: str | None  # None: the broker knows
+    nats: str | None  # None: ask the broker
     source: str  # for messages: "--server", a file's path, "default"
     moto: str | None = None
 
@@ -61,8 +61,8 @@ def find_server(given: str | None, *, nats: str | None = None) -> Server:
 def connect(server: Server, *, waits_long: bool = False) -> Iterator[Client]:
     """Open a client of the server; its first request makes the connection.
 
-    A command that shows nothing for two seconds says whom it waits for, unless it ``waits_long`` on
-    purpose.
+    A command that shows nothing for two seconds names the server that it waits for, unless it
+    ``waits_long`` on purpose.
     """
     with quick_imports():
         from headwater.client import Client

@@ -108,7 +108,7 @@ def _around(error: HeadwaterError) -> str | None:
     behind = facts["readable_from"]
     ways = [f"`{of} --to {facts['offset']}` prints the records before the damage"]
     if behind is not None:
-        ways.append(f"`{of} --from {behind}` those behind it")
+        ways.append(f"`{of} --from {behind}` prints those after it")
     return (
         f"Nothing was deleted or repaired. {', '.join(ways)}. docs/operations.md, "
         '"A segment is damaged", says what to do next.'

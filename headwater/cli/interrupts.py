@@ -38,7 +38,7 @@ def ends_in_one_line(*clean_ups: Callable[[], object]) -> Iterator[None]:
     os.set_blocking(heard, False)
     os.set_blocking(told, False)
     former = signal.set_wakeup_fd(told, warn_on_full_buffer=False)
-    # The handler itself does nothing: the work must not see a KeyboardInterrupt beside the end.
+    # The handler itself does nothing: no KeyboardInterrupt may reach the work while it is ended.
     handler = signal.signal(signal.SIGINT, lambda _number, _frame: None)
     waiting = threading.Thread(target=_wait, args=(over, heard, clean_ups), daemon=True)
     waiting.start()
@@ -66,7 +66,7 @@ def _wait(over: threading.Event, heard: int, clean_ups: tuple[Callable[[], objec
 def _end(clean_ups: tuple[Callable[[], object], ...]) -> None:
     with suppress(OSError, ValueError):
         os.write(2, b"Interrupted.\n")
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what others have to say about it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # hides the stack traces
     for clean_up in (*clean_ups, _kill_spark):
         one = threading.Thread(target=clean_up, daemon=True)
         one.start()

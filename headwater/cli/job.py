@@ -32,7 +32,7 @@ app = typer.Typer(
     no_args_is_help=True,
     help="""Run a Spark job over a stream: on this machine, or on a cluster with --master.
 
-    You may run a job twice, run two of it at once, kill it and run it again: the table records
+    You may run a job twice, run two copies at once, kill it and run it again: the table records
     the job's progress. Exit code 3 means: run the job again later. docs/jobs.md shows how to set
     jobs up, airflow_dags/README.md how to schedule them.
 
@@ -51,7 +51,7 @@ def _command(name: str) -> Callable[[typer.Context], None]:
         words = list(context.args)
         module = f"{_MODULES}.{name}"
         if importlib.util.find_spec(module) is None:
-            raise InvalidRequestError(f"job {name} is not part of this installation yet")
+            raise InvalidRequestError(f"job {name} is not part of this installation")
         main: Callable[[list[str]], int] = importlib.import_module(module).main
         if not _HELP & set(words):
             words = _with_server(words)
@@ -83,7 +83,7 @@ def _with_server(words: list[str]) -> list[str]:
 
 
 def _look_up_stream(server: Server, words: Sequence[str]) -> None:
-    """Ask the broker for the stream that is named: the start of Spark takes seconds.
+    """Ask the broker for the stream in ``--stream``, before the start of Spark takes seconds.
 
     Raises:
         UnknownStreamError, UnavailableError.

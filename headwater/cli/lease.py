@@ -1,4 +1,4 @@
-"""``headwater lease``: who holds records and files of a stream, and how to let them go."""
+"""``headwater lease``: list the leases on records and files of a stream, and end them."""
 
 from __future__ import annotations
 
@@ -66,7 +66,10 @@ def list_(
 
 @app.command()
 def drop(
-    lease: Annotated[list[str], typer.Argument(metavar="LEASE...", help="Ids, as `list` shows.")],
+    lease: Annotated[
+        list[str],
+        typer.Argument(metavar="LEASE...", help="Lease ids, from `headwater lease list`."),
+    ],
     *,
     server: ServerOption = None,
 ) -> None:

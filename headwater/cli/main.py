@@ -159,7 +159,7 @@ def main() -> None:
     try:
         try:
             app(prog_name="headwater")
-        finally:  # what is buffered is written here: at its exit the interpreter complains
+        finally:  # here, because an error at the interpreter's exit is only a traceback
             console.flush()
     except BrokenPipeError:
         _forget_stdout()

@@ -172,7 +172,7 @@ def publish(
 
 
 def _publish(given: Mapping[str, Any]) -> None:
-    """Publish as the options of the command, by their names, say."""
+    """Publish; ``given`` has the values of the command's options by name."""
     from headwater.cli.publish_way import Way, open_sink
 
     key, via, partition = given["key"], given["via"], given["partition"]
@@ -203,8 +203,9 @@ def _publish(given: Mapping[str, Any]) -> None:
         keyed = key is not None or given["key_field"] is not None
         if partition is not None and keyed and found.config.partitions > 1:
             console.note(
-                f"All records go to partition {partition}, whatever their keys: other producers of "
-                "this stream put a key where its CRC-32 says, so it may be in two partitions."
+                f"All records go to partition {partition}, whatever their keys. Other producers "
+                "choose the partition by the key's CRC-32, so records of one key may be in two "
+                "partitions."
             )
         source = stack.enter_context(_opened(given["file"]))
         converter = Converter(

@@ -38,7 +38,7 @@ class Sink(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """What the options say about the way. ``via`` None means: what can be reached."""
+    """The options about the way. ``via`` None means NATS if possible, else Flight."""
 
     via: str | None
     headers: list[tuple[str, str]]
@@ -65,8 +65,8 @@ def open_sink(
         url = server.nats or nats_of(client, server, stream)
         if url is None and wanted == "nats":
             raise UnavailableError(
-                "the broker works without NATS, or with one on its own machine only: use --via "
-                "flight, or give --nats URL"
+                "the broker uses no NATS server, or one that only its own machine can reach: use "
+                "--via flight, or give --nats URL"
             )
         if url is not None:
             acks = way.policy is not AckPolicy.NONE

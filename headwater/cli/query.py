@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from headwater.client import Client
 
 _TABLE_ROWS: Final = 100
-# Engine -> up to how many records it reads here.
+# Engine -> how many records this process reads at most; None: no limit.
 _RECORDS_MAX: Final[dict[str, int | None]] = {"auto": 10_000_000, "local": None}
 _ENGINES: Final = ("auto", "local", "spark")
 _T = TypeVar("_T")
@@ -111,7 +111,7 @@ def _answered_here(statement: str, client: Client, form: str, engine: str) -> bo
             answer(parsed, client, records_max=_RECORDS_MAX[engine]) as found,
         ):
             rows = found.rows()
-            first = next(rows, None)  # nothing is written before it is known who answers
+            first = next(rows, None)  # write nothing before it is certain that Spark is not needed
             _write(form, list(found.columns), chain([] if first is None else [first], rows))
             proofs = found.proofs()
             for certificate, cut in proofs:
@@ -123,7 +123,7 @@ def _answered_here(statement: str, client: Client, form: str, engine: str) -> bo
             raise InvalidRequestError(
                 f"only Spark answers this statement: {reason}; leave out --engine local"
             ) from reason
-        console.note(f"Spark is asked: {console.plain(str(reason))}.")
+        console.note(f"Spark runs the statement: {console.plain(str(reason))}.")
         return False
     return True
 

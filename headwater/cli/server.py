@@ -348,7 +348,7 @@ def _watch(
     stopping: threading.Event,
     all_alive: threading.Event,
 ) -> None:
-    """Stop this process if one of its servers has ended, because it cannot work without it."""
+    """Stop this process if a server that it started has ended: the broker needs all of them."""
     while not stopping.wait(_WATCH_S):
         for child in children:
             if not child.running():

@@ -183,7 +183,7 @@ def _size_of(client: Client, stream: Stream) -> _Size:
     except HeadwaterError:
         return _Size(records)
     sizes = [part.table_bytes for part in parts if part.table_bytes is not None]
-    seen = len(sizes) == len(parts)  # else a leader that has just begun has not seen the table yet
+    seen = len(sizes) == len(parts)  # a leader that has just begun has not read the table yet
     return _Size(
         records,
         table_rows_count=sum(len(part.cold) for part in parts) if seen else None,

@@ -76,9 +76,9 @@ def alter(
 ) -> None:
     """Change settings of a stream, on all its brokers, without a restart.
 
-    A setting that is not named stays (a `default` below is what `create` takes). Records that were
-    stored before stay as they are. From `--subject` on the options name what cannot change: the
-    answer says why, and what to do instead.
+    A setting that is not named stays (a `default` below is the one of `create`). Records that were
+    stored before stay as they are. The settings from `--subject` on cannot change: the command says
+    why, and what to do instead.
 
     [bold]Examples[/bold]
 

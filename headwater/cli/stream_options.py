@@ -14,7 +14,7 @@ _NO_LIMIT: Final = -1  # of an option, because None means that it was not given
 
 
 def or_none(parse: Callable[[str], int]) -> Callable[[str], int]:
-    """Return a parser that takes the word ``none``, too, for a limit that is taken away."""
+    """Return a parser that also accepts ``none``, which removes a limit."""
     return lambda text: _NO_LIMIT if text.strip().lower() == "none" else parse(text)
 
 
@@ -44,7 +44,7 @@ PubackOverlapOption = Annotated[
     typer.Option(
         "--puback-overlap",
         help="Answer although another stream answers on some of these subjects: a publisher then "
-        "gets several answers, and has to look whose each one is.",
+        "gets several answers, and has to look which stream each one names.",
         show_default=False,
     ),
 ]
@@ -53,7 +53,7 @@ PubackHeadersOnlyOption = Annotated[
     typer.Option(
         "--puback-headers-only",
         help="Answer only messages with a header of JetStream publishers (Nats-Msg-Id, "
-        "Nats-Expected-…), never other people's requests.",
+        "Nats-Expected-…), never requests that are meant for other services.",
         show_default=False,
     ),
 ]
@@ -158,7 +158,7 @@ UnshippedOption = Annotated[
     ),
 ]
 
-# The same settings where a limit can be taken away again, and a switch turned back.
+# The same settings for `alter`, which can remove a limit and turn a switch off.
 RemovableLocalRetentionAgeOption = Annotated[
     int | None,
     typer.Option(

@@ -60,6 +60,7 @@ def purge(
             raise typer.BadParameter(f"{name} has several partitions: name one with --partition")
         if not yes:
             question = _question(found, partition, before, before_us)
+            console.asking()
             typer.confirm(question, abort=True, err=True)
         refusal: PurgeRefusedError | None = None
         try:
@@ -127,7 +128,7 @@ def _time_us(text: str) -> int:
 def _question(
     found: StreamDescription, partition: int | None, before: int | None, before_us: int | None
 ) -> str:
-    """Return what a person has to agree to."""
+    """Return the question that a person has to answer with yes."""
     parts = [one for one in found.partitions if partition in (None, one.partition)]
     if before_us is not None:
         what = f"every record of {found.stream.name} from before {format_time_us(before_us)}"

@@ -53,7 +53,7 @@ def cluster_folder(data: Path) -> Path:
 
 
 def lone_folder(data: Path) -> Path:
-    """Return where a data directory keeps its broker while that is alone."""
+    """Return the folder of the single broker in a data directory without a cluster."""
     return data / "broker"
 
 
@@ -127,9 +127,8 @@ def run_cluster(
     )
     if was_alone is not None:
         console.note(
-            f"The broker that was alone here is {console.plain(was_alone)} of the cluster from now "
-            "on. Its streams are on it alone until `headwater cluster move` gives them more "
-            "replicas."
+            f"The single broker of this directory is now {console.plain(was_alone)} of the "
+            "cluster. Its streams have one replica until `headwater cluster move` gives them more."
         )
     with _stop_signal() as stopping, _brokers(cluster) as running:
         for server in running:
@@ -150,8 +149,8 @@ def run_cluster(
 def add_controllers(cluster: EmbeddedCluster, is_stopped: Callable[[], bool]) -> None:
     """Let the usual number of brokers vote, if a broker that was alone is the only controller.
 
-    Blocks. A change that does not succeed is reported, and goes on at the next start: until it is
-    done the plan names the only controller.
+    Blocks. A change that does not succeed is reported, and the next start continues it: until it is
+    done, the plan names only the one controller.
     """
     from headwater.client import Client
     from headwater.client.operations import Operations
@@ -167,13 +166,13 @@ def add_controllers(cluster: EmbeddedCluster, is_stopped: Callable[[], bool]) ->
         except HeadwaterError as error:
             console.note(
                 f"[yellow]The cluster has fewer controllers than it should have:[/yellow] "
-                f"{console.plain(error.message)}. The next start goes on with it."
+                f"{console.plain(error.message)}. The next start continues the change."
             )
             return
     cluster.note_usual_controllers()
     console.note(
-        f"{console.plain(', '.join(cluster.controllers))} vote on the metadata from now on: it "
-        "survives the loss of one of them."
+        f"{console.plain(', '.join(cluster.controllers))} vote on the metadata from now on: a "
+        "majority of them is enough."
     )
 
 

@@ -156,7 +156,9 @@ class Brokers:
         """
         deadline_s = time.monotonic() + timeout_ms / 1000
         while True:
-            failure: HeadwaterError = NotLeaderError(f"not every partition of {stream} is led")
+            failure: HeadwaterError = NotLeaderError(
+                f"not every partition of {stream} has a leader now"
+            )
             places = self.locate(stream)
             leaders = {one.address or self.known()[0] for one in places}
             found: dict[int, dict[str, Any]] = {}
@@ -182,7 +184,8 @@ class Brokers:
         """Run an action at the leader of ``values["partition"]``; asks again while leaders change.
 
         Raises:
-            HeadwaterError: what the leader answered; or, after the timeout, that there is none.
+            HeadwaterError: the error that the leader answered.
+            NotLeaderError: the partition had no leader until the timeout.
         """
         deadline_s = time.monotonic() + timeout_ms / 1000
         while True:
@@ -229,7 +232,7 @@ class Brokers:
         places = self.locate(stream)
         if not 0 <= partition < len(places):
             raise UnknownPartitionError(
-                f"stream {stream!r} has {len(places)} partitions, not {partition}",
+                f"stream {stream!r} has partitions 0 to {len(places) - 1}, not {partition}",
                 stream=stream,
                 partition=partition,
                 partitions_count=len(places),

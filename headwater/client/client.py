@@ -499,7 +499,7 @@ class Client:
     def _tier(
         self, action: str, name: str, values: dict[str, Any], *, timeout_ms: int
     ) -> list[TierStatus]:
-        """Ask whoever leads, for the leader of a partition ships it."""
+        """Ask the leaders, because a partition is shipped by its leader."""
         self._brokers.discover()
         if self._brokers.several:
             rows = self._brokers.at_leaders(action, name, values, timeout_ms=timeout_ms)

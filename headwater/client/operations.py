@@ -42,7 +42,7 @@ class Operations:
         return ClusterStatus.from_dict(values)
 
     def controllers(self) -> ControllersStatus:
-        """Return who votes on the metadata, and how far behind each is, if the leader answers."""
+        """Return the voters on the metadata; how far behind each is, only if the leader answers."""
         found = ControllersStatus.from_dict(_one(self._client, "cluster_controllers", {}))
         leader = self._address_of(found.leader) if found.leader != found.told_by else None
         if leader is None:
@@ -54,12 +54,12 @@ class Operations:
             return found
 
     def change_controller(self, broker: str, *, votes: bool) -> ControllerChanged:
-        """Go on with making a broker vote on the metadata or follow it; ask until it is done.
+        """Make a broker vote on the metadata, or only follow it; call again until ``done``.
 
         Raises:
-            InvalidRequestError: it can never be.
+            InvalidRequestError: the change is not possible.
             UnknownBrokerError: the controllers' configuration does not name it.
-            UnavailableError: nobody answers, or who leads is not known.
+            UnavailableError: no broker answers, or the leader of the controllers is not known.
         """
         values = {"broker": broker, "votes": votes}
         found = ControllerChanged.from_dict(_one(self._client, "change_controller", values))

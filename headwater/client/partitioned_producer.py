@@ -40,7 +40,7 @@ def only_partition(stream: Stream) -> int:
             stream=stream.name,
             field="partition",
         )
-    return 0  # of streams of release 0.1 with several partitions, too: that was its rule
+    return 0  # several partitions without crc32: producers of release 0.1 chose 0, too
 
 
 class PartitionedProducer:

@@ -169,7 +169,10 @@ class Producer:
                 self._failed = self._failed or ShuttingDownError("the producer is closed")
                 session = self._session
             self._give_up(
-                CommitTimeoutError("the producer was closed before it was known to be stored")
+                CommitTimeoutError(
+                    "the producer was closed before the broker acknowledged the batch, which may "
+                    "be stored"
+                )
             )
             if session is not None:
                 session.finish()
@@ -404,7 +407,8 @@ class Producer:
         error = cause
         if self._worth_retrying(cause) and not self._closed:
             error = CommitTimeoutError(
-                f"not known to be stored after {self._retry_ms_max} ms: {cause.message}",
+                f"no acknowledgement after {self._retry_ms_max} ms, the batch may be stored: "
+                f"{cause.message}",
                 timeout_ms=self._retry_ms_max,
             )
         with self._changed:

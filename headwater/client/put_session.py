@@ -16,7 +16,7 @@ from headwater.client.window import WindowEntry
 
 
 class PutSession:
-    """One connection with one do_put: callers write batches, a thread of its own reads answers."""
+    """One connection with one do_put; :meth:`start` makes the thread that reads answers."""
 
     def __init__(self, connection: Connection, path: StreamPath, schema: pa.Schema) -> None:
         self.over = False  # the producer sets this and the next two, under its lock

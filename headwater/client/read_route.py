@@ -113,7 +113,7 @@ class ReadRoute:
         if not worth or isinstance(error, StreamRecreatedError):
             return False
         if not several and not self._request.follow:
-            return False  # who follows a single broker waits for its restart, as a producer does
+            return False  # only a read with ``follow`` waits for a restart of a single broker
         now_ms = time.monotonic() * 1000
         if self._struggling_since_ms is None:
             self._struggling_since_ms, self._backoff_ms = now_ms, _BACKOFF_MS_MIN

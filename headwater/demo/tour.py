@@ -198,7 +198,10 @@ def _stream_across_the_seam(scene: _Scene, spark: Any, live: LivePublisher, fold
         _require(seam.records, seam.end, "rows of the streaming query")
         started_cold = seam.batches[0][0] < status.cold.end
         if not started_cold or seam.end <= status.cold.end:
-            raise DemoError(f"the query read [0, {seam.end}), the table ends at {status.cold.end}")
+            raise DemoError(
+                f"the query read [0, {seam.end}), not both table and log: the table ends at "
+                f"{status.cold.end}"
+            )
         console.say(
             f"  [green]Exact:[/green] {seam.records:,} rows in {len(seam.batches)} batches, each "
             f"begins where the one before ended; the table ends at offset {status.cold.end:,}, "

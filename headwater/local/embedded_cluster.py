@@ -72,7 +72,7 @@ class EmbeddedCluster:
 
     @property
     def usual_controllers(self) -> list[str]:
-        """Ids of the first 5, 3 or 1 brokers, which vote in a cluster that begins with all."""
+        """Ids of the first 5, 3 or 1 brokers, which vote if the cluster began with all brokers."""
         count = len(self.ports)
         return self.brokers[: 5 if count >= 5 else 3 if count >= 3 else 1]
 
@@ -82,7 +82,7 @@ class EmbeddedCluster:
         return ",".join(f"grpc://{LOOPBACK}:{one.flight}" for one in self.ports.values())
 
     def note_usual_controllers(self) -> None:
-        """Let the plan name no others than the usual controllers, once these vote."""
+        """Write the plan with the usual controllers; call this once all of them vote."""
         self.voters = ()
         _write_plan(self.folder / _PLAN, _Plan(self.ports, ()))
 
@@ -248,7 +248,7 @@ def read_plan(folder: Path) -> dict[str, BrokerPorts]:
 
 
 def lone_broker_id(lone: Path | None) -> str | None:
-    """Return the id of the broker whose data directory is at ``lone``; None if there is none.
+    """Return the id of the single broker with the data directory ``lone``; None without one.
 
     Raises:
         InvalidConfigError: the directory's ``node.json`` does not name a broker.
@@ -318,5 +318,8 @@ def _read_plan(path: Path) -> _Plan:
     except (OSError, ValueError, TypeError, AttributeError) as cause:
         raise InvalidConfigError(f"{path} is not the plan of a cluster: {cause}") from cause
     if not set(voters) <= ports.keys():
-        raise InvalidConfigError(f"{path} is not the plan of a cluster: {voters} are not in it")
+        raise InvalidConfigError(
+            f"{path} is not the plan of a cluster: its controllers {', '.join(voters)} are not "
+            "among its brokers"
+        )
     return _Plan(ports, voters)

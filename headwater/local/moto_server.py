@@ -1,9 +1,9 @@
-"""moto's S3 whose writes are atomic: ``python -m headwater.local.moto_server``, for moto.server.
+"""moto's S3 with atomic conditional writes; run it as ``python -m headwater.local.moto_server``.
 
-moto answers each request on a thread of its own. It looks whether a key is there (If-None-Match)
-or has changed (If-Match), and writes afterwards; between the two another thread may write. Then two
-conditional writes of one key both succeed, and two writers of a Delta table both commit one
-version, which S3 never lets happen. Here one write follows the other.
+moto answers each request on a thread of its own. It checks the condition of a write (If-None-Match,
+If-Match) and writes afterwards; between the two another thread may write. Then two conditional
+writes of one key both succeed, and two writers of a Delta table both commit one version, which S3
+never lets happen. Here a lock lets one write end before the next begins.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any, Final
 from moto.s3.responses import S3Response
 from moto.server import main
 
-# Requests that write, each after a look at the key. The last one ends an upload in parts.
+# Requests that check a condition and write. The last one completes a multipart upload.
 _WRITES: Final = ("put_object", "copy_object", "delete_object", "_key_response_post")
 
 
 def serialize_writes() -> None:
-    """Let one write of an object end before the next one looks at its condition."""
+    """Let one write of an object end before the next one checks its condition."""
     lock = threading.RLock()
     for name in _WRITES:
         setattr(S3Response, name, _alone(lock, getattr(S3Response, name)))

@@ -28,7 +28,7 @@ _SETTINGS: Final[Mapping[str, str | int | bool]] = {
     "allow_community_extensions": False,
     "python_enable_replacements": False,
     "memory_limit": "1GB",
-    "max_temp_directory_size": "0KB",  # what does not fit in memory is Spark's
+    "max_temp_directory_size": "0KB",  # Spark runs queries that do not fit in memory
 }
 
 
@@ -50,12 +50,12 @@ class RowSource:
         self.failure: Exception | None = None
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        """Start a read. DuckDB calls this for the schema, too: nothing is read before it asks."""
+        """Return a stream of the rows; no row is read before DuckDB takes the first one."""
         reader = pa.RecordBatchReader.from_batches(self._schema, self._rows())
         return reader.__arrow_c_stream__(requested_schema)
 
     def _rows(self) -> Iterator[pa.RecordBatch]:
-        """Yield the rows. An error is kept, since Arrow hands on its text alone."""
+        """Yield the rows. An error is kept, because Arrow passes on only its text."""
         try:
             yield from self._batches()
         except Exception as error:

@@ -55,7 +55,7 @@ class Value:
 
 
 class Names(Protocol):
-    """What an expression may name."""
+    """Resolves the columns and inner queries of an expression."""
 
     def column(self, name: str, relation: str | None) -> Value:
         """Return a column."""

@@ -155,7 +155,7 @@ def _substring(node: exp.Expr, names: Names) -> Value:
 
 
 def _json_text(node: exp.Expr, names: Names) -> Value:
-    """get_json_object. Numbers that are not whole are told in other words by each engine."""
+    """Translate get_json_object; the engines write fractions differently, so Spark runs those."""
     only(node, "this", "expression", "only_json_types")
     item = translate(node.this, names)
     expect(item, Kind.STRING)

@@ -33,7 +33,7 @@ def resolve(statement: Statement, client: Client) -> dict[str, str]:
     """Return for each relation of a statement the stream that it means, as Spark would.
 
     Raises:
-        UnknownStreamError: a name is no stream; a table of a catalog is none either.
+        UnknownStreamError: a relation is not a stream; tables of a catalog are not streams.
     """
     names = [stream.name for stream in client.streams()]
     return {wanted: stream_named(wanted, names) for wanted in statement.relations}
@@ -94,7 +94,7 @@ def answer(
     Args:
         statement: A parsed statement.
         client: A client of the broker.
-        records_max: With more records than this Spark is asked; None means no bound.
+        records_max: The most records to read here; None means no limit.
 
     Raises:
         NeedsSparkError: the statement is not a query, has a part that only Spark answers as Spark

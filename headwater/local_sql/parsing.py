@@ -83,7 +83,7 @@ def refuse_change(statement: Statement) -> None:
 
 
 def _where(error: ParseError) -> str:
-    """Return the place of the first error, as one line. sqlglot's own words are for its authors."""
+    """Return the place of the first error in one line, without sqlglot's internal terms."""
     first = error.errors[0] if error.errors else {}
     line, column = first.get("line"), first.get("col")
     near = str(first.get("highlight") or "").strip()

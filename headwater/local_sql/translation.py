@@ -79,7 +79,7 @@ def translate_statement(statement: Statement, streams: Mapping[str, str]) -> Tra
 
 @dataclass(slots=True)
 class _Relation:
-    """A table in FROM: its columns by lower-case name, and, for a stream, what is used of it."""
+    """A table in FROM: its columns, and, for a stream, the names of those that are used."""
 
     alias: str
     columns: list[tuple[str, Kind]]
@@ -361,7 +361,7 @@ class _Select:
 
 @dataclass(frozen=True, slots=True)
 class _WithOutputs:
-    """The names of a SELECT and its output columns; ``first`` tells which of equal names counts."""
+    """The names of a SELECT and its output columns; with ``first`` an output column wins."""
 
     select: _Select
     first: bool
@@ -449,7 +449,8 @@ def _place(node: exp.Expr, width: int) -> int:
     """Return the index of the output column that a number in GROUP BY or ORDER BY means."""
     if not node.name.isdecimal() or not 1 <= int(node.name) <= width:
         raise InvalidRequestError(
-            f"SQL: {node.name} in GROUP BY or ORDER BY is no column of the result; it has {width}"
+            f"SQL: {node.name} in GROUP BY or ORDER BY is not a column of the result, which has "
+            f"{width}"
         )
     return int(node.name) - 1
 

@@ -198,7 +198,7 @@ def _ends_at(cut: Cut, stamp_us: int, client: Client) -> dict[int, Offset]:
     if cut.table_version is not None:
         table = Lake.open(cut.table_uri, cluster=cut.cluster).table_at(cut.table_uri)
         snapshot = table.snapshot(cut.table_version)
-        certify_counts(snapshot, cut, table.store)  # no answer out of a table that is not proved
+        certify_counts(snapshot, cut, table.store)  # look the time up in a proved table only
         for part in cut.partitions:
             cold = OffsetRange(part.start, part.cold_end)
             found = first_reaching(snapshot, table.store, part.partition, cold, stamp_us)

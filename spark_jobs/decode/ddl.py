@@ -51,7 +51,7 @@ def parse(text: str) -> pa.Schema:
 class _DdlReader:
     def __init__(self, text: str) -> None:
         self._text = text
-        self._at = 0
+        self._start = self._at = 0  # of the present token: its first character and its end
         self.kind = ""
         self.here = ""
         self._advance()
@@ -144,10 +144,12 @@ class _DdlReader:
         self._advance()
 
     def _advance(self) -> None:
+        self._start = self._at
         found = _TOKEN.match(self._text, self._at)
         if found is None:
             if self._text[self._at :].strip():
-                raise self._bad("a name, a type or a comma", at=self._at)
+                self.here = self._text[self._at :].strip()[:1]
+                raise self._bad("a name, a type or a comma")
             self.kind = self.here = ""
             return
         self._at = found.end()
@@ -156,9 +158,9 @@ class _DdlReader:
         if self.kind == "quoted":
             self.here = self.here[1:-1].replace("``", "`")
 
-    def _bad(self, wanted: str, *, at: int | None = None) -> InvalidRequestError:
-        before = self._text[: self._at if at is None else at].strip()[-60:]
+    def _bad(self, wanted: str) -> InvalidRequestError:
+        before = self._text[: self._start].strip()[-60:]
         return InvalidRequestError(
-            f"the schema's text must go on with {wanted} after {before!r}, but there is "
+            f"the schema's text must continue with {wanted} after {before!r}, but there is "
             f"{self.here!r}"
         )

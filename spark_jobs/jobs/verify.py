@@ -25,7 +25,7 @@ from spark_jobs.maintenance.latest_check import check_latest
 from spark_jobs.maintenance.table_verify import TableVerdict, verify_held
 from spark_jobs.read.scans import refuse_lossy
 from tiering.keys.snapshot import latest_table
-from tiering.read.verify import RangeProof
+from tiering.proof.range_proof import RangeProof
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

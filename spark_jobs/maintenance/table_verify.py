@@ -21,8 +21,8 @@ from spark_jobs.clients import client_of
 from spark_jobs.failures import annotate, translated
 from spark_jobs.maintenance.held_stream import HeldStream, StoreAddress
 from spark_jobs.sessions import parallelism
+from tiering.proof.range_proof import RangeProof, verify_entries
 from tiering.read.certify import certify_counts
-from tiering.read.verify import RangeProof, verify_entries
 from tiering.table.accounts import accounts
 from tiering.table.ledger import Ledger
 from tiering.table.table import TableSnapshot
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _TASKS_PER_CORE: Final = 4
-_RANGES_MIN: Final = 16  # at most so many ledger entries per task
+_ENTRIES_PER_TASK_MAX: Final = 16  # ledger entries
 
 Progress = Callable[..., None]
 
@@ -108,7 +108,7 @@ def _cold_tasks(spark: SparkSession, held: HeldStream) -> list[_VerifyTask]:
         for number, part in snapshot.ranges.items()
     }
     total = sum(map(len, starts.values()))
-    size = max(1, min(_RANGES_MIN, -(-total // (parallelism(spark) * _TASKS_PER_CORE))))
+    size = max(1, min(_ENTRIES_PER_TASK_MAX, -(-total // (parallelism(spark) * _TASKS_PER_CORE))))
     tasks = []
     for number, part in sorted(snapshot.ranges.items()):
         bounds = [int(part.start), *map(int, starts[number][size::size]), int(part.end)]

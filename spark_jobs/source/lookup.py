@@ -116,9 +116,10 @@ class BrokerLookup:
             if selection.takes(name, part.partition)
         }
         if selection.assigned is not None:
+            last = len(found.partitions) - 1
             for number in sorted(selection.assigned[name] - set(ranges)):
                 raise UnknownPartitionError(
-                    f"stream {name!r} has {len(found.partitions)} partitions, but no {number}",
+                    f"stream {name!r} has partitions 0 to {last}, not {number}",
                     stream=name,
                     partition=number,
                 )
@@ -242,12 +243,13 @@ def patiently(call: Callable[[], _T], patience_s: float = PATIENCE_S) -> _T:
 
 
 def make_contact(client: Client, patience_s: float = CONTACT_S) -> None:
-    """Return once a broker answers; the patience for restarts is for brokers that were there.
+    """Return once a broker answers the first request; a wrong address is reported soon.
 
-    A broker is asked once at least, for two seconds.
+    :func:`patiently` waits longer, for brokers that have answered before. A broker is asked at
+    least once, for two seconds.
 
     Raises:
-        NoAnswerError: no broker has answered for so long: nobody listens, or not a broker.
+        NoAnswerError: no broker has answered within ``patience_s``.
     """
     deadline_s = time.monotonic() + patience_s
     while True:

@@ -58,7 +58,7 @@ def test_drift_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(protos, "ROOT", tmp_path)
     assert sorted(sentence.split("/")[-1] for sentence in protos.drift()) == [
         "gone_pb2.pyi has no source",
-        "message_pb2.py differs from what its source gives",
+        "message_pb2.py differs from a fresh stub",
         "message_pb2.pyi is missing",
     ]
 

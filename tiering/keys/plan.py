@@ -143,7 +143,7 @@ def layout(files: Sequence[DataFile]) -> int | None:
     return count if count > 0 and max(seen) < count else None
 
 
-def _plan_partition(  # two histories of one partition
+def _plan_partition(
     latest: TableSnapshot,
     number: int,
     old: OffsetRange,

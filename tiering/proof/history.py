@@ -95,7 +95,10 @@ def require_ours(
     if newest is None or not newest.lineage_id:
         if cold_end <= recorded or not lineage:
             return
-        whose = "no leadership is noted that shipped"
+        if newest is None:
+            reason = f"nothing tells which leadership shipped the rows below {cold_end}"
+        else:
+            reason = f"an old build shipped {newest.range} and noted no leadership"
     else:
         if holds(lineage, newest.lineage_id, newest.end):
             return
@@ -104,18 +107,17 @@ def require_ours(
         )
         if forgotten and cold_end <= recorded:
             return
-        whose = f"leadership {newest.lineage_id} shipped"
-    start = cold_end if newest is None else newest.start
-    raise foreign(snapshot, number, f"{whose} [{start}, {cold_end})")
+        reason = f"leadership {newest.lineage_id} shipped {newest.range}"
+    raise foreign(snapshot, number, reason)
 
 
 def foreign(snapshot: TableSnapshot, number: int, reason: str) -> ForeignHistoryError:
     """Return the error that names table, partition and reason."""
     return ForeignHistoryError(
-        f"{snapshot.uri} version {snapshot.version} belongs to another history: {reason} of "
-        f"partition {number}, and the local log does not hold these records. Either a copy of "
-        "this broker's data writes into the table, or the local data is an older copy. Nothing "
-        "is shipped, served or freed until one of the two is removed",
+        f"partition {number} of {snapshot.uri} version {snapshot.version} belongs to another "
+        f"history than the local log: {reason}. Either a copy of this broker's data writes into "
+        "the table, or the local data is an older copy. Nothing is shipped, served or freed until "
+        "one of the two is removed",
         uri=snapshot.uri,
         partition=number,
         version=snapshot.version,

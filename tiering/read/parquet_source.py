@@ -46,7 +46,7 @@ class ParquetObject:
     def __init__(self, store: ObjectStore, file: DataFile) -> None:
         """Fetch size and footer; raises ObjectMissingError or ObjectCorruptError.
 
-        A small file is fetched whole, with one request: its size is that of what came.
+        A small file is fetched whole with one request, and the length of the answer is its size.
         """
         self._file = file
         if file.size_bytes <= _WHOLE_BYTES_MAX:

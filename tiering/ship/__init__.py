@@ -1,1 +1,1 @@
-"""Segments become cold: plan, write, upload, commit, compact; claims of histories."""
+"""Brings segments into the Delta table: plan, write, upload, commit, compact; claims."""

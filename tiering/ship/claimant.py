@@ -52,7 +52,7 @@ class _HeldLeadership:
     error: HeadwaterError | None = None  # set when the leadership is lost, for good
     busy: bool = False
     failures: int = 0
-    looks: int = 0
+    looks: int = 0  # checks since the claim was settled
     log_end: Offset = Offset(-1)  # noqa: RUF009 - a plain number
 
 
@@ -212,7 +212,7 @@ class Claimant:
             return None
 
     def _choose(self, now: int) -> tuple[_HeldLeadership | None, int]:
-        """Take a leadership that is due, if there is one; else say when one is. Guarded."""
+        """Take a leadership that is due, or return when the next one is; the lock is held."""
         free = [one for one in self._held.values() if not one.busy and one.error is None]
         first = min(free, key=lambda one: one.due_ms, default=None)
         if first is None:
@@ -223,7 +223,7 @@ class Claimant:
         return first, now
 
     def _attend(self, held: _HeldLeadership) -> None:
-        """Claim a leadership, or look whether it stands; plan the next look."""
+        """Make a leadership's claim, or check it; set the time of the next check."""
         pause_ms = self._config.check_interval_ms
         try:
             self._visit(held)

@@ -176,7 +176,10 @@ class ListLog:
 
 @dataclass(frozen=True, slots=True)
 class PackSegments:
-    """Read the range, checking every CRC, and write the object in memory. -> SegmentsPacked."""
+    """Read the range, checking every CRC, and write the object in memory.
+
+    -> SegmentsPacked, or Postponed if other partitions come first.
+    """
 
     range: OffsetRange
     segments_count: int

@@ -95,7 +95,7 @@ class Uploader:
         self._stopping = False
         self._threads: list[threading.Thread] = []
         self._driven = None if drive is None else drive("tiering", self._turn)
-        self._cycle: _Cycle | None = None  # the pump's
+        self._cycle: _Cycle | None = None  # under way; used by the pump only
         catalog.on_sealed(self.wake)
 
     def start(self) -> None:
@@ -233,7 +233,7 @@ class Uploader:
             return False, None
 
     def _choose(self, now: int) -> tuple[bool, _UploadTask | None, int]:
-        """Take a scan of the catalog or a task, if one is due; else say when. Guarded."""
+        """Take a scan or a task that is due, or return when the next one is; the lock is held."""
         if now >= self._next_scan_ms and not self._scanning:
             self._scanning = True
             self._next_scan_ms = now + self._config.check_interval_ms

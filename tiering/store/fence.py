@@ -1,8 +1,8 @@
 """Finds out whether a store fences its writers; nothing is written before that.
 
-A store that cannot be reached when a broker starts is no reason not to start. It is asked before
-the first write to it instead: a claim, or a shipment. Until it has answered, each of them fails as
-it does while the store is away.
+A broker starts even if its store cannot be reached. The store is probed before the first write to
+it, which is a claim or a shipment. Until a probe has succeeded, every write fails as it does while
+the store cannot be reached.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _PAUSE_MS: Final = 1_000  # between two probes; meanwhile the last answer holds
 
 
 class Fence:
-    """One store's probe. Any thread."""
+    """The probe of one store, and its result. Any thread."""
 
     def __init__(self, probe: Callable[[], None], clock: Clock) -> None:
         """``probe`` raises UnfencedStoreError, or RemoteTierUnavailableError; it may block."""
@@ -30,11 +30,11 @@ class Fence:
         self.error: HeadwaterError | None = None  # of the last probe, if it failed
 
     def require(self) -> None:
-        """Return if the store fences its writers. Blocks while it is asked.
+        """Return if the store fences its writers. Blocks while the store is probed.
 
         Raises:
-            UnfencedStoreError: it does not; it is not asked again.
-            RemoteTierUnavailableError: it has not answered yet.
+            UnfencedStoreError: the store does not; it is not probed again.
+            RemoteTierUnavailableError: the store has not answered yet.
         """
         with self._lock:
             if self._known:

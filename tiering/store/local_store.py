@@ -196,4 +196,8 @@ def _translated(cause: OSError, key: str) -> Exception:
         return ObjectMissingError(f"{key} is not in the store", key=key)
     if cause.errno in _FULL:
         return DiskFullError(f"the disk of the lake has no space for {key}", key=key)
-    return RemoteTierUnavailableError(f"{key}: {cause.strerror}", key=key, errno=cause.errno)
+    return RemoteTierUnavailableError(
+        f"cannot read or write {key} in the lake's directory: {cause.strerror}",
+        key=key,
+        errno=cause.errno,
+    )

@@ -180,7 +180,7 @@ class S3Store:
         return S3Store(self._config.child(path), self._client)
 
     def _again(self, request: Callable[[], _T], key: str) -> _T:
-        """Run an idempotent read; botocore repeats failed requests, we repeat a body cut short."""
+        """Send an idempotent request; botocore repeats failures, we repeat a body cut short."""
         for attempt in range(1, self._config.attempts_max + 1):
             try:
                 return request()
@@ -250,7 +250,9 @@ def _code(cause: ClientError) -> str:
 def _translated(cause: BotoCoreError | ClientError, key: str) -> HeadwaterError:
     """Translate a client error into one of ours."""
     if isinstance(cause, NoCredentialsError):
-        return InvalidConfigError("no S3 credentials: set AWS_ACCESS_KEY_ID or AWS_PROFILE")
+        return InvalidConfigError(
+            "no S3 credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
+        )
     if isinstance(cause, ClientError):
         code = _code(cause)
         if code in _MISSING:

@@ -1,6 +1,6 @@
 """The table port on delta-rs: one stream's table, read and committed through delta_library.py.
 
-The fence (DESIGN §6.4): a commit is written as version ``v + 1`` of exactly the version ``v`` in
+The fence: a commit is written as version ``v + 1`` of exactly the version ``v`` in
 which the cold ends were checked. If another process committed in between, we load the newer
 version, check again and try again. delta-rs alone accepts the same transaction version twice in a
 row, so only the check here refuses that.

@@ -194,7 +194,7 @@ class Table(Protocol):
 
 
 def transaction_id(cluster: str, partition: PartitionId, kind: TableKind = "history") -> str:
-    """Return the application id whose version is the partition's cold end (DESIGN §3).
+    """Return the application id whose version is the partition's cold end.
 
     A key snapshot has other ids, so that the two tables cannot be confused.
     """

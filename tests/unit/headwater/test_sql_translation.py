@@ -62,7 +62,7 @@ def test_a_wrong_column_is_told_at_once() -> None:
         InvalidRequestError, match="no column ofset; the columns are partition, off"
     ):
         _translated("select ofset from s")
-    with pytest.raises(InvalidRequestError, match="3 in GROUP BY or ORDER BY is no column"):
+    with pytest.raises(InvalidRequestError, match="3 in GROUP BY or ORDER BY is not a column"):
         _translated("select offset from s order by 3")
 
 

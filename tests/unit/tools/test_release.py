@@ -32,7 +32,7 @@ def test_a_version_that_is_ready_has_no_problems() -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"stated": "0.2"}, "version 0.2 is not MAJOR.MINOR.PATCH, nor that with rcN behind it"),
+        ({"stated": "0.2"}, "version 0.2 is neither MAJOR.MINOR.PATCH nor MAJOR.MINOR.PATCHrcN"),
         ({"tags": ["v0.2.0"]}, "the tag v0.2.0 is there already: raise the version"),
         ({"tags": ["v0.10.0"]}, "v0.10.0 is newer than 0.2.0"),
         (

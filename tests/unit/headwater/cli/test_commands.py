@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import typer
 
 from broker.errors import LogFailedError
 from broker.model.stream import StreamConfig
@@ -405,3 +407,33 @@ def test_a_server_without_operations_says_so(run: Run) -> None:
     result = run("cluster", "status")
     assert result.exit_code == 2
     assert "does not offer the action cluster_status" in result.stderr
+
+
+@pytest.mark.parametrize("command", ["delete", "purge"])
+def test_a_question_is_not_followed_by_a_remark_that_the_command_waits(
+    command: str, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A person may take longer than two seconds to answer; the server is not what is waited for."""
+    _make(run, "--no-tiering")
+    timers: list[Callable[[], object]] = []
+
+    class Held:
+        def __init__(self, _seconds: float, remark: Callable[[], object]) -> None:
+            self.remark = remark
+
+        def start(self) -> None:
+            timers.append(self.remark)
+
+        def cancel(self) -> None:
+            """Do nothing: the test calls the remarks."""
+
+    def confirm(*_texts: object, **_options: object) -> None:
+        for remark in timers:
+            remark()
+        raise typer.Abort
+
+    monkeypatch.setattr(threading, "Timer", Held)
+    monkeypatch.setattr(typer, "confirm", confirm)
+    result = run("stream", command, "orders")
+    assert timers, "the command has set a timer"
+    assert "waiting for" not in result.stderr

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -106,3 +108,18 @@ def test_new_fields_stay_within_bounds() -> None:
 def test_only_objects_say_something_about_columns() -> None:
     """Nulls, noise and other JSON values are no sample."""
     assert json_inference.objects([None, b"x", b"[1]", b"5", b'{"a":1}', b"\xff"]) == [{"a": 1}]
+
+
+@pytest.mark.parametrize(
+    ("text", "before", "found"),
+    [
+        ("id bigint )", "id bigint", ")"),
+        ("id bigint, name", "id bigint, name", ""),
+        ("id bigint, tags array(string)", "id bigint, tags array", "("),
+    ],
+)
+def test_a_wrong_text_is_shown_with_its_place(text: str, before: str, found: str) -> None:
+    """The message has the text before the error, and what stands there instead."""
+    with pytest.raises(InvalidRequestError, match=re.escape(f"after {before!r}, ")) as error:
+        ddl.parse(text)
+    assert error.value.message.endswith(f"but there is {found!r}")

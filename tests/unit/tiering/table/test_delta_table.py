@@ -62,7 +62,7 @@ def commit(lab: TierLab, base: TableSnapshot, start: int, end: int, name: str = 
 
 
 def test_a_new_table_tells_whose_it_is(lab: TierLab) -> None:
-    """Properties carry the stream; no partition holds anything; the schema is DESIGN §3's."""
+    """A new table's properties carry the stream; every partition is empty; the columns are ours."""
     assert lab.table.find() is None
     snapshot = lab.table.create()
     assert lab.table.create() == snapshot
