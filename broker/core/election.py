@@ -158,7 +158,7 @@ class ElectionCore:
     # ------------------------------------------------------------------ what is heard
 
     def _take_office(self, now_ms: int) -> None:
-        """Start all sessions anew, because this controller has got no heartbeats so far."""
+        """Restart all sessions, because this controller has received no heartbeats so far."""
         self._in_office = True
         self._tick_ms = now_ms
         self._restart_sessions(now_ms)
@@ -245,7 +245,7 @@ class ElectionCore:
         yield from self._look_after(told.partition_id, told.now_ms)
 
     def _tick(self, now_ms: int) -> Iterator[ElectionEffect]:
-        """Handle the passing of time. After a stall of this process all sessions start anew."""
+        """Handle the passing of time. After a stall of this process all sessions are restarted."""
         if now_ms - self._tick_ms > self._timing.stall_ms:
             self._restart_sessions(now_ms)
         self._tick_ms = now_ms

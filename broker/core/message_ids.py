@@ -11,9 +11,9 @@ by accident a new id meets one of a million others with a probability of 3e-33: 
 second, once in 1e19 years. So the ids themselves are not compared.
 
 The entries stand in the order in which they came, so what leaves the window leaves at the front,
-and its memory is returned at once. Slots of entries that left stay in the index until it is built
-anew. The newest ids stand in a dictionary until they are moved, many at once, into the flat memory.
-The window is derived from the log; nothing of it is on a disk.
+and its memory is returned at once. Slots of entries that left stay in the index until it is
+rebuilt. The newest ids stand in a dictionary until they are moved, many at once, into the flat
+memory. The window is derived from the log; nothing of it is on a disk.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ _CHUNK_ENTRIES_MIN: Final = 64  # of a window with few ids
 _FEW: Final = 100  # entries that are placed one by one
 _SLOTS_MIN: Final = 128
 _SLOTS_AN_ID: Final = 2.5  # in an index that was just built
-_SLOTS_AN_ID_MAX: Final = 3.2  # with more, the index is built anew
-_USED_MAX: Final = 0.7  # of the slots: with more, the index is built anew
+_SLOTS_AN_ID_MAX: Final = 3.2  # with more, the index is rebuilt
+_USED_MAX: Final = 0.7  # of the slots: with more, the index is rebuilt
 _MAPPED_BYTES_MIN: Final = 64 * 1024  # a mapping of its own goes back to the system when freed
 
 _Memory = bytearray | mmap.mmap
@@ -379,7 +379,7 @@ class MessageIdWindow:
     # ------------------------------------------------------------------ the index, the size
 
     def _build_index(self, coming: int = 0) -> None:
-        """Build the index anew, without the slots of entries that left; entries are numbered anew.
+        """Rebuild the index without the slots of entries that left; entries get new numbers.
 
         There will be room for ``coming`` entries.
         """

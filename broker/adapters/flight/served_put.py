@@ -92,7 +92,7 @@ class ServedPut:
     # ------------------------------------------------------------------ the receiving side
 
     def begin(self) -> None:
-        """Begin. Under ack policy NONE the client is told that the call is not refused."""
+        """Begin. Under ack policy NONE, send the client the sign that the call is not refused."""
         if self._policy is AckPolicy.NONE:
             self._write(encode_ready())
 

@@ -17,7 +17,7 @@ class LiftbridgeServiceConfig:
 
     host: str = "127.0.0.1"
     port: int = 9292  # Liftbridge's; 0 takes a free one
-    advertised: str | None = None  # host:port that clients are told; None: host and port
+    advertised: str | None = None  # host:port in the metadata for clients; None: host and port
     tls_cert_file: str | None = None
     tls_key_file: str | None = None
     tls_client_ca_file: str | None = None  # set: clients must present a certificate of this CA

@@ -440,7 +440,7 @@ class _LookUps:
 
 
 def _status(result: object) -> Status:
-    """Return the status of a call that ended by an exception; a bug is logged, not told."""
+    """Return the status of a call that ended by an exception; a bug is logged without a status."""
     if isinstance(result, StatusError):
         return result.status
     if isinstance(result, HeadwaterError):

@@ -86,7 +86,7 @@ class LiftbridgeService:
 
     @property
     def advertised(self) -> str:
-        """The host:port that clients are told."""
+        """The host:port in the metadata for clients."""
         return self._config.advertised or f"{self._config.host}:{self._port}"
 
     def close(self, *, timeout_ms: int = 5_000) -> bool:

@@ -52,7 +52,7 @@ class StreamCalls:
     """Serves the calls about streams. Any thread."""
 
     def __init__(self, api_: BrokerApi, *, advertised: Callable[[], str]) -> None:
-        """``advertised`` is the host:port that clients are told if the cluster knows no other."""
+        """``advertised`` is the host:port for clients if the cluster's metadata has none."""
         self._api = api_
         self._advertised = advertised
 

@@ -123,7 +123,7 @@ class BatchParser:
             if parsed.batches:
                 await self._hand_over(parsed.batches)
         except Exception as bug:
-            # nats-py would only log this and never read again, so the process must be told.
+            # nats-py would only log this and never read again, so ``on_crash`` must end the broker.
             self._on_crash(bug)
             raise
         for item in parsed.others:

@@ -30,7 +30,6 @@ from broker.model.offsets import Offset
 from broker.model.records import AckPolicy, Headers
 from broker.model.stream import StreamConfig
 
-MESSAGE_ID_HEADER: Final = "Nats-Msg-Id"
 MESSAGE_ID_BYTES_MAX: Final = 1024
 _VECTOR_ROWS_MIN: Final = 64  # for fewer rows a Python loop is faster than numpy
 _FIXED_BYTES: Final = 2048  # an Arrow message with every column is 1.2 KiB without a byte of data
@@ -256,7 +255,7 @@ class _Columns:
                 for name, value in headers:
                     if name == key_header:
                         self._keys.setdefault(row, value)
-                    elif name == MESSAGE_ID_HEADER and value:
+                    elif name == conditions.MESSAGE_ID and value:
                         self._ids.setdefault(row, _message_id(value))
                 if self._rules.puback and b"Nats-" in block:
                     self._read_conditions(row, headers)
@@ -425,7 +424,7 @@ def _message_id(value: bytes) -> str:
     text = _text(value)
     if text is None or len(value) > MESSAGE_ID_BYTES_MAX:
         raise MalformedMessageError(
-            f"{MESSAGE_ID_HEADER} must be UTF-8 of at most {MESSAGE_ID_BYTES_MAX} bytes, "
+            f"{conditions.MESSAGE_ID} must be UTF-8 of at most {MESSAGE_ID_BYTES_MAX} bytes, "
             f"not {value[:64]!r}",
             part="message_id",
         )

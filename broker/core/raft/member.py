@@ -137,7 +137,7 @@ class Member:
         return self.history.index > 0 or self.voters.get(peer, -1) != 0
 
     def enroll(self) -> None:
-        """Give the disk a number if it has none; it is durable before another member hears it."""
+        """Give the disk a number if it has none; other members get it once it is durable."""
         if not self.disk:
             self.disk = self.random(1, DISK_MAX)
             self._disk_dirty = True
@@ -201,7 +201,7 @@ class Member:
     # ------------------------------------------------------------------ changes
 
     def set_term(self, term: int, vote: NodeId | None) -> None:
-        """Move to a later term, or vote in this one; others hear it when it is durable."""
+        """Move to a later term, or vote in this one; messages wait until that is durable."""
         assert term > self.term or (term == self.term and self.vote in {None, vote})
         self.term = term
         self.vote = vote

@@ -77,7 +77,7 @@ class TruncateLog:
 
 @dataclass(frozen=True, slots=True)
 class ResetLog:
-    """Begin anew with an empty log at ``start``, durably; then report ``LogTruncated``.
+    """Replace the log by an empty log at ``start``, durably; then report ``LogTruncated``.
 
     Usually all records of this log are below the leader's log start, so they are committed and in
     the table. With ``start`` 0 and an empty prefix, no record of this log is in the leader's log;

@@ -96,7 +96,8 @@ class FollowerProgress:
     def has_forgotten(self, *, high_watermark: Offset, epoch_start: Offset) -> bool:
         """Tell whether the follower lacks committed records that its former process had synced.
 
-        With an honest disk this cannot happen: that process told a synced end, in this epoch.
+        Only a disk that lost synced records does this: the former process had reported a synced
+        end in this leader epoch that the present process does not reach.
         """
         if self.synced_end is None or not self.owed_end:
             return False

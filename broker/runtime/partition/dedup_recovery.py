@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from broker.codec.nats.conditions import MESSAGE_ID
 from broker.codec.record_batch import BatchHeader, decode_body
 from broker.codec.schema import OFFSET_DELTA_FIELD, OPTIONAL_COLUMNS, TIMESTAMP_FIELD
 from broker.core.dedup import ProducerTable
@@ -22,7 +23,6 @@ from broker.model.stream import StreamConfig
 from broker.ports.partition import StoredBatch
 from broker.storage.log.partition_log import PartitionLog
 
-MESSAGE_ID_HEADER: Final = "Nats-Msg-Id"
 _READ_BYTES: Final = 16 * 1024 * 1024
 _CHUNK_BYTES: Final = 16 * 1024 * 1024  # bytes of batches whose ids are added together
 _PART_BYTES: Final = 4 * 1024  # memory of a decoded batch in addition to its bytes
@@ -82,7 +82,7 @@ def _add_ids(parts: Sequence[_Part], window: MessageIdWindow) -> None:
     offsets = np.concatenate([_offsets(header, body) for header, body in parts])
     stamps = np.concatenate([np.asarray(body.column(TIMESTAMP_FIELD.name)) for _, body in parts])
     entries = headers.flatten()
-    hits = np.flatnonzero(np.asarray(pc.equal(entries.field("key"), MESSAGE_ID_HEADER)))
+    hits = np.flatnonzero(np.asarray(pc.equal(entries.field("key"), MESSAGE_ID)))
     rows = np.asarray(pc.list_parent_indices(headers))[hits]
     ids = entries.field("value").take(pa.array(hits)).to_pylist()
     last_offset = -1
