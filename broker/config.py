@@ -1,8 +1,8 @@
 """The daemon's configuration: a TOML file, overridden by ``HEADWATER_<SECTION>_<KEY>``.
 
-Parsed once, at the edge, into frozen dataclasses; unknown keys are errors, relations are checked
-where they are declared. Secrets come from the environment or from files, never from here on the
-command line. S3 credentials follow the AWS conventions (see docs/operations.md).
+The settings are parsed once, at the start, into frozen dataclasses. Unknown keys are errors. Each
+class checks its values and how they depend on each other. Secrets come from the environment or from
+files, never from the command line. S3 credentials follow the AWS conventions (docs/operations.md).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class NodeConfig:
 
     id: str = "broker-0"
     cluster: str = "headwater"
-    namespace: str = "default"  # the folder of the lake that this cluster's tables are in
+    namespace: str = "default"  # the folder of the lake with this cluster's tables
     data_dir: str = "headwater-data/broker"
     commit_threads: int = 4  # partitions that may sync at the same time
     message_ids_bytes_max: int = 64 * 1024 * 1024  # of memory, for the ids of all partitions
@@ -95,7 +95,7 @@ class LiftbridgeConfig:
     enabled: bool = False
     host: str = "127.0.0.1"
     port: int = 9292  # 0 takes a free port
-    advertised: str = ""  # host:port that clients are told; default: host and port
+    advertised: str = ""  # host:port in the metadata for clients; default: host and port
     tls_cert_file: str | None = None
     tls_key_file: str | None = None
     tls_client_ca_file: str | None = None  # set: clients must present a certificate of this CA
@@ -135,9 +135,9 @@ class LakeConfig:
 
     uri: str = "headwater-data/lake"  # a folder, file:///..., or s3://bucket/prefix
     single_writer: bool = False  # accept a store without conditional PUT; you promise one writer
-    check_interval_ms: int = 1_000  # how often tiering looks for work besides being woken
+    check_interval_ms: int = 1_000  # how often tiering looks for work if nothing wakes it
     upload_timeout_ms: int = 120_000
-    claim_timeout_ms: int = 2_000  # a leader's first write waits so long for its claim at most
+    claim_timeout_ms: int = 2_000  # how long a leader's first write waits for its claim at most
 
     def __post_init__(self) -> None:
         if not 0 <= self.claim_timeout_ms <= 60_000:
@@ -150,10 +150,10 @@ class LakeConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterConfig:
-    """The brokers of the cluster. Without ``brokers`` this one is alone and needs none of it."""
+    """The brokers of the cluster. Without ``brokers`` this one is alone, and uses only ``raft``."""
 
-    brokers: str = ""  # id=host:port of every broker's cluster port, this one's too, with commas
-    controllers: str = ""  # ids of those that vote on the metadata; default: all, if 1, 3 or 5
+    brokers: str = ""  # id=host:port of every broker's cluster port, with commas; this broker's too
+    controllers: str = ""  # ids of the brokers that vote on the metadata; default: all, if 1, 3, 5
     tls_ca_file: str | None = None  # the three files that `headwater cluster certs` makes
     tls_cert_file: str | None = None
     tls_key_file: str | None = None
@@ -161,10 +161,10 @@ class ClusterConfig:
     advertised_host: str = ""  # where clients find this broker; default: the same
     raft: str = "own"  # or pysyncobj: the library behind the metadata's replicated log
     replica_transport: str = "peer"  # or nats: replication over the NATS server, as Liftbridge does
-    replication_factor: int = 3  # of streams that do not say
-    min_isr: int = 2  # of streams that do not say
-    session_ms: int = 1_500  # silent for so long, a broker leads nothing any more
-    restart_grace_ms: int = 5_000  # a controller that restarts waits so long for silent ones
+    replication_factor: int = 3  # of streams that do not set it
+    min_isr: int = 2  # of streams that do not set it
+    session_ms: int = 1_500  # a broker that is silent for this long leads no partition any more
+    restart_grace_ms: int = 5_000  # how long a restarting controller waits for silent controllers
 
     def __post_init__(self) -> None:
         members = self.members()
@@ -180,7 +180,8 @@ class ClusterConfig:
             raise InvalidConfigError("cluster.raft must be own or pysyncobj")
         if self.raft == "pysyncobj" and set(self.voters()) != set(members):
             raise InvalidConfigError(
-                "cluster.raft = pysyncobj has no brokers that do not vote: name all as controllers"
+                "with cluster.raft = pysyncobj every broker must vote on the metadata: name all "
+                "brokers in cluster.controllers"
             )
         if not 1 <= self.min_isr <= self.replication_factor <= 7:
             raise InvalidConfigError(
@@ -195,7 +196,7 @@ class ClusterConfig:
         """Return the ids of the brokers that vote on the metadata, sorted; () without a cluster.
 
         Raises:
-            InvalidConfigError: ``controllers`` has to be written, or to be written otherwise.
+            InvalidConfigError: ``controllers`` is needed and empty, or its value is not possible.
         """
         members = self.members()
         found = [one.strip() for one in self.controllers.split(",") if one.strip()]
@@ -239,7 +240,7 @@ class ClusterConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggingConfig:
-    """What the daemon prints."""
+    """The daemon's log: its level and its form."""
 
     level: str = "info"
     format: str = "auto"  # auto: console on a terminal, else json

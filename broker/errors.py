@@ -178,7 +178,7 @@ class NotLeaderError(FencedError):
 
 
 class GroupChangedError(FencedError):
-    """The consumer group is not what the sender thinks: its members, epoch or coordinator.
+    """The consumer group is not as the sender expects: its members, epoch or coordinator.
 
     Facts: group; got and current, if it is the epoch.
     """
@@ -242,7 +242,7 @@ class OverloadedError(UnavailableError):
 
 
 class DiskFullError(UnavailableError):
-    """The disk has no room; writes are refused until it has. Stored records are not affected."""
+    """The disk is full; writes are refused until there is space. Stored records stay."""
 
 
 class LogFailedError(UnavailableError):

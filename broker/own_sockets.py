@@ -16,7 +16,7 @@ _DESCRIPTORS: Final = Path("/proc/self/fd")  # Linux; elsewhere nothing is found
 def sever(is_meant: Callable[[socket.socket], bool]) -> int:
     """Shut down every connected TCP socket that is meant; return how many. Its owner closes it.
 
-    ``is_meant`` gets a copy that is closed afterwards; an OSError of it means no.
+    ``is_meant`` gets a copy of each socket, closed afterwards. An OSError from it means no.
     """
     try:
         descriptors = [int(entry.name) for entry in _DESCRIPTORS.iterdir()]

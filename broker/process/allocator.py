@@ -40,7 +40,10 @@ def share_with_arrow() -> bool:
 
 
 def keep_freed_memory() -> bool:
-    """Set this for the process; tell whether the C library can. Call before starting threads."""
+    """Let the C library's allocator keep freed memory; return whether it can.
+
+    Call it before the process starts threads.
+    """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False

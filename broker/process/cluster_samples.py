@@ -95,7 +95,7 @@ class ClusterSamples:
         return now_ms - before[1]
 
     def follower_samples(self) -> list[FollowerSample]:
-        """Return one sample per follower that a leader on this broker has heard."""
+        """Return one sample per follower that has sent a message to a leader on this broker."""
         now_ms = self._clock.monotonic_ms()
         return [
             FollowerSample(

@@ -308,7 +308,7 @@ class _Daemon:
         return self._samples.failure() or self._node.complaint
 
     def _cannot_reach(self) -> list[str]:
-        """Return what the broker goes without for now, one sentence each. Any thread."""
+        """Return a sentence for each outside system that cannot be reached now. Any thread."""
         told = [complaint() for complaint in list(self._missing)]
         return [one for one in told if one is not None]
 
@@ -420,7 +420,7 @@ def _operations(
 
 
 def _lake_complaint(uri: str, *errors: HeadwaterError | None) -> str | None:
-    """Return what to say of a lake that does not answer, or that nothing may be written to."""
+    """Return why the lake cannot be used: it does not answer, or refuses writes. None if it can."""
     error = next((one for one in errors if one is not None), None)
     return None if error is None else f"the lake at {uri}: {error.message}"
 
@@ -478,7 +478,7 @@ def _flight_service_config(config: FlightConfig, *, nats_url: str) -> FlightServ
 
 
 def _without_login(urls: str) -> str:
-    """Return the addresses of NATS servers, as clients are told them: no user, no password."""
+    """Return the addresses of NATS servers for clients, without user and password."""
     told = []
     for url in filter(None, urls.split(",")):
         scheme, separator, rest = url.strip().rpartition("://")

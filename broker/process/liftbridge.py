@@ -1,4 +1,4 @@
-"""Starts Liftbridge's API, and the connection to NATS that it publishes to subjects with."""
+"""Starts Liftbridge's API, and the connection to NATS by which it publishes to subjects."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def start_liftbridge(
     on_crash: Callable[[BaseException], None],
     undo: list[Callable[[], object]],
 ) -> LiftbridgeService | None:
-    """Serve the API if it is enabled; append what ends it, to be called on another thread.
+    """Serve the API if it is enabled; append to ``undo`` the functions that end it.
 
     Raises:
         InvalidConfigError: its address or its certificates cannot be used.

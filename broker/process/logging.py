@@ -22,7 +22,7 @@ _LEVELS: Final = {
     "warning": logging.WARNING,
     "error": logging.ERROR,
 }
-# Chatty libraries; what they report as a warning is worth a line, the rest is not.
+# Libraries log a lot: only their warnings and errors are written.
 _FOREIGN_LEVEL: Final = logging.WARNING
 
 
@@ -62,7 +62,7 @@ def configure_logging(
 
 
 def _route_standard_logging(sink: TextIO, shared: list[Any], rendering: list[Any]) -> None:
-    """Give what libraries log the same form, so that every line of a daemon parses alike."""
+    """Write the libraries' log lines in the same form, so that a program can parse every line."""
     formatter = structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=shared,
         processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *rendering],

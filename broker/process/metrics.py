@@ -83,9 +83,9 @@ class IngestSample:
     dropped_messages_total: int  # lost to an overrun, before they were records
     refused_messages_total: int  # answered, or counted, as not storable
     pending_bytes: int  # read from the socket, not yet durable
-    misplaced_keys_total: int = 0  # the stream's partitioner gives their keys elsewhere
-    gaps_total: int = 0  # lost connections: messages published meanwhile are unknown
-    slow_consumer_total: int = 0  # those of them that a slow broker brought about
+    misplaced_keys_total: int = 0  # records whose key belongs to another partition
+    gaps_total: int = 0  # lost connections: messages published meanwhile may be missing
+    slow_consumer_total: int = 0  # connections lost because this broker read too slowly
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +117,7 @@ class ReplicaSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowerSample:
-    """A follower of a partition that this broker leads, as it was last heard."""
+    """A follower of a partition that this broker leads, according to its last message."""
 
     stream: str
     partition: int
@@ -137,7 +137,7 @@ class ClusterSample:
     leaderless_partitions: int
     under_replicated_partitions: int
     led_partitions: int  # by this broker
-    in_office: bool  # this broker is the controller that acts
+    in_office: bool  # this broker is the active controller
     controllers: int  # as the metadata log of this broker has them
     controllers_alive: int
     votes: bool  # this broker is a controller, with the disk that it has
@@ -189,7 +189,7 @@ class MetricsSource(Protocol):
         """Return one sample per replica; none where this broker is alone."""
 
     def follower_samples(self) -> Sequence[FollowerSample]:
-        """Return one sample per follower of what this broker leads."""
+        """Return one sample per follower of the partitions that this broker leads."""
 
     def cluster_samples(self) -> Sequence[ClusterSample]:
         """Return one sample, or none where this broker is alone."""
@@ -238,7 +238,7 @@ _HELP: Final = {
     "below_min_isr": "1 while too few replicas are in sync: nothing is committed.",
     "high_watermark_age_seconds": "How long records have waited for the high watermark to move.",
     "lag_records": "Records that the leader has and the follower has not synced.",
-    "silent_seconds": "Time since the leader heard the follower.",
+    "silent_seconds": "Time since the leader's last message from the follower.",
     "brokers_alive": "Registered brokers that are not fenced.",
     "brokers_fenced": "Registered brokers whose session is lost.",
     "partitions": "Partitions of all streams.",
@@ -248,7 +248,7 @@ _HELP: Final = {
     "led_partitions": "Partitions that this broker leads.",
     "in_office": "1 on the controller that decides elections now.",
     "controllers": "Brokers that vote on the metadata.",
-    "controllers_alive": "Controllers whose session holds; a majority of them has to live.",
+    "controllers_alive": "Controllers whose session holds; a majority of them must be alive.",
     "votes": "1 on a broker that votes on the metadata, with the disk that it has.",
     "alive": "1 while the session of this controller holds.",
     "elections_total": "Changes of a partition's leader that this broker has seen.",
@@ -263,7 +263,7 @@ _HELP: Final = {
     "sent_bytes_total": "Bytes sent to that broker.",
     "connects_total": "Connections made to that broker.",
     "dropped_messages_total": "Messages to that broker dropped: queue full, or connection lost.",
-    "impostors_total": "Connections to that broker's address answered by another identity.",
+    "impostors_total": "Connections to that broker's address with the certificate of another.",
 }
 _PARTITION: Final = ("stream", "partition")
 
@@ -312,7 +312,7 @@ class _SnapshotCollector:
 
     def collect(self) -> Iterator[Metric]:
         """Yield the families of this moment."""
-        yield InfoMetricFamily(_PREFIX + "broker", "Who this is.", value=self._info)
+        yield InfoMetricFamily(_PREFIX + "broker", "Id and version.", value=self._info)
         yield from self._process_families()
         source = self._source
         yield from _families("partition", PartitionSample, source.partition_samples(), _PARTITION)
@@ -350,7 +350,10 @@ class _SnapshotCollector:
 def _families(
     group: str, kind: type[Any], samples: Sequence[Any], labels: Sequence[str]
 ) -> Iterator[Metric]:
-    """Yield one family per field of ``kind`` that is no label; a text becomes a label of its 1."""
+    """Yield one family per field of ``kind`` that is not a label.
+
+    A field with a text becomes a label of a metric whose value is 1.
+    """
     for field in dataclasses.fields(kind):
         if field.name in labels:
             continue

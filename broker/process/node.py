@@ -147,7 +147,7 @@ class ClusterNode:
         *,
         promises: Promises | None,
     ) -> RaftMetadataLog:
-        """Be let into the group, then start."""
+        """Find out how this disk joins the group, then start Raft."""
         cluster, me = config.node.cluster, NodeId(config.node.id)
         configured, noted = config.cluster.voters(), noted_controllers(files)
         voters = noted or configured  # for a new group only: later voters are in the log

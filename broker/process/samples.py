@@ -67,9 +67,10 @@ class BrokerSamples:
         self.cluster: ClusterSamples | None = None
 
     def failure(self) -> str | None:
-        """Return why the broker is not ready: the first partition whose log takes no writes.
+        """Return why the broker is not ready; None if nothing here prevents it.
 
-        Or the folders that the start has found and the metadata does not know.
+        The reason is the first partition whose log takes no writes, or folders of logs that the
+        metadata does not know.
         """
         for driver in self._broker.replicas.all():
             if driver.refusal is not None:
@@ -121,7 +122,7 @@ class BrokerSamples:
         return [] if self.cluster is None else self.cluster.replica_samples()
 
     def follower_samples(self) -> list[FollowerSample]:
-        """Return one sample per follower of what this broker leads."""
+        """Return one sample per follower of the partitions that this broker leads."""
         return [] if self.cluster is None else self.cluster.follower_samples()
 
     def cluster_samples(self) -> list[ClusterSample]:
