@@ -239,7 +239,7 @@ def test_a_cut_holds_every_partition(broker: BrokerApi) -> None:
 
 
 def test_a_stream_is_changed_for_whoever_holds_its_partition(broker: BrokerApi) -> None:
-    """The handle says so at once; what may not change is refused by name."""
+    """The handle has the new settings at once; a fixed setting is refused by its name."""
     handle, before = broker.partitions.handle("s", 1), broker.streams.get("s")
     submit(handle, batch(0, 3))
     assert broker.streams.alter("s", {"record_bytes_max": 9}, dry_run=True).before == before
@@ -259,7 +259,7 @@ def test_a_stream_is_changed_for_whoever_holds_its_partition(broker: BrokerApi) 
 
 
 def test_purged_records_are_gone_for_readers(broker: BrokerApi) -> None:
-    """The others have the offsets that they had; what is purged is not asked for again."""
+    """The later records keep their offsets; a read of a purged offset is refused."""
     broker.streams.create("p", StreamConfig(subject="p", tiering=False))
     handle = broker.partitions.handle("p", 0)
     submit(handle, batch(0, 3), batch(3, 4))

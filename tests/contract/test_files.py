@@ -111,7 +111,7 @@ def test_replace_and_remove_change_names(files: Files) -> None:
 
 
 def test_a_folder_is_renamed_with_all_that_is_in_it(files: Files) -> None:
-    """So damaged logs are set aside; a name that is taken is refused."""
+    """Damaged logs are set aside in this way; a name in use is refused."""
     for name in ("a/b/f", "a/b/c/g"):
         files.make_folder(name.rpartition("/")[0])
         file = files.open(name, create=True)

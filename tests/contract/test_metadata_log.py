@@ -73,7 +73,7 @@ def test_a_rejection_is_the_typed_error_and_changes_nothing(logs: MetadataLogs) 
 
 
 def test_a_command_that_is_too_large_is_refused_at_the_door(logs: MetadataLogs) -> None:
-    """More bytes than an entry holds never reach the log; it goes on."""
+    """It never reaches the log, and the log takes later commands."""
     log = logs.members()[0]
     with pytest.raises(InvalidRequestError):
         log.propose(RegisterBroker(broker=BrokerId("b" * (2 << 20))))

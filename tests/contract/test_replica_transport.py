@@ -1,6 +1,6 @@
-"""Every replica transport keeps the same promises: whole messages, in order, from whom it says.
+"""Every replica transport keeps the same promises: whole messages, in order, with the true sender.
 
-What it cannot deliver it loses; a replica asks again. So the tests repeat what may be lost.
+A transport may lose messages, and a replica asks again. So the tests send again, too.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ReplicaRig]:
 
 
 def _meet(rig: ReplicaRig, follower: BrokerId, leader: BrokerId = A, number: int = 0) -> None:
-    """Ask until both sides have heard each other; then nothing of it is under way any more."""
+    """Send until both sides have heard each other and none of these messages is under way."""
     for attempt in range(1_000_000, 1_000_600):
         request = fetch(attempt, follower=follower)
         rig.transports[follower].send(leader, address(number), request)
@@ -154,7 +154,7 @@ def test_a_batch_far_larger_than_a_frame_arrives_whole(rig: ReplicaRig) -> None:
 
 
 def test_a_damaged_batch_is_not_delivered(rig: ReplicaRig) -> None:
-    """Its checksum is looked at on arrival; what comes after it is heard."""
+    """Its checksum is checked on arrival; later messages still arrive."""
     _meet(rig, B)
     before = rig.malformed_count(B)  # a late answer to a meeting that was tried again
     damaged = answer(1, (stored(0, b"x" * 64, crc=1),))
@@ -180,7 +180,7 @@ def test_a_peer_that_was_away_is_heard_again(rig: ReplicaRig) -> None:
 
 
 def test_a_leader_that_restarted_is_heard_again(rig: ReplicaRig) -> None:
-    """The other way round: the broker that serves the partition goes and comes back."""
+    """The broker that leads the partition stops and starts, not the one that asks."""
     _meet(rig, B)
     rig.stop(A)
     rig.start(A)

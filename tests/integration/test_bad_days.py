@@ -1,4 +1,4 @@
-"""Bad days of a whole broker: S3 fails, the disk is full, bytes rot, everybody sends garbage.
+"""Faults of a whole broker: S3 fails, the disk is full, bytes rot, clients send garbage.
 
 Real processes throughout. The rule behind every test: what was acknowledged is in the next read,
 or the read names the damage; the broker lives, or says why it does not; nothing waits for ever.
@@ -126,7 +126,7 @@ def _wait_shipped(client: Client, stream: str, end: int) -> None:
 
 
 def test_disk_use_is_bounded_by_the_operators_choice(s3: S3Stage) -> None:
-    """With unshipped_bytes_max, an outage ends in refused writes, never in a full disk."""
+    """With unshipped_bytes_max an outage ends in refused writes and not in a full disk."""
     limit = 256 * 1024
     stream = s3.client.create_stream("bound", subject="bound", unshipped_bytes_max=limit, **SMALL)
     folder = s3.broker.data_dir / "streams" / stream.uuid

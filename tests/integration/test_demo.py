@@ -17,7 +17,7 @@ pytestmark = [
 
 
 def test_the_tour_ends_with_every_check_passed(tmp_path: Path) -> None:
-    """Exit code 0 is its own verdict on every number, and on processes left behind."""
+    """Exit code 0 means that the tour has checked every number and left no process behind."""
     done = subprocess.run(
         [sys.executable, "-m", "headwater.demo", "--flights", "20000"],
         cwd=tmp_path, capture_output=True, text=True, check=False, timeout=880,
@@ -29,7 +29,7 @@ def test_the_tour_ends_with_every_check_passed(tmp_path: Path) -> None:
 
 
 def test_the_tour_fails_on_a_wrong_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A number that differs ends it with code 1, not with a shrug."""
+    """A number that differs ends the tour with code 1."""
     from headwater.demo import tour
 
     def wrong(*_: object) -> None:

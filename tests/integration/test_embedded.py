@@ -55,7 +55,7 @@ def test_nats_server_takes_the_chosen_port(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a port cannot be held")
 def test_a_free_port_is_nobody_elses_while_its_server_is_down(tmp_path: Path) -> None:
-    """A port that is not shared is refused, before the server's first start and between two."""
+    """Another server cannot bind it, before the server's first start and between two starts."""
     port = embedded.free_port()
     for _ in range(2):
         with pytest.raises(OSError, match="Address already in use"), socket.socket() as other:
@@ -125,7 +125,7 @@ def test_a_missing_program_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_parent_that_is_gone_starts_nothing(tmp_path: Path) -> None:
-    """The program is not run when its parent ended before the kernel knew of the wish."""
+    """The program is not run if its parent ended before the kernel was told to kill it then."""
     shim = Path(embedded.__file__).with_name("exec_with_parent.py")
     marker = tmp_path / "ran"
     done = subprocess.run(

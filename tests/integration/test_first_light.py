@@ -123,7 +123,7 @@ def _digests(verified: dict[str, object]) -> list[object]:
 def test_plain_nats_publishes_and_a_subscriber_follows(
     run: Run, up: Callable[..., embedded.EmbeddedServer], data: Path, tmp_path: Path
 ) -> None:
-    """A NATS client that never heard of Headwater publishes; its acknowledgement is durable."""
+    """A NATS client without Headwater's code publishes; its acknowledgement is durable."""
     up()
     run("stream", "create", "flights", "--subject", "flights.>", "--puback")
     follower = subprocess.Popen(
@@ -176,7 +176,7 @@ def test_a_missing_object_is_found_by_name(
 def test_the_table_is_plain_delta(
     run: Run, up: Callable[..., embedded.EmbeddedServer], data: Path
 ) -> None:
-    """delta-rs, which knows nothing of us, reads the same rows."""
+    """delta-rs without Headwater reads the same rows."""
     up()
     run("stream", "create", "orders", "--puback")
     run("publish", "orders", "-k", "k", stdin="a\nb\nc")

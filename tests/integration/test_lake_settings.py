@@ -1,4 +1,4 @@
-"""Where the lake is: a broker that does not know, or misreads its name, serves nothing less."""
+"""Settings of the lake: a broker with a missing or ambiguous one does not serve fewer records."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def broker_at(folder: Path, name: str, *, lake: str, data: Path) -> BrokerProces
 def test_a_broker_whose_records_are_in_tables_does_not_start_without_a_lake(
     tmp_path: Path,
 ) -> None:
-    """It names the streams and the setting; a stream of which nothing was shipped is no reason."""
+    """The error names the streams and the setting; a stream without a table is no reason."""
     data, lake = tmp_path / "data", str(tmp_path / "lake")
     with running(broker_at(tmp_path, "first", lake="", data=data)) as client:
         client.create_stream("kept", subject="kept")

@@ -1,6 +1,6 @@
 """Two real brokers of one history on one lake: one of them is fenced by name, nothing is mixed.
 
-What each acknowledged itself is known. A read through either is exact by that, or refused. Damage
+The test knows what each broker acknowledged. A read is exact by that, or refused. Damage
 (``make damage``, ``make crash``) tells more such stories.
 """
 
@@ -58,7 +58,7 @@ class Site:
         return self
 
     def publish(self, count: int) -> None:
-        """Have records acknowledged, one by one; raises what the broker says."""
+        """Publish records one by one, each acknowledged; raise the broker's error."""
         with Client(self.broker.url) as client, client.producer("s", retry_ms_max=1_000) as to:
             for _ in range(count):
                 value = f"{self.name} {len(self.acked)}".encode()
@@ -82,9 +82,9 @@ class Site:
             assert verified.end - verified.start == len(self.acked)
 
     def require_fenced(self) -> None:
-        """It says soon by name that somebody else leads; it takes, ships and serves nothing.
+        """It reports soon that another broker leads; it takes, ships and serves nothing.
 
-        What it acknowledged before can still be had from it, by who asks for what is not certain.
+        Its earlier records can still be read from it with the isolation ``uncommitted``.
         """
         self.broker.wait_unready("histor")
         acked = list(self.acked)
@@ -204,7 +204,7 @@ def test_a_copy_of_a_running_broker_fences_it(home: Home) -> None:
 
 
 def test_the_second_of_two_copies_of_a_stopped_broker_takes_nothing(home: Home) -> None:
-    """Both begin the same epoch; also when the loser is started again."""
+    """Both begin the same epoch; the second is refused, also after another start."""
     first = original(home)
     assert first.broker.stop_within(60)
     second = home.twin_of(first, "second")
@@ -221,7 +221,7 @@ def test_the_second_of_two_copies_of_a_stopped_broker_takes_nothing(home: Home) 
 
 
 def test_a_restored_backup_after_the_original_takes_nothing(home: Home) -> None:
-    """The table was given what the backup never had: no offset is given out twice."""
+    """The table has records that the backup lacks: no offset is given to two records."""
     first = original(home)
     assert first.broker.stop_within(60)
     backup = home.folder / "backup"
@@ -283,7 +283,7 @@ def test_a_commit_that_was_not_noted_stops_an_older_copy(tmp_path: Path) -> None
 
 
 def test_a_process_that_slept_answers_nothing_after_it(home: Home) -> None:
-    """Frozen while a copy takes over, then continued: it looks before it answers."""
+    """It is suspended while a copy takes over; later it checks its claim before it answers."""
     first = original(home)
     first.broker.pause()
     twin = home.twin_of(first, "twin").start()

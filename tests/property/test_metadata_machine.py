@@ -211,7 +211,7 @@ class Proposers:
 def _check_partition(
     before: PartitionState | None, after: PartitionState, command: Command
 ) -> None:
-    """Epochs only grow, a leader has an epoch of its own, sets stay what they mean."""
+    """Check that epochs only grow, each leader has its own epoch, and the ISR and ELR are valid."""
     assert set(after.isr) <= set(after.replicas)
     assert set(after.eligible) <= set(after.replicas)
     led = after.leader is not None
@@ -272,7 +272,7 @@ def test_every_log_keeps_the_rules(seed: int) -> None:
 
 
 def test_logs_reach_every_status_and_every_command() -> None:
-    """The random logs are not blind: each status occurs, and each command succeeds somewhere."""
+    """The random logs cover enough: each status occurs, and each command succeeds somewhere."""
     statuses: set[str] = set()
     accepted: set[str] = set()
     for seed in range(20):

@@ -132,7 +132,7 @@ def test_a_window_that_is_refused_goes_again_in_order(seed: int) -> None:
             if cut is not None and step >= cut:
                 break  # the answers that were under way are lost
             while heard < len(answers) and answers[heard] is not None:
-                window.answered(answers[heard])  # raises what would end the producer
+                window.answered(answers[heard])  # raises the error that would end the producer
                 heard += 1
             if window.draining and heard == len(answers):
                 break

@@ -1,4 +1,4 @@
-"""A broker that is forked for a test loads nothing: what it needs was there before the fork."""
+"""A broker that is forked for a test imports nothing: its modules were loaded before the fork."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headwater.local.embedded import start_nats
 
 pytestmark = [pytest.mark.integration]
 
-# pyarrow looks for pandas as it converts its first list; nobody has it in a broker.
+# pyarrow looks for pandas as it converts its first list; a broker has no pandas.
 _LOOKED_FOR_IN_VAIN = {"pandas"}
 
 

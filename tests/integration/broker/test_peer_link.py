@@ -114,7 +114,7 @@ def _frame(lane: LaneKind, data: bytes) -> bytes:
 
 
 def test_three_lanes_of_three_brokers_share_two_connections_a_pair(rig: PeerRig) -> None:
-    """Raft, control and replicas of every partition: the operating system counts, not we."""
+    """The lanes are Raft, control and replicas; the operating system counts the sockets."""
     control = {name: _control(link) for name, link in rig.links.items()}
     raft = {name: _raft(link) for name, link in rig.links.items()}
     for sender in (A, B, C):
@@ -147,7 +147,7 @@ def test_three_lanes_of_three_brokers_share_two_connections_a_pair(rig: PeerRig)
 
 
 def test_a_broker_hears_itself_without_a_socket(rig: PeerRig) -> None:
-    """The controller in office is a broker like any other; its thread is not the sender's."""
+    """The controller in office is a broker, too; its message is delivered by another thread."""
     transport, _ = _control(rig.links[A])
     transport.close()
     heard: queue.Queue[tuple[BrokerId, str]] = queue.Queue()
@@ -234,7 +234,7 @@ def test_nobody_but_brokers_of_the_cluster_is_heard(rig: PeerRig, tmp_path: Path
 
 
 def test_a_broker_does_not_talk_to_an_impostor(rig: PeerRig, tmp_path: Path) -> None:
-    """Who answers at a broker's address has to be that broker, not just any of the cluster."""
+    """The server at a broker's address has to be that broker, not just any of the cluster."""
     listener = socket.create_server(("127.0.0.1", 0))
     address_of_b = PeerAddress("127.0.0.1", int(listener.getsockname()[1]))
     answering = PeerLink(
@@ -375,7 +375,7 @@ def test_messages_of_many_threads_all_arrive_each_threads_in_order(rig: PeerRig)
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # that is it
 def test_a_bug_in_whoever_is_delivered_to_reaches_the_owner(tmp_path: Path) -> None:
-    """A thread that dies of it must not leave a broker that receives no messages."""
+    """A broker whose delivering thread has ended would receive no messages, so it must end."""
     crashes: queue.Queue[BaseException] = queue.Queue()
     files = make_certificates(tmp_path, cluster=CLUSTER, brokers=[A])[A]
     link = PeerLink(

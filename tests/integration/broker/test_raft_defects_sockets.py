@@ -24,7 +24,7 @@ from simkit.raft.pysyncobj_shipped import ShippedOverTcp, frame
 
 pytestmark = pytest.mark.integration
 
-# What the attack has opened, nobody closes.
+# The attack leaves connections open.
 leaky = pytest.mark.filterwarnings(
     "ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning"
 )
@@ -67,7 +67,7 @@ def _epoch(group: RaftGroup) -> int:
 
 
 def test_s12_a_stranger_is_not_obeyed(library: ShippedOverTcp, group: RaftGroup) -> None:
-    """As shipped, whoever says 'readonly' may lead; ours hang up on whoever has no certificate."""
+    """As shipped, a peer that says 'readonly' may lead; ours refuse one without a certificate."""
     forged = shipped.append(99, (1, 0), shipped.rows(2, 2, 99), commit=2)
     attack = frame("readonly") + frame(forged)
     with socket.create_connection(("127.0.0.1", _port(library)), 10) as plain:
@@ -81,7 +81,7 @@ def test_s12_a_stranger_is_not_obeyed(library: ShippedOverTcp, group: RaftGroup)
 
 
 class _OpensAFile:
-    """Its pickle is a program."""
+    """An object whose unpickling opens a file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -94,7 +94,7 @@ class _OpensAFile:
 def test_the_first_bytes_of_a_connection_run_no_code(
     library: ShippedOverTcp, group: RaftGroup, tmp_path: Path
 ) -> None:
-    """As shipped, they are unpickled before anybody asks who sent them."""
+    """As shipped, the bytes are unpickled before the sender is authenticated."""
     marker = tmp_path / "marker"
     attack = frame(_OpensAFile(marker))
     with socket.create_connection(("127.0.0.1", _port(library)), 10) as plain:
@@ -112,7 +112,7 @@ def test_the_first_bytes_of_a_connection_run_no_code(
 def test_l6_a_port_that_is_taken_is_said_at_once(
     group: RaftGroup, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As shipped, a member tries for ever and tells nobody; ours is given its listener."""
+    """As shipped, a member tries for ever without a message; ours gets an open listener."""
     tries = 0
 
     class StopError(BaseException):

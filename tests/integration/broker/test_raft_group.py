@@ -1,4 +1,4 @@
-"""Three members over real TLS on the loopback: failover, catching up, and who is not let in.
+"""Three members over real TLS on the loopback: failover, catching up, and refused peers.
 
 Every test runs with our own Raft and with pysyncobj and its corrections.
 """
@@ -159,7 +159,7 @@ def test_nobody_but_members_is_heard(group: RaftGroup, tmp_path: Path) -> None:
 
 
 def test_a_member_that_talks_nonsense_is_hung_up_on(group: RaftGroup, tmp_path: Path) -> None:
-    """Behind a good certificate, too, lengths are bounded and bytes are checked."""
+    """With a good certificate, too, lengths are bounded and bytes are checked."""
     _register(group, 1)
     context = _context(
         tmp_path,

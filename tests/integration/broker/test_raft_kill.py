@@ -1,4 +1,4 @@
-"""Members as processes, killed with SIGKILL: nothing that was answered is lost or done twice."""
+"""Members as processes, killed with SIGKILL: no answered command is lost or applied twice."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def _refusal(name: str, tried: list[str]) -> Any:
 
 
 def test_the_trap_works(loads: list[str]) -> None:
-    """What the next test relies on: the library's ways to load a pickle are closed."""
+    """The trap of the next test works: the library's ways to load a pickle raise."""
     for load in (pysyncobj.pickle.loads, pysyncobj.journal.loads, sys.modules["pickle"].loads):
         with pytest.raises(UnpickledError):
             load(b"N.")
@@ -170,7 +170,7 @@ def _as_member(group: RaftGroup, name: NodeId) -> ssl.SSLContext:
 def test_no_bytes_bring_a_member_down(group: RaftGroup) -> None:
     """Noise, half handshakes, and what is nearly a message behind a member's certificate.
 
-    What a member's certificate vouches for and *is* a message is believed; that is the fault model.
+    A well-formed message of a member with a certificate is trusted; that is the fault model.
     """
     rng = random.Random(5)
     assert _register(group, 3) == 3

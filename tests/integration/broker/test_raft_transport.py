@@ -22,7 +22,7 @@ A, B = NodeId("a"), NodeId("b")
 
 
 class Pair:
-    """Member `a`, and member `b` in one life after the other."""
+    """Member `a`, and member `b`, which is restarted."""
 
     def __init__(self, folder: Path) -> None:
         authority = Authority()

@@ -141,7 +141,7 @@ def test_a_request_for_another_leader_or_stream_is_not_taken(rig: NatsRig, raw: 
 
 
 def test_an_answer_goes_to_inboxes_only(rig: NatsRig, raw: RawNats) -> None:
-    """Else a stranger could have batches published on a stream's subject, as records."""
+    """Otherwise a stranger could make a broker publish batches as records of a stream."""
     before = _transport(rig).refused["no inbox"]
     for reply in ("", "orders", f"{CLUSTER}.notify.b", "_INBOX", "_INBOX.", "_INBOX." + "x" * 300):
         raw.publish(REPLICATE, encode_request(P, fetch(1), to=A), reply=reply)
@@ -178,7 +178,7 @@ def test_an_answer_that_nobody_asked_for_is_not_taken(rig: NatsRig, raw: RawNats
 
 
 def test_batches_are_taken_over_tls_and_after_the_server_restarts(tmp_path: Path) -> None:
-    """The connection is the one that publishers' messages come over: TLS, for ever again."""
+    """The NATS connection uses TLS, and is made again after each loss."""
     authority = Authority()
     pair = authority.issue("nats")
     for name, data in (("ca", authority.cert), ("cert", pair.cert), ("key", pair.key)):

@@ -1,4 +1,4 @@
-"""What this machine permits is tried, not guessed."""
+"""What this machine permits is found out by trying."""
 
 from __future__ import annotations
 

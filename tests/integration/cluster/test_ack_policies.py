@@ -1,4 +1,4 @@
-"""Ack policies in a real cluster: each publisher hears at the time that its policy names.
+"""Ack policies in a real cluster: each publisher gets its ack at the time of its policy.
 
 Streams here have two replicas on three brokers. Pausing the follower leaves the metadata its
 majority, so the leader keeps its lease; with both others paused it would lose it within a second
@@ -122,7 +122,7 @@ def test_a_leader_that_was_paused_and_replaced_acks_nothing(cluster: Cluster) ->
 
 
 def test_none_returns_at_once_and_its_records_arrive(cluster: Cluster) -> None:
-    """Nobody is waited for; the records are there once the follower is back."""
+    """The publish waits for no broker; the records are there once the follower is back."""
     follower = _pair(cluster, "unasked")
     client = _client_without(cluster, follower)
     _begin(client, "unasked")

@@ -109,7 +109,7 @@ def _leads_dies_and_returns(cluster: Cluster, running: Load) -> None:
 
 
 def _follows_new_controllers(cluster: Cluster, running: Load) -> None:
-    """It leads a partition, and its lease is one that the next controller grants, too."""
+    """It leads a partition, and the next controller grants its lease, too."""
     office = _status(cluster).controller
     assert office in cluster.plan.controllers
     number = cluster.plan.brokers.index(office)
@@ -126,7 +126,7 @@ def _has_another_controller(cluster: Cluster, before: str) -> bool:
 
 
 def _loses_its_disk(cluster: Cluster, running: Load) -> None:
-    """No controller has to wait, or to be asked, for one that does not vote."""
+    """A non-voting broker's lost disk needs no wait and no question to a controller."""
     cluster.kill(3)
     _wait_led_by_another(cluster, NEW)
     shutil.rmtree(cluster.plan.folder_of(NEW))

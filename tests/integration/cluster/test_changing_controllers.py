@@ -1,4 +1,4 @@
-"""Who votes on the metadata changes under load: one becomes three, the dead are replaced."""
+"""The controllers change under load: one becomes three, and dead ones are replaced."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_a_dead_controller_is_replaced_by_a_new_id_under_load(
 def test_one_controller_becomes_three_and_is_killed_under_load(
     cluster_of: Callable[..., Cluster],
 ) -> None:
-    """Then the others decide without it; it comes back, and goes out of office for good."""
+    """Then the others decide without it. It comes back, and is removed from the controllers."""
     cluster = cluster_of(brokers=3, voters=1)
     client = cluster.client()
     client.create_stream(STREAM, replication_factor=3, min_isr=2)
@@ -155,7 +155,7 @@ def test_one_controller_becomes_three_and_is_killed_under_load(
         assert _voters(cluster) == {"broker-0": True, "broker-1": False, "broker-2": False}
         assert "2 survive" in _run(cluster, "add", "broker-1").output
         _run(cluster, "add", "broker-2")
-        _run(cluster, "add", "broker-2")  # what is so already is left alone
+        _run(cluster, "add", "broker-2")  # a repeated change does nothing
         running.wait_acked(20)
         cluster.kill(0)
         _wait_decides(cluster)
@@ -176,7 +176,7 @@ def test_one_controller_becomes_three_and_is_killed_under_load(
 def test_one_controller_becomes_three_and_five_and_the_dead_are_replaced_under_load(
     cluster_of: Callable[..., Cluster],
 ) -> None:
-    """Five survive the loss of two; a new id in the place of one, and they survive another."""
+    """Five survive the loss of two. Once a new broker replaces one, they survive another loss."""
     cluster = cluster_of(brokers=6, voters=1)
     names = cluster.plan.brokers
     client = cluster.client()
@@ -216,7 +216,7 @@ def test_one_controller_becomes_three_and_five_and_the_dead_are_replaced_under_l
 def test_the_only_controller_does_not_start_with_a_file_that_names_more(
     cluster_of: Callable[..., Cluster],
 ) -> None:
-    """The others would take themselves for controllers without disks; it says what to write."""
+    """The others would start as controllers with empty disks; the error says what to write."""
     cluster = cluster_of(brokers=3, voters=1)
     cluster.stop(0)
     plan = cluster.plan

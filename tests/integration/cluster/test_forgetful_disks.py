@@ -1,4 +1,4 @@
-"""Disks that come back as they once were: three real brokers, and one disk that has forgotten.
+"""Three real brokers, one of whose disks is put back to an older copy.
 
 Everything is acknowledged under ALL and synced, then all brokers are killed, one disk is changed,
 all are started: what was acknowledged is there, everybody is in sync again, and nobody was asked.
@@ -25,7 +25,7 @@ STREAM = "kept"
 
 @pytest.fixture
 def cluster(own_cluster: Callable[..., Cluster]) -> Cluster:
-    """A cluster of this test's own: what it does to disks is nobody else's business."""
+    """A cluster of this test's own, because it damages disks."""
     return own_cluster()
 
 
@@ -109,7 +109,7 @@ def test_a_follower_that_has_forgotten_is_no_copy_until_it_has_caught_up(cluster
 
 
 def test_a_stream_deleted_while_a_broker_was_down_leaves_nothing_there(cluster: Cluster) -> None:
-    """The broker catches up, and hears of the deletion, before it looks at what is left."""
+    """The broker catches up and learns of the deletion before it looks for leftovers."""
     client = cluster.client()
     client.create_stream(STREAM, replication_factor=3, min_isr=2)
     client.create_stream("gone", replication_factor=3, min_isr=2)
@@ -128,7 +128,7 @@ def test_a_stream_deleted_while_a_broker_was_down_leaves_nothing_there(cluster: 
 def test_streams_that_the_metadata_of_all_brokers_forgot_are_kept(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    """All three metadata folders and promises are put back: nobody knows the stream any more."""
+    """All three metadata folders and promises are put back, so no broker knows the stream."""
     client = cluster.client()
     client.create_stream("before", replication_factor=3, min_isr=2)
     for number in range(3):
@@ -166,7 +166,7 @@ def test_streams_that_the_metadata_of_all_brokers_forgot_are_kept(
 
 
 def test_a_stream_that_syncs_by_interval_outlives_a_polite_stop_of_all(cluster: Cluster) -> None:
-    """Its logs were closed and synced, which is written down; nobody else could vouch for them."""
+    """A note says that its logs were closed and synced; otherwise the records are in doubt."""
     client = cluster.client()
     client.create_stream(STREAM, replication_factor=3, min_isr=2, flush="interval")
     _publish(cluster, _values(0, 200))

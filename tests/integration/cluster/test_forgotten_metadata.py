@@ -1,4 +1,4 @@
-"""A controller's Raft folder is of an earlier moment, or partly gone: the group forgets nothing."""
+"""A controller's Raft folder is an old copy, or partly gone: the group loses no entry."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _times_it_waited(cluster: Cluster, number: int) -> int:
 def test_a_folder_that_forgot_elects_nobody_who_lacks_what_is_committed(
     cluster: Cluster, damage: str
 ) -> None:
-    """Two hold what the third never heard of; one of the two forgets it, and the other comes last.
+    """Two controllers have entries that the third lacks; one of the two loses them.
 
     The one that forgot and the one that never knew are a majority. They wait for the last one.
     """

@@ -1,4 +1,4 @@
-"""Bytes thrown at all that a broker listens on: it lives, serves, stays small, loads nothing.
+"""Hostile bytes at every port and subject of a broker: it serves, stays small, loads no pickle.
 
 The operating system says which ports there are, the NATS server which subjects, so that a new one
 is not forgotten here.
@@ -45,13 +45,13 @@ from simkit.servers.natsproc import NatsProcess, RawNats
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
-GROWTH_BYTES_MAX: Final = 200 * 1024 * 1024  # of a broker's resident memory, all in all
+GROWTH_BYTES_MAX: Final = 200 * 1024 * 1024  # the most that a broker's resident memory may reach
 OURS: Final = b"ours-"
 FLIGHT_ERRORS: Final = (flight.FlightError, pa.ArrowException, OSError)
 
 
 class WatchedNats(NatsProcess):
-    """A NATS server that tells who subscribed to what."""
+    """A NATS server that lists the subscriptions of its connections."""
 
     def __init__(self, folder: Path) -> None:
         self._monitor = free_port()
@@ -99,7 +99,7 @@ def _honest_traffic(flight_port: int) -> list[bytes]:
 
 
 def _call_with(raw: flight.FlightClient, data: bytes) -> None:
-    """Make every call that Flight has with these bytes wherever bytes go."""
+    """Make each Flight call with these bytes in each field of bytes."""
     options = flight.FlightCallOptions(timeout=20, headers=[(b"x-pickle-bin", data)])
     hidden = {
         b"ARROW:extension:name": b"arrow.py_extension_type",
@@ -167,7 +167,7 @@ def _resident(pid: int) -> int:
 def test_no_bytes_harm_a_broker_of_a_cluster(
     tmp_path: Path, nats: WatchedNats, pickles: Pickles, transport: str
 ) -> None:
-    """Every port of it, and every subject that the brokers hear: they go on as if nothing was."""
+    """The bytes go to each of its ports and to each subject of the brokers, which go on."""
     chance = random.Random(11)
     cluster = Cluster(tmp_path, nats.url, settings={"cluster": {"replica_transport": transport}})
     try:

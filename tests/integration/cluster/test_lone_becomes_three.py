@@ -159,7 +159,7 @@ def test_a_running_broker_with_a_peer_address_becomes_three_under_load(
 
 
 def test_a_folder_with_a_cluster_and_a_broker_alone_is_refused(tmp_path: Path) -> None:
-    """Whose records count is not for a program to say; the folders are as they were."""
+    """An operator has to say which of the two records count; the folders are unchanged."""
 
     def plan() -> Callable[..., object]:
         lone = tmp_path / "broker"

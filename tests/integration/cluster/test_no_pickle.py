@@ -1,4 +1,4 @@
-"""A cluster's ordinary life, and a hostile hour, with every way to load a pickle closed.
+"""A cluster in ordinary use and under attack, with every way to load a pickle closed.
 
 The brokers' Python notes and refuses each attempt; see clusterkit/pickle_trap. Groups of Raft
 members, with snapshots over the wire, live under the same trap in test_raft_no_pickle.
@@ -77,7 +77,7 @@ data = {pickles.payloads[-3]!r}
 def test_a_cluster_lives_without_loading_a_pickle(
     tmp_path: Path, tried: Path, pickles: Pickles
 ) -> None:
-    """Created, published to both ways, shipped, failed over, moved, restarted, attacked: never."""
+    """Streams are created, written, shipped, failed over, moved, attacked: no pickle is loaded."""
     with start_nats(tmp_path / "nats") as nats:
         cluster = Cluster(tmp_path, nats)
         try:

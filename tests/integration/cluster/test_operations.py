@@ -148,7 +148,7 @@ def test_leaders_return_to_where_they_belong(cluster: Cluster) -> None:
 
 
 def test_giving_records_up_is_asked_shown_and_recorded(cluster: Cluster) -> None:
-    """Only one broker has the newest records, and it is gone: nothing is elected by itself."""
+    """Only one broker has the newest records, and it is gone: no leader is elected by itself."""
     client = cluster.client()
     client.create_stream("lossy", replication_factor=2, min_isr=1)
     cluster.publish("lossy", b"on both")
@@ -198,7 +198,7 @@ def _says(server: EmbeddedServer, text: str) -> bool:
 
 
 def test_up_runs_a_cluster_and_ctrl_c_ends_it(tmp_path: Path) -> None:
-    """Its folder names all brokers; one that is killed is missed by nobody, and comes back."""
+    """Its folder names all brokers; a killed one is started again without a loss of service."""
     ports = ("--nats-port", "0", "--flight-port", "0", "--http-port", "0")
     with start_up(tmp_path, "--brokers", "3", *ports) as server:
         found = RuntimeFile.read(tmp_path)

@@ -1,4 +1,4 @@
-"""What a Spark executor runs, against a cluster that loses a broker in the middle of a slice."""
+"""The read of a Spark executor, from a cluster that loses a broker in the middle of a slice."""
 
 from __future__ import annotations
 

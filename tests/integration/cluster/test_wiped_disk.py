@@ -19,7 +19,7 @@ STREAM = "kept"
 
 @pytest.fixture
 def cluster(own_cluster: Callable[..., Cluster]) -> Cluster:
-    """A cluster of this test's own: what it does to disks is nobody else's business."""
+    """A cluster of this test's own, because it wipes disks."""
     return own_cluster()
 
 
@@ -29,7 +29,7 @@ def _lose_disk(cluster: Cluster, number: int) -> None:
 
 
 def test_a_broker_whose_disk_was_wiped_is_taken_back(cluster: Cluster) -> None:
-    """It rejoins Raft below a floor, is out of the ISR until it has all, and is worth one again.
+    """It rejoins Raft below a floor, leaves the ISR until it has every record, and counts again.
 
     The controller in office is the one that loses its disk, and then the partition's leader: what
     was acknowledged is there after each, and the last loss shows that the first broker counts.

@@ -16,14 +16,14 @@ pytestmark = pytest.mark.integration
 
 
 def _pay_and_audit(rig: IngestRig) -> tuple[Stream, Stream]:
-    """Streams as they may be in an existing folder: both answer on ``pay.in``."""
+    """Return two streams as an existing folder may have them: both answer on ``pay.in``."""
     pay = rig.add_stream("pay", subject="pay.in", puback=True, record_bytes_max=1000)
     audit = rig.add_stream("audit", subject="pay.>", puback=True)
     return pay, audit
 
 
 def test_an_ack_of_another_stream_is_not_counted(rig: IngestRig, server: NatsProcess) -> None:
-    """``pay`` is gone, ``audit`` answers: nothing of ``pay`` is on disk, and nobody says so."""
+    """``pay`` is deleted and ``audit`` answers: no record of ``pay`` is reported as on disk."""
     pay, _ = _pay_and_audit(rig)
     rig.run(rig.ingest.serve(pay, {}))
     with NatsPublisher(server.url, stream=pay, ack_timeout_s=0.1, give_up_s=5) as out:

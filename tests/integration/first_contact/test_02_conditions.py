@@ -1,6 +1,6 @@
 """Issue 11, item 2: JetStream's publish options are honoured, or refused by name; never ignored.
 
-JetStream itself is asked the same, so its meaning and its error codes are not from memory.
+JetStream itself gets the same requests, so its meaning and its error codes are its own.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _gist(told: Told) -> tuple[Any, ...]:
 def test_what_is_honoured_is_honoured_as_in_jetstream(
     rig: IngestRig, server: NatsProcess, jetstream: NatsProcess
 ) -> None:
-    """Expected stream and last sequence: met, missed, and no number; a repeated id beside."""
+    """The expected stream and last sequence: right, wrong, and not a number; also a repeated id."""
     messages = [
         {},
         {"Nats-Expected-Stream": STREAM},

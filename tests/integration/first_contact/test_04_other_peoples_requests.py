@@ -44,7 +44,7 @@ def test_a_request_is_answered_by_its_service(rig: IngestRig, server: NatsProces
 
 
 def test_only_a_publisher_hears_a_refusal(rig: IngestRig, server: NatsProcess) -> None:
-    """A message that is too long is refused; who only asked a service hears nothing of us."""
+    """A message that is too long is refused; a client of a service gets no answer of ours."""
     rig.add_stream(
         "all", subject="svc.>", puback=True, puback_headers_only=True, record_bytes_max=1000
     )

@@ -69,7 +69,7 @@ def _values(client: Client) -> list[bytes]:
 
 
 def test_a_broker_starts_without_nats_and_lake_and_finds_them(scene: Scene) -> None:
-    """What is local is served at once; what is missing is told; nothing has to be restarted."""
+    """Local records are served at once, the missing parts are named, and no restart is needed."""
     broker = scene.broker
     with scene.nats():
         broker.start()
@@ -114,7 +114,7 @@ def test_a_broker_starts_without_nats_and_lake_and_finds_them(scene: Scene) -> N
 def test_a_first_start_without_lake_writes_nothing_before_the_store_is_known(
     scene: Scene,
 ) -> None:
-    """A store without conditional PUT is found out late: nothing is claimed or shipped."""
+    """A store without conditional PUT is found late; before that no claim or object is written."""
     with scene.nats():
         scene.proxy.always(*AWAY)
         scene.broker.start()

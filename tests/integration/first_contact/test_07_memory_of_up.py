@@ -2,7 +2,7 @@
 
 *Whole* is the sum of the resident memory of every process that ``up`` consists of: itself with its
 broker, and nats-server. Pages that they share are counted in each. The kernel keeps the highest
-value of each (``VmHWM``), so nothing is missed between two looks, and the sum of the highest values
+value of each (``VmHWM``), so no peak is missed between two samples; the sum of the highest values
 is never less than the highest sum.
 """
 

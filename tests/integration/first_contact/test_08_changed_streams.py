@@ -1,4 +1,4 @@
-"""Issue 11, item 8: streams can be changed and purged while in use; what may not says why."""
+"""Issue 11, item 8: streams can be changed and purged while in use; a refusal says why."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
 
 
 def test_a_change_holds_at_once_and_after_a_kill(stage: Stage) -> None:
-    """For a producer that is connected, too; the command shows before and after."""
+    """The change holds for a connected producer, too; the command shows both settings."""
     client, url = stage.client, stage.broker.url
     client.create_stream("s")
 
@@ -86,7 +86,7 @@ def test_a_change_holds_at_once_and_after_a_kill(stage: Stage) -> None:
 
 
 def test_less_retention_frees_what_is_in_the_table_and_no_more(stage: Stage) -> None:
-    """What is read is the same before, between and after, and certified."""
+    """Certified reads before, between and after have the same records."""
     client, url = stage.client, stage.broker.url
     client.create_stream("s", segment_bytes_max=4096, dedup_window_ms=0)
     sent = [b"%04d" % number * 100 for number in range(200)]
@@ -142,7 +142,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 def test_leaders_followers_and_their_successors_obey(cluster: Cluster) -> None:
-    """Under load, which loses nothing; the broker that was down hears of it when it is back."""
+    """The change comes under load and loses no record; a broker that was down obeys it later."""
     client = cluster.client()
     client.create_stream("s", replication_factor=3, min_isr=2)
     leader = cluster.leader("s")
@@ -167,7 +167,7 @@ def test_leaders_followers_and_their_successors_obey(cluster: Cluster) -> None:
 
 
 def test_the_minimum_of_in_sync_replicas_goes_up_and_down(cluster: Cluster) -> None:
-    """Up: a record waits for all three. Down, with one of them gone: it does not."""
+    """With the minimum up, a record waits for all three; with it down, one broker may be away."""
     client = cluster.client()
     client.create_stream("s", replication_factor=3, min_isr=1)
     _put(client, "s", b"0")
@@ -200,7 +200,7 @@ def _read_from(client: Client, offset: int) -> list[bytes]:
 
 
 def test_what_is_purged_stays_purged_and_is_said_to_be(stage: Stage) -> None:
-    """Through a kill; a read below it is refused by name, a certificate names the hole."""
+    """It survives a kill; a read below it is a typed error, and a certificate names the hole."""
     client, url = stage.client, stage.broker.url
     client.create_stream("s", tiering=False, segment_bytes_max=4096)
     _put(client, "s", *VALUES)

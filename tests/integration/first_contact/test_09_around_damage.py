@@ -91,7 +91,7 @@ def _check(stage: Stage, file: str) -> None:
 
 
 def _check_commands(stage: Stage, file: str, tmp_path: Path) -> None:
-    """The same from a shell."""
+    """Check the same reads by commands."""
     before, behind = DAMAGED.start, DAMAGED.stop
     first = _headwater(stage, "subscribe", "s", "--from", "0", "-n", "3", "--format", "raw")
     assert (first.returncode, first.stdout) == (0, _printed(VALUES[:3])), first.stderr

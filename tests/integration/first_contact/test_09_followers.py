@@ -1,4 +1,4 @@
-"""Issue 11, item 9: who follows a stream survives the restart of a single broker."""
+"""Issue 11, item 9: a following reader survives the restart of a single broker."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _restart(stage: Stage) -> None:
 
 @pytest.mark.parametrize("start", ["earliest", "latest"])
 def test_a_python_follower_goes_on_after_a_restart(tmp_path: Path, start: str) -> None:
-    """Also if it had no record yet: records of the time without a server are in its read."""
+    """Also before its first record: records stored right after the restart are in its read."""
     with staged(tmp_path) as stage:
         stage.client.create_stream("s")
         if start == "earliest":

@@ -65,7 +65,7 @@ def _assert_quiet(complaints: str) -> None:
     ],
 )
 def test_a_pipe_that_nobody_reads(stage: Stage, words: str) -> None:
-    """``… | head -0``: its end is closed before the first byte, whatever the command writes."""
+    """``… | head -0``: the pipe is closed before the command writes its first byte."""
     ours, theirs = os.pipe()
     os.close(ours)
     arguments = shlex.split(words)
@@ -111,7 +111,7 @@ def test_head_takes_the_first_line(stage: Stage, words: str, first: str | None) 
 
 
 def test_remarks_and_rows_into_the_same_closed_pipe(stage: Stage, tmp_path: Path) -> None:
-    """``… 2>&1 | head -0``: there is nobody left to complain to, and the command still ends."""
+    """``… 2>&1 | head -0``: no output is possible any more, and the command still ends."""
     ours, theirs = os.pipe()
     os.close(ours)
     try:

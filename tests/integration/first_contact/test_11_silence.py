@@ -28,7 +28,7 @@ MORE_EXACT = {
 
 
 def test_every_kind_of_command_says_whom_it_waits_for() -> None:
-    """A server that takes connections and never answers: one line, not silence."""
+    """The server takes connections and never answers: the command writes one line about it."""
     with silent_server(greets=True) as address:
         running = [
             subprocess.Popen(

@@ -1,4 +1,4 @@
-"""`headwater query` answers in its own process: exactly, or it says why not."""
+"""`headwater query` answers exactly in its own process, or says why it cannot."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_the_local_engine_says_what_only_spark_answers(served: Served) -> None:
 
 
 def test_more_records_than_the_limit_are_sparks(served: Served) -> None:
-    """The size is told, and `headwater query --help` names the limit."""
+    """The error has the size, and `headwater query --help` names the limit."""
     statement = parse_statement("select count(*) from orders")
     with (
         Client(served.server) as client,
@@ -124,7 +124,7 @@ def test_times_have_their_zone(served: Served) -> None:
 
 
 def test_a_read_that_cannot_be_exact_ends_the_query_with_its_own_error() -> None:
-    """DuckDB has the text of the error alone; what is raised is the error of the read."""
+    """DuckDB keeps only the text of the error; the command raises the read's own error."""
 
     def batches() -> Iterator[pa.RecordBatch]:
         yield pa.record_batch([pa.array([1])], schema=_SCHEMA)

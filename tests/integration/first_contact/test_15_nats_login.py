@@ -73,7 +73,7 @@ def test_a_wrong_password_is_told_at_once(guarded: str, login: NatsLogin | None)
     ],
 )
 def test_what_cannot_be_used_is_named(values: dict[str, Any], words: str) -> None:
-    """Before anything is connected."""
+    """The error comes before a connection is made."""
     with pytest.raises(InvalidConfigError, match=words):
         NatsLogin(**values).arguments()
 

@@ -93,7 +93,7 @@ def test_cuts_at_random_bytes_neither_lose_nor_double(
 def test_batches_whose_answers_were_lost_are_recognised(
     broker: MemoryBroker, service: FlightService, proxy: TcpProxy, client: Client
 ) -> None:
-    """The broker has committed, its answers were lost: asked again, it gives the same offsets."""
+    """The broker has committed and its answers were lost: sent again, it gives the same offsets."""
     partition = broker.partitions.handle("s", 0)
     with client.producer("s") as producer:
         futures = [producer.send(numbered(0, BATCH))]
@@ -131,7 +131,7 @@ def test_a_broker_that_restarts_is_found_again(
 def test_a_producer_gives_up_in_time_and_says_so(
     broker: MemoryBroker, proxy: TcpProxy, client: Client
 ) -> None:
-    """The error says that nobody knows whether the batch is stored; the rest is refused."""
+    """The error says that the batch may or may not be stored; later batches are refused."""
     producer = client.producer("s", retry_ms_max=300)
     producer.send(numbered(0, BATCH)).result(WAIT_S)
     proxy.refuse(True)

@@ -256,7 +256,7 @@ def test_a_refused_batch_does_not_take_others_with_it(client: Client) -> None:
 
 
 def test_an_outcome_worth_retrying_is_retried(client: Client, broker: MemoryBroker) -> None:
-    """A full disk heals: nobody but the producer notices."""
+    """The disk gets room again, and only the producer has seen the error."""
     with client.producer("s") as producer:
         producer.send([b"0"]).result(WAIT_S)
         for _ in range(3):
@@ -329,7 +329,7 @@ def test_a_read_is_cut_to_its_offsets_and_columns(client: Client, broker: Memory
 
 
 def test_bad_reads_fail_by_name(client: Client) -> None:
-    """Facts come with the error, so that a reader can correct itself."""
+    """The error carries facts, with which a reader can correct its request."""
     with pytest.raises(OffsetOutOfRangeError) as caught:
         list(client.fetch("s", start=5))
     assert (caught.value.offset, caught.value.start, caught.value.end) == (5, 0, 0)

@@ -1,4 +1,4 @@
-"""Noise on the wire: the service answers others as before, and keeps nothing of it."""
+"""Noise on the wire: the service answers other clients as before, and stores none of it."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def test_an_authority_makes_a_plain_address_mean_tls(broker: MemoryBroker, files
 def test_tls_refuses_plain_text_and_strangers(
     broker: MemoryBroker, files: Files, tmp_path: Path
 ) -> None:
-    """Who speaks without TLS, or trusts another authority, gets nothing but an error."""
+    """A client without TLS, or with another authority, gets only an error."""
     service = serve(broker, files, mutual=False)
     with Client(f"grpc://127.0.0.1:{service.port}") as plain, pytest.raises(UnavailableError):
         plain.streams()

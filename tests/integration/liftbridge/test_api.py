@@ -191,7 +191,7 @@ def test_publish_async_answers_each_message_and_outlives_errors(server: Server) 
 
 
 def test_expected_offsets_are_checked_where_the_stream_says_so(server: Server) -> None:
-    """Each message names the offset that it wants, -1 takes any; elsewhere nobody looks."""
+    """Each message names its expected offset, -1 for any; other streams ignore it."""
     server.publish(b"any", expectedOffset=9)
     server.stub.CreateStream(
         api.CreateStreamRequest(
@@ -220,7 +220,7 @@ def test_expected_offsets_are_checked_where_the_stream_says_so(server: Server) -
 
 
 def test_publish_async_moves_many_messages(server: Server) -> None:
-    """More than any window holds, in order."""
+    """More messages than a window holds arrive in order."""
     count = 5_000
     requests = (
         api.PublishRequest(stream="s", value=b"%06d" % number + b"x" * 1000)
@@ -320,7 +320,7 @@ def test_a_subscription_reads_what_is_only_in_the_table(server: Server) -> None:
 
 
 def test_subscriptions_to_what_is_not_there(server: Server) -> None:
-    """Streams, partitions, positions that no enum has; a stream that goes while it is read."""
+    """Unknown streams, partitions and start positions; also a stream deleted during the read."""
     for request in (
         api.SubscribeRequest(stream="no"),
         api.SubscribeRequest(stream="s", partition=1),

@@ -1,4 +1,4 @@
-"""Liftbridge's API at its doors: TLS, limits, a whole server whose table is read."""
+"""Liftbridge's API: TLS, limits on connections, and a whole server whose table is read."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def test_members_share_the_partitions(rig: Rig) -> None:
 
 
 def test_what_groups_refuse(rig: Rig) -> None:
-    """By the codes that Liftbridge's clients know."""
+    """Refusals have the status codes that Liftbridge's clients know."""
     bad, gone, not_now = (
         grpc.StatusCode.INVALID_ARGUMENT,
         grpc.StatusCode.NOT_FOUND,
@@ -157,7 +157,7 @@ def test_a_silent_member_is_expelled(rig: Rig) -> None:
 
 
 def test_a_later_epoch_takes_a_partition_over(rig: Rig) -> None:
-    """The subscription before ends in order; one of an epoch that is over is refused."""
+    """The earlier subscription ends in order; one with an old epoch is refused."""
     first = rig.join("a").epoch
     before = rig.subscribe("a", first)
     second = rig.join("b").epoch
@@ -178,7 +178,7 @@ def test_a_later_epoch_takes_a_partition_over(rig: Rig) -> None:
 
 
 def test_a_member_without_an_id_is_refused(rig: Rig) -> None:
-    """And nobody else is disturbed by it."""
+    """Other members of the group are not affected."""
     call: Callable[..., Any] = rig.stub.Subscribe
     request = api.SubscribeRequest(stream="s", consumer=api.Consumer(groupId="g"))
     with pytest.raises(grpc.RpcError) as told:

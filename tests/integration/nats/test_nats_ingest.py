@@ -1,4 +1,4 @@
-"""Ingest against a real nats-server: what is stored, and what publishers hear."""
+"""Ingest against a real nats-server: stored records, and answers to publishers."""
 
 from __future__ import annotations
 
@@ -330,7 +330,7 @@ def test_stopping_stores_and_answers_what_has_arrived(server: NatsProcess) -> No
 def test_credentials_are_used(
     tmp_path: Path, settings: str, good: dict[str, str], bad: dict[str, str]
 ) -> None:
-    """The right ones connect; the wrong ones fail at start with the server's own word."""
+    """The right ones connect; the wrong ones fail at start with the server's own message."""
     with NatsProcess(tmp_path, settings=settings) as server:
         with IngestRig(NatsConfig(url=server.url, **good)) as rig:  # type: ignore[arg-type]
             assert rig.transport.connected

@@ -35,7 +35,7 @@ ORDERS = Stream(
     table_name="orders",
 )
 
-Answer = Callable[[int, Msg], bytes | None]  # the how-manieth message -> what to reply
+Answer = Callable[[int, Msg], bytes | None]  # number of the message -> the answer
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def server(tmp_path: Path) -> Iterator[embedded.EmbeddedServer]:
 
 
 class Responder:
-    """Stands where a broker would: subscribes and answers as told. A thread of its own."""
+    """Takes the place of a broker, in its own thread: subscribes, and answers as set."""
 
     def __init__(self, url: str, answer: Answer) -> None:
         self.seen: list[Msg] = []
@@ -131,7 +131,7 @@ def test_a_lost_answer_is_asked_for_again_with_the_same_id(
 
 
 def test_an_overloaded_broker_is_asked_again(server: embedded.EmbeddedServer) -> None:
-    """An error that will pass is not the caller's business."""
+    """A passing error is retried, and the caller does not see it."""
     busy = json.dumps({"error": {"code": 503, "type": "OverloadedError", "description": "full"}})
 
     def answer(index: int, message: Msg) -> bytes:
@@ -173,7 +173,7 @@ def test_nobody_listens(server: embedded.EmbeddedServer) -> None:
 
 
 def test_silence_ends_in_an_unknown_outcome(server: embedded.EmbeddedServer) -> None:
-    """After the deadline the caller learns that it cannot know."""
+    """After the deadline the error says that the record may or may not be stored."""
     with (
         Responder(server.address, lambda *_: None),
         NatsPublisher(server.address, stream=ORDERS, ack_timeout_s=0.1, give_up_s=1) as out,
@@ -184,7 +184,7 @@ def test_silence_ends_in_an_unknown_outcome(server: embedded.EmbeddedServer) -> 
 
 
 def test_a_full_disk_is_said_plainly(server: embedded.EmbeddedServer) -> None:
-    """It may heal, so it is tried again; in the end the refusal is told, not a time-out."""
+    """It is tried again, because a full disk may heal; in the end the error is the refusal."""
     error = {"code": 500, "type": "DiskFullError", "description": "the broker's disk is full: x"}
     full = json.dumps({"error": error}).encode()
     with (
@@ -197,7 +197,7 @@ def test_a_full_disk_is_said_plainly(server: embedded.EmbeddedServer) -> None:
 
 
 def test_garbage_as_an_answer_is_refused(server: embedded.EmbeddedServer) -> None:
-    """A process with another answer is not a broker."""
+    """An answer in another format does not come from a broker."""
     with (
         Responder(server.address, lambda *_: b"\x00\xff"),
         NatsPublisher(server.address, stream=ORDERS) as out,
@@ -234,7 +234,7 @@ def test_a_restarted_nats_server_loses_nothing(tmp_path: Path) -> None:
 
 
 def test_who_does_not_lead_is_asked_again_soon(server: embedded.EmbeddedServer) -> None:
-    """An election ends long before the time for a lost answer is up; the id stays the same."""
+    """It is asked again before the timeout of a lost answer, with the same message id."""
     error = {"code": 503, "type": "NotLeaderError", "description": "another broker does"}
     refusal = json.dumps({"error": error}).encode()
 

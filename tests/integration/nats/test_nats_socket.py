@@ -1,4 +1,4 @@
-"""The socket under the NATS connection: bounded, honest about its end, strict at the TLS border."""
+"""The socket under the NATS connection: bounded, with a clear end, strict when TLS begins."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def codegen(spark: SparkSession) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def session_as_it_was(request: pytest.FixtureRequest) -> Iterator[None]:
-    """What a test sets in Spark's session it takes back; else the next test meets it.
+    """Undo what a test sets in Spark's session, so that it does not affect the next test.
 
     Also the active session, by whose settings Spark reads a schema in words: PySpark makes a
     session the active one when it makes rows from Python's.

@@ -1,4 +1,4 @@
-"""Earlier moments, latest records, several streams at one instant, and what explain tells."""
+"""Earlier moments, latest records, several streams at one instant, and the output of explain."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ def test_a_stream_recreated_between_the_cuts_is_refused(stream: Served) -> None:
 
 
 def test_explain_names_files_ranges_lease_and_proof(spark: SparkSession, stream: Served) -> None:
-    """What a read covers is told before and after its lease is gone."""
+    """It shows what a read covers, with its lease and after the lease has ended."""
     rows = headwater.read(spark, "s", as_of={0: 75, 1: 7}, server=stream.server)
     cut = headwater.cut_of(rows)
 

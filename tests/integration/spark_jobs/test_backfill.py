@@ -1,4 +1,4 @@
-"""The job `backfill`: bounded, resumable, safe beside itself and beside an ingest.
+"""The job `backfill`: bounded, resumable, safe beside a second run and beside an ingest.
 
 Its chunks here are so small that the appender writes them in this process: no JVM is needed.
 """
@@ -31,7 +31,7 @@ from spark_jobs.tables import Appender, Target
 
 pytestmark = pytest.mark.integration
 
-SPARK: Any = SimpleNamespace(conf={})  # asked for a setting, never for a job
+SPARK: Any = SimpleNamespace(conf={})  # only its settings are read; no job runs in it
 
 
 @pytest.fixture

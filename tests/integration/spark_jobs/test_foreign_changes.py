@@ -1,6 +1,6 @@
-"""Changes that Spark itself, or delta-rs, makes to our tables: no read serves them, by name.
+"""Changes by Spark or delta-rs to our tables: every read refuses them with a typed error.
 
-Counts, bounds and statistics of all of them are right. What tells is whose commits they are.
+Counts, bounds and statistics are right; the refusal is because the commits are foreign.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def test_an_update_by_spark_is_named(spark: SparkSession, stream: Served) -> Non
 def test_an_object_of_equal_size_with_other_bytes_is_named(
     spark: SparkSession, stream: Served
 ) -> None:
-    """Before Spark opens any of it."""
+    """The error comes before Spark opens the object."""
     table = stream.broker.table("s")
     path = table.store.config.root / table.snapshot().files[1].path
     body = bytearray(path.read_bytes())

@@ -1,4 +1,4 @@
-"""Ingest: a stream's records in a decoded table, each once, whatever happens to the job."""
+"""Ingest: a stream's records in a decoded table, each once, also over crashes of the job."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ class StopsAfterTheFirstBatch(io.StringIO):
     stop: Stop
 
     def write(self, text: str) -> int:
-        """Look at what is told."""
+        """Take a line of the output."""
         if "appended" in text:
             self.stop.signal = "SIGTERM"
             self.stop.event.set()
@@ -258,7 +258,7 @@ def test_two_runs_at_once_share_the_work(run: Ingest, served: Served, table: Pat
 
 
 class Died(Exception):  # noqa: N818  (it stands for the process's end)
-    """What a test ends an append with."""
+    """The error with which a test ends an append."""
 
 
 @pytest.fixture

@@ -65,7 +65,7 @@ def run(job: Any, spark: SparkSession, served: Served, *argv: str) -> dict[str, 
 def test_a_table_of_a_stream_is_not_compacted_by_its_place(
     spark: SparkSession, stream: Served
 ) -> None:
-    """By its place nobody proves that the table is whole, and VACUUM deletes what it misses."""
+    """Without the stream's name the table is not proved, and VACUUM could delete needed files."""
     run(snapshot, spark, stream, "--stream", "s")
     client = Client(stream.server)
     held = client.cut("s", ttl_ms=60_000)

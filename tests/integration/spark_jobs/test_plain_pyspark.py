@@ -1,4 +1,4 @@
-"""Issue 11, item 13: plain pyspark finds the format, and where it does not, the docs say why."""
+"""Issue 11, item 13: plain pyspark finds the format; the docs name the exceptions."""
 
 from __future__ import annotations
 

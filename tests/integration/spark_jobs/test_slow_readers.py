@@ -1,4 +1,4 @@
-"""Readers that retention overtakes, and tables that foreign hands changed: exact, or told so."""
+"""Readers that retention overtakes, and tables with foreign changes: exact rows or an error."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_reader_slower_than_local_retention_is_exact(rows: DataFrame, served: 
 def test_a_reader_whose_lease_is_gone_is_told_or_exact(
     spark: SparkSession, rows: DataFrame, served: Served
 ) -> None:
-    """While everything is still there the rows are right, and it can be seen that nothing holds."""
+    """While every record is there the rows are right, and the lost lease is reported."""
     lose_the_lease(served, rows)
 
     assert isinstance(KEEPER.lost(headwater.cut_of(rows).lease.lease_id), UnknownLeaseError)

@@ -55,7 +55,7 @@ class Checkpoint:
 
 
 class Query:
-    """One life of a query."""
+    """One process of a query."""
 
     def __init__(self, checkpoint: Checkpoint, options: dict[str, str]) -> None:
         self._checkpoint = checkpoint

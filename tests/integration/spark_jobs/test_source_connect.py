@@ -1,4 +1,4 @@
-"""A Spark that was told nothing finds the format: Spark Connect, in a process of its own."""
+"""Spark Connect in its own process finds the format without registration."""
 
 from __future__ import annotations
 

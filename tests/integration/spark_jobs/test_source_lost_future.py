@@ -30,7 +30,7 @@ def publish(server: str, what: str, count: int) -> None:
 
 
 class Sink:
-    """What the batches held; it can be told to fail."""
+    """A sink that keeps the batches' rows, and fails if a test wants it."""
 
     def __init__(self) -> None:
         self.values: list[bytes] = []

@@ -318,7 +318,7 @@ def test_a_batch_is_of_the_moment_of_its_load(served: Served) -> None:
 
 
 def test_a_batch_holds_its_stream_from_load_on(served: Served) -> None:
-    """One lease, taken before anybody looks at the log; its tasks renew it and leave it."""
+    """One lease, taken before the log is read; its tasks renew it and do not end it."""
     Client(served.server).create_stream("s")
     publish(served, "s", numbered(0, 30))
 
@@ -401,7 +401,7 @@ def test_a_batch_reads_the_incarnation_that_it_was_planned_with(served: Served) 
 def test_connect_refuses_what_would_move(
     served: Served, monkeypatch: pytest.MonkeyPatch, options: dict[str, str]
 ) -> None:
-    """A server that plans again sees another end, or another stream; the error says how to fix."""
+    """A server that plans again would see another end or stream; the error says what to do."""
     client = Client(served.server)
     client.create_stream("s")
     publish(served, "s", numbered(0, 30))

@@ -26,13 +26,13 @@ pytestmark = [pytest.mark.spark, pytest.mark.integration]
 
 
 def publish(served: Served, stream: str, batch: pa.RecordBatch, partition: int = 0) -> None:
-    """Store a batch, durably as far as memory goes."""
+    """Store a batch in the broker in memory."""
     with Client(served.server) as client, client.producer(stream, partition) as producer:
         producer.send(batch)
 
 
 class Sink:
-    """What `foreachBatch` was given: the rows of each batch, by the batch's number."""
+    """The rows that `foreachBatch` got, by the number of the batch."""
 
     def __init__(self) -> None:
         self.batches: dict[int, list[tuple[Any, ...]]] = {}

@@ -1,4 +1,4 @@
-"""Tasks of the source on a real broker and table, without Spark: which tier, the same rows."""
+"""Tasks of the source on a real broker and table, without Spark: equal rows from either tier."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def test_a_table_out_of_reach_is_read_by_the_broker(served: Served) -> None:
 def test_a_broker_without_a_lake_has_everything_itself(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It says that there is no cold tier, at once; nobody waits for one."""
+    """Its answer says that there is no cold tier, so a task does not wait for one."""
     publish(served, numbered(0, 100))
 
     def without(*_arguments: Any) -> Any:

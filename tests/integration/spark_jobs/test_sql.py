@@ -1,4 +1,4 @@
-"""SQL over streams: which names become views, and when they are of."""
+"""SQL over streams: the names that become views, and the moment that a view shows."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_result_holds_its_leases_and_no_longer(
 
 
 def test_a_command_runs_once_with_all_streams(spark: SparkSession, client: Client) -> None:
-    """What a statement creates is made of the streams, not of what stood in for them."""
+    """A created table has the streams' rows, and does not depend on temporary views."""
     sql(spark, "CREATE OR REPLACE TEMP VIEW made AS SELECT 1 AS one", server=client)
     result = sql(spark, "SELECT * FROM made, orders, `old-ones`", server=client)
     assert result.count() == 30 * 5
@@ -126,7 +126,7 @@ def test_a_table_of_the_session_wins(spark: SparkSession, client: Client) -> Non
 
 
 def test_an_unknown_name_is_refused_with_the_nearest(spark: SparkSession, client: Client) -> None:
-    """A typing error names the stream that was probably meant."""
+    """The error names the stream with the most similar name."""
     with pytest.raises(UnknownStreamError, match="did you mean 'orders'"):
         sql(spark, "SELECT * FROM ordres", server=client)
 
@@ -137,6 +137,6 @@ def test_an_unknown_name_is_refused_with_the_nearest(spark: SparkSession, client
 def test_other_mistakes_are_sparks_to_explain(
     spark: SparkSession, client: Client, statement: str
 ) -> None:
-    """What is not about streams comes through as Spark says it."""
+    """Errors that do not concern streams are Spark's own."""
     with pytest.raises(AnalysisException):
         sql(spark, statement, server=client)

@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.integration]
 
 
 def publish(served: Served, stream: str, batch: pa.RecordBatch, partition: int = 0) -> None:
-    """Store a batch, durably as far as memory goes."""
+    """Store a batch in the broker in memory."""
     with Client(served.server) as client, client.producer(stream, partition) as producer:
         producer.send(batch)
 

@@ -126,7 +126,7 @@ def test_cold_rows_equal_those_of_plain_delta_readers(spark: SparkSession, strea
 
 
 def test_columns_are_projected_on_both_sides(spark: SparkSession, stream: Served) -> None:
-    """Asked-for columns come in the asked-for order from both tiers."""
+    """The selected columns come in the given order from both tiers."""
     rows = read(spark, "s", columns=["value", "offset", "partition"], server=stream.server)
 
     assert rows.columns == ["value", "offset", "partition"]
@@ -292,7 +292,7 @@ def test_a_saved_cut_keeps_its_lease_for_others(spark: SparkSession, stream: Ser
 def test_a_cut_whose_lease_ended_is_read_under_a_new_one(
     spark: SparkSession, stream: Served
 ) -> None:
-    """Tomorrow the lease is over; while everything is still there the rows are the same."""
+    """After the end of its lease a cut has the same rows while every record is still there."""
     saved = cut("s", server=stream.server)
     Client(stream.server).drop_lease(saved.lease.lease_id)
 
@@ -321,7 +321,7 @@ def test_an_as_of_that_is_no_cut_is_refused(
 
 
 def test_a_cut_of_another_stream_is_refused(spark: SparkSession, stream: Served) -> None:
-    """A cut says whose it is; a wrong name beside it is a mistake, not a rename."""
+    """A cut names its stream; another name beside it is refused."""
     Client(stream.server).create_stream("t")
     with pytest.raises(InvalidRequestError, match="'s'"):
         read(spark, "t", as_of=cut("s", server=stream.server), server=stream.server)

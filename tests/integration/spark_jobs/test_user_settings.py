@@ -89,7 +89,7 @@ def test_every_way_to_read_gives_every_row(session: SparkSession, stream: Served
 
 
 def test_the_files_of_a_table_by_name(session: SparkSession, stream: Served) -> None:
-    """What Spark Connect reads; also of no file."""
+    """The scan by file names that Spark Connect uses, also without a file."""
     table = stream.broker.table("s")
     found = table.snapshot()
     assert files_of(session, found.uri, [file.path for file in found.files]).count() == COLD
@@ -97,7 +97,7 @@ def test_the_files_of_a_table_by_name(session: SparkSession, stream: Served) -> 
 
 
 def test_a_query_reads_both_tiers(session: SparkSession, stream: Served, tmp_path: Path) -> None:
-    """As a stream, too."""
+    """A streaming query reads both tiers, too."""
     rows = session.readStream.format("headwater").options(
         server=stream.server, subscribe="s", startingOffsets="earliest"
     )

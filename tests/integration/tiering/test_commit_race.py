@@ -1,6 +1,6 @@
 """Several writers create one table and commit to one partition of it, on disk and on S3.
 
-Each tries to append the next few offsets after the cold end it sees. Whoever loses hears
+Each tries to append the next few offsets after the cold end it sees. The losers get
 StaleColdEndError. At the end the table holds every offset once.
 """
 

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture(autouse=True)
 def a_new_process() -> Iterator[None]:
-    """What this process proved of other tables is no help, and no hindrance."""
+    """Empty the proofs in memory, as in a new process."""
     CACHE.forget()
     yield
     CACHE.forget()
@@ -118,7 +118,7 @@ def test_a_cut_survives_restarts_and_shipping(tmp_path: Path) -> None:
 
 
 def test_a_forged_cut_is_refused(tmp_path: Path) -> None:
-    """One partition left out, or an id that nobody drew."""
+    """A partition is left out, or a lineage id is invented."""
     with _running(tmp_path) as (broker, client):
         broker.streams.create("s", StreamConfig(subject="s", partitions=2))
         _publish(broker, b"one")

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.integration
 
 
 class ShipsMeanwhile(Tiering):
-    """Every look at the table comes just before the next commit."""
+    """A lake whose table gets its next commit right after each look at it."""
 
     def __init__(self, lake: Lake, broker: Broker) -> None:
         super().__init__(lake, broker.catalog(), SystemClock())
@@ -45,7 +45,7 @@ def publish(broker: Broker, value: bytes) -> None:
 
 
 def test_what_is_committed_after_the_look_is_no_lost_commit(tmp_path: Path) -> None:
-    """The cut is what the table had at the look, and the log above it: nothing was removed."""
+    """The cut has the table's ranges at the look and the log above them: no commit was lost."""
     with disk_broker(tmp_path / "broker") as broker:
         lake = Lake.open(StoreConfig.from_env(str(tmp_path / "lake")), cluster="test")
         tiering = ShipsMeanwhile(lake, broker)

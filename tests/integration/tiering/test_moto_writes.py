@@ -22,7 +22,7 @@ pytestmark = pytest.mark.integration
 BUCKET, KEY = "lake", "00000001.json"
 AT_ONCE = 4
 # The server, with writes that wait for each other between the look at the condition and the write,
-# which is where a thread may be interrupted. A write that comes alone goes on after a while: soon
+# which is where a thread may be interrupted. A single write goes on after a while: soon
 # with the lock, where each comes alone; without it only if the machine is slower than any we know.
 PROGRAM = """
 import sys, threading
@@ -106,6 +106,6 @@ def test_one_of_several_conditional_writes_wins(tmp_path: Path) -> None:
 
 
 def test_moto_without_our_lock_lets_two_win(tmp_path: Path) -> None:
-    """Why the lock is there. If this fails with a newer moto, the lock may go."""
+    """The reason for the lock. If this test fails with a newer moto, the lock may be removed."""
     with slow_moto(tmp_path, "as it is") as address:
         assert statuses(address, 2, IfNoneMatch="*") == [200, 200]

@@ -182,7 +182,7 @@ def test_a_hanging_upload_ends_by_its_deadline(proxy: S3Proxy, moto: StoreConfig
 
 
 def test_a_hanging_commit_ends_by_its_deadline(proxy: S3Proxy, moto: StoreConfig) -> None:
-    """delta-rs waits for an answer that never comes: bounded, and the outcome is found out."""
+    """delta-rs waits for an answer that never comes: bounded, and the outcome is found."""
     lab = TierLab(behind(proxy, moto))
     lab.source.fill(1, 30)
     ship(lab)
@@ -202,7 +202,7 @@ def test_a_hanging_commit_ends_by_its_deadline(proxy: S3Proxy, moto: StoreConfig
 
 
 def test_a_store_that_ignores_conditions_is_refused(proxy: S3Proxy, moto: StoreConfig) -> None:
-    """The probe finds out; a declared single writer is let through."""
+    """The probe finds it; a store that is declared to have a single writer is accepted."""
     proxy.always(Rule(Break.UNCONDITIONAL, "PUT"))
     location = behind(proxy, moto)
     with pytest.raises(UnfencedStoreError, match="If-None-Match"):
@@ -246,7 +246,7 @@ print(proof.cold_count)
 
 
 def test_a_process_that_read_from_s3_ends_cleanly(moto: StoreConfig) -> None:
-    """delta-rs once aborted at interpreter exit after reading from S3: the exit status says no."""
+    """delta-rs once aborted at interpreter exit after reading from S3: the status is checked."""
     lab = TierLab(fresh(moto))
     lab.source.fill(1, 50)
     ship(lab)

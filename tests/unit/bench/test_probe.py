@@ -21,7 +21,7 @@ def test_the_first_record_that_was_sent_after_the_fault_counts() -> None:
 
 
 def test_an_acknowledgement_that_was_under_way_does_not_count() -> None:
-    """The leader had answered before it died: that says nothing of the next one."""
+    """The old leader sent it before it died: it says nothing about the next leader."""
     acks = [(FAULT - MS, FAULT + 20 * MS), (FAULT + 21 * MS, FAULT + 900 * MS)]
     assert first_after(acks, FAULT) == acks[1]
 
@@ -49,7 +49,7 @@ def test_a_line_of_a_probe_is_two_times() -> None:
 
 
 def test_a_probe_that_never_gets_through_is_told_with_its_complaint(tmp_path: Path) -> None:
-    """Nobody has to wait for the end of a run to see why."""
+    """The operator sees the reason before the run ends."""
     command = [sys.executable, "-c", "import sys; print('no leader', file=sys.stderr)"]
     with (
         Probe(command, tmp_path / "probe.log") as probe,

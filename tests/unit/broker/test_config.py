@@ -80,12 +80,12 @@ def _cluster(brokers: str, controllers: str = "", *, raft: str = "own") -> Clust
 
 @pytest.mark.parametrize("brokers", ["b1", "b1 b3 b2", "b1 b2 b3 b4 b5"])
 def test_all_brokers_vote_where_they_can(brokers: str) -> None:
-    """With 1, 3 or 5 of them nothing has to be said."""
+    """With 1, 3 or 5 brokers the controllers need not be listed."""
     assert _cluster(brokers).voters() == tuple(sorted(brokers.split()))
 
 
 def test_some_brokers_vote_where_that_is_written() -> None:
-    """In any order; without a cluster nobody does."""
+    """The order does not matter; without a cluster no broker votes."""
     assert _cluster("b1 b2 b3 b4", "b4, b1,b2").voters() == ("b1", "b2", "b4")
     assert _cluster("b1 b2", "b2").voters() == ("b2",)
     assert ClusterConfig().voters() == ()
@@ -113,6 +113,6 @@ def test_controllers_that_cannot_be_are_refused(brokers: str, controllers: str, 
     [("b1 b2 b3", "", "etcd"), ("b1 b2 b3 b4", "b1,b2,b3", "pysyncobj")],
 )
 def test_a_raft_that_cannot_be_is_refused(brokers: str, controllers: str, raft: str) -> None:
-    """There are two, and one of them has no members that do not vote."""
+    """An unknown Raft is refused, and pysyncobj with brokers that do not vote."""
     with pytest.raises(InvalidConfigError, match="pysyncobj"):
         _cluster(brokers, controllers, raft=raft)

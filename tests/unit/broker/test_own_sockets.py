@@ -28,4 +28,4 @@ def test_no_descriptor_is_left_behind(tmp_path: Path) -> None:
         assert sorted(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
         client.settimeout(10)
         assert client.recv(1) == b""
-        assert own_sockets.sever(lambda one: one.getsockname()[1] == port) == 0  # it listens only
+        assert own_sockets.sever(lambda one: one.getsockname()[1] == port) == 0  # only listens

@@ -35,7 +35,7 @@ def _row(offset: int, record: TestRecord, epoch: int = 1) -> Row:
 
 
 def test_a_run_that_went_well_is_clean() -> None:
-    """Sent, acked, followed to the end."""
+    """Every record is sent, acked and followed to the end, and the judge finds nothing."""
     recorder = ChaosRecorder()
     records = _sent(recorder, 3)
     rows = [_row(place, one) for place, one in enumerate(records)]

@@ -1,4 +1,4 @@
-"""The runner over a cluster of the mind: stories are told, reached, and healed afterwards."""
+"""The runner over a cluster in memory: stories are told, reached, and healed afterwards."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _only(name: str, *, brokers: int = 5) -> Schedule:
 @pytest.mark.parametrize("brokers", [3, 5])
 @pytest.mark.parametrize("seed", range(3))
 def test_every_planned_story_is_told_and_reached(brokers: int, seed: int) -> None:
-    """What a story is about is seen, and nothing is left broken."""
+    """The evidence that a story wants is seen, and nothing is left broken."""
     cluster = FakeCluster(brokers)
     schedule = plan(seed, minutes=0, brokers=brokers, partitions=2, refused={})
     tally, said = _run(cluster, schedule)
@@ -62,7 +62,7 @@ def test_jetstream_s_scenario_hits_five_brokers_in_order() -> None:
 
 
 def test_a_kill_of_every_broker_is_counted() -> None:
-    """It counts when nobody is left running; a story that kills one of three does not."""
+    """It counts when no broker is left running; a story that kills one of three does not."""
     for name, count in (
         ("kill every broker, and again while they start", 2),
         ("kill the leader", 0),
@@ -72,7 +72,7 @@ def test_a_kill_of_every_broker_is_counted() -> None:
 
 
 def test_a_story_whose_point_was_missed_is_not_reached() -> None:
-    """Told is not reached: nobody failed over, and the line says so."""
+    """A told story is not reached if no leader changed, and the line says so."""
     nothing = Story(
         name="quiet", steps=(Step(Do.WAIT, ms=100),), evidence=frozenset({Evidence.FAILOVER})
     )

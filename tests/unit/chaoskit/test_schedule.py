@@ -65,7 +65,7 @@ def test_what_cannot_be_told_is_skipped_with_its_reason() -> None:
 
 
 def test_jitter_keeps_the_steps() -> None:
-    """Only lengths of time are drawn anew."""
+    """Only the lengths of the pauses are drawn anew."""
     for entry in plan(3, minutes=0, brokers=5, partitions=1, refused={}).entries:
         written = next(story for story in STORIES if story.name == entry.story.name)
         for drawn, step in zip(entry.story.steps, written.steps, strict=True):
@@ -75,7 +75,7 @@ def test_jitter_keeps_the_steps() -> None:
 
 @pytest.mark.parametrize("story", STORIES, ids=lambda story: story.name)
 def test_a_story_is_well_formed(story: Story) -> None:
-    """It names roles that there are; whoever is wiped is dead; full disks are asked for."""
+    """Its roles exist, a wiped broker is dead before, and a full disk is asked for."""
     for step in story.steps:
         for role in (step.who, step.to):
             assert not role or role in ROLES | GROUPS | OUTSIDERS, role

@@ -1,4 +1,4 @@
-"""Full reads out of Arrow tables and frames: the same words whoever read."""
+"""Full reads from Arrow tables and from Spark frames are judged alike."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Part(NamedTuple):
 
 
 class Frame:
-    """A Spark frame, as far as it is looked at."""
+    """A Spark frame with the methods that the checker uses."""
 
     def __init__(self, table: pa.Table) -> None:
         self._table = table
@@ -121,7 +121,7 @@ def test_a_table_becomes_a_full_read() -> None:
 
 
 def test_a_frame_in_any_order_is_the_same_read() -> None:
-    """Spark promises no order, and none is asked of it; a lost row is found all the same."""
+    """Spark promises no order, and none is required; a lost row is found nevertheless."""
     table = _table([7, 0, 3, 5, 1, 6, 2, 4]).append_column("extra", pa.array([1] * 8))
     frame = reading_of_frame(Frame(table), ENDS, name="spark", began_ns=200)
     assert judge(_history(), [frame]).ok

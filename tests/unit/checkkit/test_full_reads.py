@@ -110,7 +110,7 @@ def seam_skips_a_record() -> Verdict:
 
 
 def unacked_record_is_missing_inside() -> Verdict:
-    """A hole is a hole, also where nobody was told anything."""
+    """A hole counts even if none of its records was acknowledged."""
     world = world_of("a")
     world.send("b")
     world.store("b")

@@ -1,4 +1,4 @@
-"""The audit of a query's copy on trial: whatever is done to one record of it has to be named."""
+"""Tests of the audit of a query's copy: any harm to one record has to be named."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def write_sink(folder: Path, rows: Rows) -> list[Path]:
     for batch, at in enumerate(range(0, len(chunks), 2)):
         lines = ["v1"]
         for task, chunk in enumerate(chunks[at : at + 2]):
-            # Names in no order at all: only the log's order counts.
+            # The names have no order: only the log's order counts.
             path = folder / f"part-{task:05}-{(97 * batch) % 13:02}.parquet"
             pq.write_table(table_of(chunk), path)
             lines.append(json.dumps({"path": path.as_uri(), "action": "add"}))
@@ -153,12 +153,12 @@ def of_another_time(rows: Rows) -> Rows:
 
 
 def without_its_correlation_id(rows: Rows) -> Rows:
-    """One record lost what correlates it."""
+    """One record lost its correlation id."""
     return [*rows[:5], {**rows[5], "correlation_id": None}, *rows[6:]]
 
 
 def in_the_other_partition(rows: Rows) -> Rows:
-    """A record is said to be of the other partition."""
+    """A record names the other partition."""
     return [*rows[:5], {**rows[5], "partition": 0}, *rows[6:]]
 
 

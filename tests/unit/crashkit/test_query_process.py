@@ -1,4 +1,4 @@
-"""The processes of a query are found to be killed, whoever their parents are by then."""
+"""The processes of a query are found and killed, whatever their parents are by then."""
 
 from __future__ import annotations
 

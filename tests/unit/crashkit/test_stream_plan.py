@@ -29,7 +29,7 @@ TIERS = {0: Tier(local_start=100, cold_end=150), 1: Tier(local_start=100, cold_e
 def test_a_batch_is_where_all_its_records_are(
     ranges: dict[int, tuple[int, int]], expected: str
 ) -> None:
-    """In one tier only if every record is there alone; else it is handed over."""
+    """It is in one tier only if every record is in that tier alone; otherwise it spans both."""
     assert phase_of(ranges, TIERS) == expected
 
 
@@ -48,7 +48,7 @@ def test_a_deck_meets_every_kind_in_every_phase() -> None:
 
 
 def test_what_is_put_back_is_drawn_again() -> None:
-    """A process that was not there is killed another time."""
+    """A kill whose process was not running is drawn again later."""
     deck = Deck(len(SHARES), random.Random(1))
     kind = deck.draw(COLD)
     deck.put_back(kind, COLD)

@@ -1,4 +1,4 @@
-"""The catalogue finds what is there, names it for good, and damages it as it says."""
+"""The catalogue lists every file, gives it a stable name, and damages it as described."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def worlds(tmp_path: Path) -> Path:
 
 
 def test_every_file_and_folder_is_an_entry_whatever_it_is(worlds: Path) -> None:
-    """A file that nobody named is in the catalogue; names hold no uuid."""
+    """A file of an unknown kind is in the catalogue, too; names hold no uuid."""
     added = worlds / "kept/killed/data/streams" / _UUID.format(10) / "0/of-tomorrow"
     added.write_bytes(b"x")
     names = {_UUID.format(10): "orders", _UUID.format(11): "beat"}
@@ -121,7 +121,7 @@ def test_a_folder_is_emptied_removed_and_put_back(worlds: Path) -> None:
 
 
 def test_the_slice_has_each_kind_with_each_damage(worlds: Path) -> None:
-    """It is the same for a seed."""
+    """A seed always gives the same slice."""
     cases = cases_of(worlds, "kept")
 
     def classes(some: list[Case]) -> set[tuple[str, str]]:
@@ -136,7 +136,7 @@ def test_the_slice_has_each_kind_with_each_damage(worlds: Path) -> None:
 
 
 def test_cases_are_chosen_by_name_and_number(worlds: Path) -> None:
-    """Every pattern has to match; a case that is replayed has to be there."""
+    """A chosen case matches every pattern; an unknown case to replay is an error."""
     cases = cases_of(worlds, "kept")
     some = chosen(cases, only=["beat", "flip"])
     assert some

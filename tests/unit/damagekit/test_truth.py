@@ -1,4 +1,4 @@
-"""The judge of a read: what it must name, it names."""
+"""The judge of a read names every difference."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_every_field_of_a_row_is_compared(field: str) -> None:
 
 @pytest.mark.parametrize("field", ["timestamp", "leader_epoch", "correlation_id"])
 def test_what_the_broker_gave_stays(field: str) -> None:
-    """A field of a newer row that nobody sent is, at the second read, what it was at the first."""
+    """A field that only the broker set is the same at the second read as at the first."""
     truth = _truth()
     assert not truth.difference(_table(*GOOD))
     changed: dict[str, Any] = {"timestamp": _BEGAN, "leader_epoch": 2, "correlation_id": "x"}
@@ -102,7 +102,7 @@ def test_an_offset_that_is_given_out_twice_is_told() -> None:
 
 
 def test_what_was_sent_without_an_answer_may_be_there() -> None:
-    """It is neither lost nor forged."""
+    """Such a record may be there or not."""
     truth = _truth()
     truth.unsure.append(b"maybe")
     assert not truth.difference(_table(*GOOD, _row(5, b"maybe")))
@@ -110,7 +110,7 @@ def test_what_was_sent_without_an_answer_may_be_there() -> None:
 
 
 def test_the_first_record_that_reaches_a_time() -> None:
-    """As readers have it: at or after."""
+    """It is the first record at or after the time, as for readers."""
     truth = _truth()
     assert truth.first_reaching(_BEGAN + timedelta(seconds=2)) == 2
     assert truth.first_reaching(_BEGAN + timedelta(seconds=1, milliseconds=1)) == 2

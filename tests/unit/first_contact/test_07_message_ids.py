@@ -68,7 +68,7 @@ json.dump(dict(full=full, told=told, idle=idle, ids=len(window)), sys.stdout)
 
 
 def test_the_memory_of_a_process_with_700_000_ids() -> None:
-    """As the kernel counts it: at most 60 bytes an id, what the window says, and all of it back."""
+    """As the kernel counts it: at most 60 bytes an id, as the window reports, all returned."""
     found = json.loads(
         subprocess.run([sys.executable, "-c", _PROGRAM], check=True, capture_output=True).stdout
     )
@@ -176,7 +176,7 @@ def _maintain(rig: DriverRig) -> None:
 
 
 def test_the_partitions_of_a_broker_stay_within_one_budget() -> None:
-    """The one with many ids forgets its oldest, says so once and counts them; the other none."""
+    """The one with many ids forgets its oldest, logs that once and counts them; the other none."""
     budget = IdBudget(1 * MIB)
     many, few = (DriverRig(SimDisk(random.Random(1)).files(), id_budget=budget) for _ in range(2))
     _publish(few, 1_000)
@@ -201,7 +201,7 @@ def test_the_partitions_of_a_broker_stay_within_one_budget() -> None:
 
 
 def test_an_idle_partition_returns_the_memory_when_the_window_has_passed() -> None:
-    """By the partition's own regular turn: nobody publishes any more."""
+    """The partition's regular turn returns it, without a further publish."""
     budget, clock = IdBudget(), FakeClock()
     rig = DriverRig(SimDisk(random.Random(1)).files(), id_budget=budget, clock=clock)
     _publish(rig, 10_000)

@@ -104,12 +104,12 @@ def test_only_statements_that_return_rows_are_queries() -> None:
     ],
 )
 def test_a_statement_that_would_change_a_stream_is_refused_here(text: str) -> None:
-    """Spark refused it, too, after a start of many seconds and in words about its catalog."""
+    """Spark would refuse it, too, but seconds later and with an error about its catalog."""
     with pytest.raises(InvalidRequestError, match="cannot change a stream, and 'orders'"):
         refuse_change(parse_statement(text))
 
 
 def test_a_statement_about_other_tables_is_for_spark() -> None:
-    """A name in parts, or a path, is no stream."""
+    """A name with dots, or a path, is not a stream."""
     for text in ("drop table a.b", "insert into delta.`/t` select 1", "select 1", "create table x"):
         refuse_change(parse_statement(text))

@@ -10,7 +10,7 @@ from plantkit.planting import known_plants
 
 
 def test_every_planted_bug_has_to_be_found() -> None:
-    """Somebody hunts each of them, and each campaign hunts three or more."""
+    """A campaign hunts each of them, and each campaign hunts three or more."""
     assert {one.plant for one in DRILLS} == set(known_plants())
     assert all(count >= 3 for count in Counter(one.campaign for one in DRILLS).values())
     assert len({one.campaign for one in DRILLS}) == 3

@@ -123,7 +123,7 @@ def test_every_planted_bug_fits_the_tree() -> None:
 def test_a_slice_of_the_planted_bugs_is_noticed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The lists are believed because the bugs are tried; here are a few of them."""
+    """A few bugs of the lists are tried here; `make plant` tries all of them."""
     (tmp_path / "lists").mkdir()
     for one in lists():
         if one.name in SLICE:
@@ -166,7 +166,7 @@ def test_what_survives_is_told_and_what_was_noticed_is_not_tried_again(
 def test_tests_that_fail_without_a_bug_prove_nothing(
     tree: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Else each bug would be noticed."""
+    """With such tests every bug would count as noticed."""
     (tree / "tests" / "unit" / "test_rooms.py").write_text("def test_it():\n    assert 0\n")
     assert run_on(tree) == 2
     assert "without a bug the tests fail already: test_rooms.py::test_it" in capsys.readouterr().out

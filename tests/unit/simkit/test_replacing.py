@@ -8,25 +8,25 @@ from simkit.replacing import replaced, together
 
 
 class Product:
-    """What is broken."""
+    """A class that the tests break."""
 
     def step(self) -> str:
-        """Do what is right."""
+        """Return the right result."""
         return "right"
 
     @staticmethod
     def rule() -> str:
-        """Say what is right."""
+        """Return the right result."""
         return "right"
 
     @classmethod
     def made(cls) -> type[Product]:
-        """Say who was asked."""
+        """Return the name of the class."""
         return cls
 
 
 class Special(Product):
-    """What inherits all steps."""
+    """A class that inherits all steps."""
 
 
 def test_a_bug_is_there_within_the_with_alone() -> None:

@@ -1,4 +1,4 @@
-"""What decides whether a mutant was caught can say no."""
+"""The hunt for a mutant reports when the mutant is not found."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from spark_jobs.connect_sql import sql_with_views
 
 @pytest.mark.parametrize("name", ["old-ones", "1st", "a.b", "", "a b", "a`b", "flügel"])
 def test_a_name_that_needs_quotes_is_refused(name: str) -> None:
-    """The server would make its view and not find it again to drop it: it would stand still."""
+    """The server would create the view, not find it again to drop it, and hang."""
     nobody = cast("Any", None)
     with pytest.raises(InvalidRequestError, match="register"):
         sql_with_views(nobody, "SELECT 1", {"fine": nobody, name: nobody})

@@ -35,12 +35,12 @@ def test_a_lost_process_is_worth_another_try(text: str) -> None:
 
 @pytest.mark.parametrize("text", DEFECTS)
 def test_what_python_code_or_a_query_did_wrong_is_not(text: str) -> None:
-    """Trying again would hide it."""
+    """Another try would hide the defect."""
     assert lost_process(PySparkException(text)) is None
 
 
 def test_an_action_that_lost_a_process_fails_typed() -> None:
-    """Every job sees it alike."""
+    """All jobs get the same typed error."""
     with pytest.raises(UnavailableError, match="lost"), translated():
         raise PySparkException(LOST[4])
 

@@ -62,7 +62,7 @@ def test_jars_are_the_given_ones_and_the_users() -> None:
 
 
 def test_cached_jars_need_no_resolver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a receipt and its files nothing is run; with a file missing or cut, it is."""
+    """With a receipt and all its files no resolver runs; if a file is missing or cut, it does."""
     home = tmp_path / jars.set_name()
     (home / "jars").mkdir(parents=True)
     names = ["io.delta_delta-spark_4.2_2.13-4.4.0.jar", "other.jar"]

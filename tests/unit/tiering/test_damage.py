@@ -1,4 +1,4 @@
-"""Whatever is done to a table behind our back is named by a typed error, never served or skipped.
+"""Any damage to a table is named by a typed error, and never served or skipped.
 
 Each case ships five segments, damages the table in one way, and asks the reader, the cheap
 certificate and the full verification. OPTIMIZE and VACUUM by others are no damage.
@@ -131,7 +131,7 @@ def test_a_table_that_was_rolled_back_is_named_at_every_try(lab: TierLab, lost: 
 
 
 def test_a_roll_back_of_somebody_elses_commit_is_named_at_every_try(lab: TierLab) -> None:
-    """OPTIMIZE is taken back: no row of ours is missing, and nobody knows what else is as it was.
+    """A foreign OPTIMIZE is undone: no row of ours is missing, but other changes may be.
 
     Only a new process, which an operator started, ships again.
     """
@@ -217,7 +217,7 @@ def test_windows_bound_the_memory_of_a_merge(
 
 
 def test_a_plain_delta_reader_sees_every_row_once(lab: TierLab) -> None:
-    """delta-rs, knowing nothing of ours, gives the same rows."""
+    """delta-rs without Headwater reads the same rows."""
     rows = pa.table(DeltaTable(lab.table.uri).to_pyarrow_table()).sort_by("offset")
     assert rows.select(ROW_SCHEMA.names).cast(ROW_SCHEMA).equals(lab.source.truth())
 
@@ -278,7 +278,7 @@ def test_a_swapped_object_is_found_by_verification(lab: TierLab) -> None:
         "\n".join(_resized(line, victim.stat().st_size) for line in entry.read_text().splitlines())
     )
     fresh(lab)
-    with pytest.raises(TableMismatchError):  # the commit is not what it says of itself
+    with pytest.raises(TableMismatchError):  # the object differs from its committed checksum
         certify(lab)
     with pytest.raises(ObjectCorruptError):
         verify_table(lab.table.snapshot(), lab.table.store)
@@ -298,7 +298,7 @@ def _resized(line: str, size: int) -> str:
 
 
 def test_a_removed_last_commit_is_a_rolled_back_table(lab: TierLab) -> None:
-    """The table looks whole, only older; what we know was committed says otherwise."""
+    """The table looks whole but old; the known commits prove that it was rolled back."""
     snapshot = lab.table.snapshot()
     cut = cut_of(snapshot, lab.stream)
     commits(lab)[-1].unlink()

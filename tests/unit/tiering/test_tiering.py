@@ -77,7 +77,7 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
 
 
 def test_sealed_segments_ship_by_themselves(rig: Rig) -> None:
-    """Nobody asks: the sealed segments of all partitions arrive in the table."""
+    """Without a flush the sealed segments of all partitions arrive in the table."""
     stream = make_stream(partitions=3)
     sources = rig.catalog.add(stream)
     for source in sources:
@@ -201,7 +201,7 @@ def test_a_failing_partition_keeps_its_distance(tmp_path: Path) -> None:
     rig.until(lambda: failures() == 1)
     bad.append(10)
     rig.catalog.seal(broken)
-    for end in (10, 20):  # the one worker takes who is due longest
+    for end in (10, 20):  # the one worker takes the partition that is due longest
         good.append(10)
         rig.catalog.seal(whole)
         rig.until(lambda due=end: good.cold_end == due)  # type: ignore[misc]
@@ -408,7 +408,7 @@ class LateCatalog(MemoryTierCatalog):
 
 
 def test_a_recreated_stream_gets_a_table_of_its_own(rig: Rig) -> None:
-    """The name's folder is taken by whatever is in it."""
+    """A folder with the stream's name that is not empty is not used again."""
     name_for = rig.tiering.table_name_for
     first = make_stream()
     assert name_for("orders", first.uuid, "default") == "orders"
@@ -433,6 +433,6 @@ def test_flush_of_a_stream_that_is_not_ours_is_refused(rig: Rig) -> None:
 
 
 def test_errors_of_tiering_are_of_our_tree() -> None:
-    """What flush may raise can be told apart by who must act."""
+    """The errors of a flush are typed, so that a caller can tell what to do."""
     assert not issubclass(CorruptDataError, RemoteTierUnavailableError)
     assert not issubclass(UnknownStreamError, CorruptDataError)

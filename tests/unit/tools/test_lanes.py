@@ -67,7 +67,7 @@ class _Run:
         self.scheduling.add_node_collection(cast("Any", worker), self.order)
 
     def steps(self) -> Iterator[_Worker]:
-        """Let a worker end a test; it runs one only if it knows the next, or that there is none."""
+        """Let a worker end a test; it runs one only if it has the next, or knows there is none."""
         while able := [one for one in self.workers if len(one.todo) > (not one.shutting_down)]:
             worker = self.dice.choice(able)
             test = worker.todo.pop(0)
@@ -87,7 +87,7 @@ class _Run:
 
 @pytest.mark.parametrize("count", range(1, 8))
 def test_every_test_is_handed_out_once(count: int, pytestconfig: pytest.Config) -> None:
-    """However many workers there are, and whichever is quick."""
+    """This holds for any number of workers at any speed."""
     for seed in range(20):
         run = _Run(pytestconfig, count, seed)
         for _ in run.steps():
@@ -102,7 +102,7 @@ def test_every_test_is_handed_out_once(count: int, pytestconfig: pytest.Config) 
 
 
 def test_the_tests_of_a_crashed_worker_go_to_another(pytestconfig: pytest.Config) -> None:
-    """Also when it was the one with Spark's session."""
+    """This holds for the worker with Spark's session, too."""
     for seed in range(20):
         run = _Run(pytestconfig, 4, seed)
         ran, crashed = [], None
@@ -117,7 +117,7 @@ def test_the_tests_of_a_crashed_worker_go_to_another(pytestconfig: pytest.Config
 
 
 def test_the_programs_are_in_the_tree() -> None:
-    """A path of no file would put its test into another lane."""
+    """A path without a file would put its test into another lane."""
     for path in PROGRAMS:
         assert (ROOT / path).exists(), path
         assert lane_of(f"{path}::test") == "alone"

@@ -1,4 +1,4 @@
-"""The archive of classes for the tests' JVMs: when it is made anew, and who goes without it."""
+"""The archive of classes for the tests' JVMs: when it is made anew and which JVMs use it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import lean_jvm
 
 @pytest.fixture
 def archive(tmp_path: Path) -> Path:
-    """An archive of the jars that are here, as far as its receipt says."""
+    """Return an archive whose receipt names the present jars."""
     made = tmp_path / "classes.jsa"
     made.write_bytes(b"classes")
     made.with_suffix(".json").write_text(json.dumps(lean_jvm.sources()), "utf-8")
@@ -22,7 +22,7 @@ def archive(tmp_path: Path) -> Path:
 
 
 def test_an_archive_of_the_jars_that_are_here_fits(archive: Path) -> None:
-    """It is not made anew."""
+    """Such an archive is not made anew."""
     assert lean_jvm.fits(archive)
 
 

@@ -34,7 +34,7 @@ def test_lists_are_indented_as_python_markdown_wants_them(written: str, read: st
 
 
 def test_a_link_to_a_folder_leads_to_its_readme() -> None:
-    """Only targets that the caller has another one for are replaced."""
+    """Only targets for which the caller has a replacement are changed."""
     text = "[a](airflow_dags) [b](LICENSE) [c](https://example.com/airflow_dags) [d](#airflow_dags)"
     readmes = {"airflow_dags": "airflow_dags/README.md"}
     made = links_to_pages(text, readmes.get)

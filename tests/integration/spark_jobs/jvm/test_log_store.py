@@ -68,7 +68,7 @@ def test_the_first_commit_stays(
 def test_of_two_writes_at_once_one_wins(
     bucket: str, proxy: S3Proxy, write: Callable[..., None], moto_env: dict[str, str]
 ) -> None:
-    """Both PUTs are on the wire before either is done: nobody saw the other's file."""
+    """Both PUTs are sent before either is done, so neither writer saw the other's file."""
     proxy.once(*[Rule(Break.MEET, "PUT", "log/2.json")] * 2)
 
     with ThreadPoolExecutor(2) as pool:
@@ -87,7 +87,7 @@ def test_of_two_writes_at_once_one_wins(
 def test_our_own_write_whose_answer_was_lost_is_a_success(
     bucket: str, proxy: S3Proxy, write: Callable[..., None], moto_env: dict[str, str]
 ) -> None:
-    """The SDK sends again and is refused because of what it stored itself."""
+    """The SDK sends again and is refused because of its own first PUT."""
     proxy.once(Rule(Break.DROP_AFTER, "PUT", "log/3.json"))
     before = proxy.count("PUT")
     write(f"s3a://{bucket}/log/3.json", ["ours", "lines"])

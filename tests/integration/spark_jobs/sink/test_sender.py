@@ -144,7 +144,7 @@ def test_another_batch_with_the_same_rows_is_stored(client: Client) -> None:
 
 
 def test_a_refused_record_ends_the_task_before_anything_behind_it(client: Client) -> None:
-    """What follows must not be stored under a name that the retry does not know."""
+    """Later rows must not be stored under a producer that the retry does not use."""
     client.create_stream("small", tiering=False, record_bytes_max=100)
     sender = PartitionSender(
         client,

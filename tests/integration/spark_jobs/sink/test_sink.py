@@ -240,7 +240,7 @@ def test_a_wrong_write_is_refused_with_its_typed_error(
 
 
 def test_a_log_is_never_overwritten(spark: SparkSession, client: Client, server: str) -> None:
-    """Mode overwrite would delete history; a stream has no such thing."""
+    """Mode overwrite would delete history, so a stream refuses it."""
     client.create_stream("kept", tiering=False)
     rows = spark.sql("SELECT 'v' AS value")
     save = rows.write.format("headwater").options(server=server, stream="kept").mode("overwrite")

@@ -141,7 +141,7 @@ def test_rows_come_over_bit_by_bit(tmp_path: Path, local: Target) -> None:
 
 
 def test_a_paused_appender_that_wakes_up_late_loses(rig: AppendRig, target: Target) -> None:
-    """Its successor has finished: the late one hears StaleWatermarkError and leaves no file."""
+    """Its successor has finished: the late one gets StaleWatermarkError and leaves no file."""
     successor = rig.appender(target)
     late = rig.appender(
         target, run=Pausing(lambda: successor.append(ranges((0, 300)), batch_id="b"))
@@ -458,7 +458,7 @@ def test_a_death_between_the_two_commits_doubles_no_reject(
 
 
 class Forgetful:
-    """Loses the last row of every batch and does not say so."""
+    """A transform that silently loses the last row of every batch."""
 
     output_schema = pa.schema([("value", pa.binary())])
 
@@ -468,7 +468,7 @@ class Forgetful:
 
 
 def test_a_transform_that_loses_rows_is_refused(rig: AppendRig, local: Target) -> None:
-    """Every row is accounted for, or nothing is appended and no file stays."""
+    """Each row has to be in one table or counted; otherwise no row and no file stays."""
     with pytest.raises(SchemaMismatchError, match="99 of 100"):
         rig.appender(local, Forgetful()).append(ranges((0, 100)), batch_id="a")
 

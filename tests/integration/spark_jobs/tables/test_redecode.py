@@ -1,4 +1,4 @@
-"""Rejected rows that decode at the second try: once in one of the two tables, whatever happens."""
+"""Rejected rows that decode at the second try: each is in one of the two tables, once."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_a_death_between_the_two_commits_doubles_nothing(
 def test_two_at_once_move_each_row_once(
     rig: AppendRig, target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One runs in the middle of the other, which hears that its grounds have changed."""
+    """One runs in the middle of the other, which then gets a stale error."""
     late = redecoder(rig, target)
     add = late._add
 

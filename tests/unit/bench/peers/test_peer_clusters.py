@@ -30,12 +30,12 @@ def test_kafkas_leader_and_isr_are_read_from_its_own_description() -> None:
 
 @pytest.mark.parametrize("leader", ["none", "-"])
 def test_a_kafka_partition_without_a_leader_has_none(leader: str) -> None:
-    """While an election is on."""
+    """As while an election runs."""
     assert partition_state(DESCRIBED.replace("Leader: 2", f"Leader: {leader}"))[0] is None
 
 
 def test_a_kafka_partition_with_an_empty_isr_has_nobody_in_sync() -> None:
-    """An empty field is not one replica of no name."""
+    """An empty field is not taken for one replica without a name."""
     assert partition_state(DESCRIBED.replace("Isr: 3,1", "Isr: ")) == ("2", [])
 
 

@@ -24,7 +24,7 @@ from bench.stats import Summary
 
 
 def one(value: float) -> Summary:
-    """A figure that was measured once."""
+    """Return a figure with one sample."""
     return Summary(value, value, value, 1)
 
 
@@ -107,7 +107,7 @@ CLUSTER_RATE = Row(
 
 
 def test_a_cluster_is_compared_with_the_better_of_its_peers() -> None:
-    """More of a rate is better, whoever has it; that nobody else syncs is said below."""
+    """The higher rate is better; a note below says that the peers do not sync."""
     figures = {"c/flight": one(800.0), "c/jetstream": one(100.0), "c/kafka": one(50.0)}
     table = render_beside([CLUSTER_RATE], figures)
     assert table.splitlines()[2] == (

@@ -68,7 +68,7 @@ def test_subjects_of_partitions_count() -> None:
     ids=["consent", "silent", "elsewhere"],
 )
 def test_a_second_stream_that_confuses_nobody_is_made(config: dict[str, Any]) -> None:
-    """It has consent, or does not answer, or answers on other subjects."""
+    """The creator consents, or the stream does not answer, or its subjects differ."""
     _, reply = _create(_with_pay(), "audit", **config)
     assert reply["created"]
 
@@ -83,7 +83,7 @@ def test_streams_of_one_queue_group_are_made() -> None:
 
 @pytest.mark.parametrize("subject", [">", "*", "*.in", "_INBOX.>", "$SRV.>"])
 def test_answering_other_peoples_requests_needs_a_word(subject: str) -> None:
-    """``--puback-headers-only`` is that word; a stream that only records needs none."""
+    """``--puback-headers-only`` allows it; a stream that does not answer needs no option."""
     assert "--puback-headers-only" in _refusal(MetadataState(), "all", subject=subject)
     for given in ({"puback_headers_only": True}, {"puback": False}):
         _, reply = _create(MetadataState(), "all", subject=subject, **given)

@@ -1,4 +1,4 @@
-"""One partition's part of a cut: what table and leader say has to fit, or is named."""
+"""One partition's part of a cut: table and leader have to agree, or the error says how not."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _cut(cold: tuple[int, int] | None, log: tuple[int, int], recorded: int = 0) 
 def test_table_below_the_cold_end_and_log_above(
     cold: tuple[int, int] | None, log: tuple[int, int], recorded: int, expected: tuple[int, ...]
 ) -> None:
-    """Whatever of the cold part the log still has."""
+    """Records in both tiers are read from the table."""
     found = _cut(cold, log, recorded)
     assert (found.start, found.cold_end, found.hot_end) == expected
 
@@ -61,6 +61,6 @@ def test_table_below_the_cold_end_and_log_above(
 def test_what_does_not_fit_is_named(
     cold: tuple[int, int] | None, log: tuple[int, int], recorded: int, error: type[HeadwaterError]
 ) -> None:
-    """A commit that is gone, records on neither side, a table ahead of its log."""
+    """A lost commit, records in neither tier, or a table ahead of its log."""
     with pytest.raises(error):
         _cut(cold, log, recorded)

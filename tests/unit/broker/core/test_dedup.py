@@ -36,7 +36,7 @@ def test_a_skipped_or_reshaped_sequence_is_refused(sequence: int, count: int) ->
 
 
 def test_an_unknown_producer_may_only_begin() -> None:
-    """In the middle of its sequence it may have been forgotten: storing again could double."""
+    """In the middle of its sequence it may be a forgotten one: its retry would be stored twice."""
     with pytest.raises(SequenceGapError) as caught:
         ProducerTable().find(P, 10, 5)
     assert caught.value.facts["expected"] == 0
@@ -63,7 +63,7 @@ def test_what_a_group_plans_is_found_and_in_no_table_before_it_is_written() -> N
 
 
 def test_a_window_refused_as_a_whole_takes_nothing_from_what_is_remembered() -> None:
-    """As many batches as a producer may have in flight: their places were never given away."""
+    """The window has as many batches as a producer may have in flight; none loses its place."""
     table = ProducerTable()
     for number in range(64):
         table.add(P, number, 1, Offset(number))
@@ -136,7 +136,7 @@ def _three_producers(*, bytes_max: int) -> ProducerTable:
 
 
 def test_the_producer_that_was_silent_for_longest_is_forgotten_first() -> None:
-    """And the last one never, however little room there is; what is forgotten weighs nothing."""
+    """The last one is never forgotten, however little room there is. A forgotten one needs none."""
     whole = _three_producers(bytes_max=1 << 20)
     table = _three_producers(bytes_max=whole.size_bytes - 1)
     assert [table.expected(ProducerId(one)) for one in (1, 2, 3)] == [2, 0, 1]

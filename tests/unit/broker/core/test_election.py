@@ -1,4 +1,4 @@
-"""The controller's judgement over many partitions at once; the simulator has the rest."""
+"""The controller's decisions about many partitions at once; the simulator tests the rest."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Office:
         return self.core.step(MetadataChanged(self.state, self.now_ms))
 
     def answer(self, effects: list[ElectionEffect]) -> list[NameCandidate]:
-        """Let every candidate say how far it is; return who is named then."""
+        """Let every candidate report its log end; return the brokers named then."""
         named: list[NameCandidate] = []
         for effect in effects:
             if isinstance(effect, AskLogEnd):
@@ -102,7 +102,7 @@ def _named(effects: list[ElectionEffect]) -> list[NameCandidate]:
 
 
 def test_a_dead_broker_s_partitions_are_elected_so_many_at_a_time() -> None:
-    """However many wait, each election under way has its timers; the others come after it."""
+    """Every running election has its timers; further partitions wait until one has ended."""
     office = Office()
     office.do(FenceBroker(broker=A, broker_epoch=office.state.brokers[A].epoch))
     effects = office.changed()
@@ -167,7 +167,7 @@ class Room(Office):
     def told(
         self, broker: BrokerId, end: int, *, known: int | None = None, former: int = 0
     ) -> list[NameCandidate]:
-        """Let a process answer, which has heard of the present epoch or of ``known``."""
+        """Let a process answer that knows the present epoch, or the epoch ``known``."""
         registered = self.state.brokers[broker].epoch
         answer = LogAnswer(
             broker=broker,
@@ -223,7 +223,7 @@ def test_a_leader_that_restarted_is_compared_with_all_and_named_if_it_is_longest
 
 
 def test_a_leader_that_forgot_is_not_waited_for_longer_than_the_others_take() -> None:
-    """The one with everything is named; it needs no answers to go with it."""
+    """A proved member is named without the answers of others."""
     room = Room()
     room.restart(A)
     room.told(A, 5)
@@ -233,7 +233,7 @@ def test_a_leader_that_forgot_is_not_waited_for_longer_than_the_others_take() ->
 
 
 def test_answers_of_who_still_follows_or_has_ended_compare_nobody() -> None:
-    """The former leader may commit with the first; the second's disk may have changed."""
+    """The former leader may commit with a follower; an ended process's disk may have changed."""
     room = Room()
     for broker in (A, B, C):
         room.restart(broker)
@@ -248,7 +248,7 @@ def test_answers_of_who_still_follows_or_has_ended_compare_nobody() -> None:
 
 
 def test_a_partition_without_enough_answers_goes_offline_and_comes_back_with_them() -> None:
-    """It is not led by a log that nobody compared, and costs no command while it waits."""
+    """No uncompared log leads it, and it costs no command while it waits."""
     room = Room()
     room.restart(A)
     for broker in (B, C):

@@ -161,7 +161,7 @@ def test_who_gets_a_lease() -> None:
 
 
 def test_a_heartbeat_of_a_former_process_renews_no_session() -> None:
-    """Else a broker whose new process hangs would live for ever."""
+    """Otherwise a broker whose new process hangs would never be fenced."""
     room = Room()
     for _ in range(40):
         room.now_ms += 50
@@ -173,7 +173,7 @@ def test_a_heartbeat_of_a_former_process_renews_no_session() -> None:
 
 
 def test_a_silent_broker_is_fenced_when_its_session_is_over_and_again_after_a_pause() -> None:
-    """At the instant; and not at every tick, but when the proposal had no effect for a while."""
+    """At the very instant, and again only if the proposal had no effect for a while."""
     room = Room()
     assert room.pass_ms(TIMING.session_ms - 50, A, C) == []
     fence = FenceBroker(broker=B, broker_epoch=room.epoch(B))
@@ -183,7 +183,7 @@ def test_a_silent_broker_is_fenced_when_its_session_is_over_and_again_after_a_pa
 
 
 def test_after_a_stall_of_the_controller_nobody_is_fenced() -> None:
-    """It has heard nobody, because it was suspended itself: all sessions start anew."""
+    """The controller heard nobody because it was suspended itself, so all sessions start anew."""
     room = Room()
     room.now_ms = 60_000
     assert _commands(room.core.step(TickElapsed(room.now_ms))) == []
@@ -209,7 +209,7 @@ def test_a_new_controller_counts_silence_from_its_office() -> None:
 
 
 def test_reports_count_together_within_the_window_only() -> None:
-    """Two that are an hour apart say nothing about now."""
+    """Two reports an hour apart do not show that the leader is silent now."""
     room = Room()
     assert room.report(B, 0) == []
     assert room.report(C, TIMING.report_window_ms) == []

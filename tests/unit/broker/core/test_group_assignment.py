@@ -17,7 +17,7 @@ PARTITIONS = st.dictionaries(st.sampled_from("xyz"), st.integers(1, 9))
 def test_each_partition_has_one_member_that_asked_for_it(
     members: dict[str, list[str]], partitions: dict[str, int]
 ) -> None:
-    """None is left over while somebody wants it, and none is read twice."""
+    """No wanted partition is left over, and none has two members."""
     found = assign(members, partitions)
     given_out = [
         (stream, number)
@@ -34,14 +34,14 @@ def test_each_partition_has_one_member_that_asked_for_it(
 
 @given(st.integers(1, 6), st.integers(1, 20))
 def test_equal_members_get_equal_shares(members: int, partitions: int) -> None:
-    """Of one stream nobody has two partitions more than another."""
+    """Of one stream no member has two partitions more than another."""
     found = assign({f"m{one}": ["x"] for one in range(members)}, {"x": partitions})
     counts = [sum(map(len, streams.values())) for streams in found.values()]
     assert max(counts) - min(counts) <= 1
 
 
 def test_ties_go_to_the_first_name() -> None:
-    """As in Liftbridge: streams by name, then whoever has least, then by id."""
+    """As in Liftbridge: streams by name, then the member with the fewest partitions, then by id."""
     members = {"b": ["x", "y"], "a": ["x"], "c": ["y"]}
     assert assign(members, {"x": 3, "y": 2}) == {
         "a": {"x": [0, 2]},

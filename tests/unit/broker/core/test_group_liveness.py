@@ -17,12 +17,12 @@ def group(*members: str, coordinator: BrokerId = ME, epoch: int = 1) -> dict[str
 
 
 def told(liveness: GroupLiveness, groups: dict[str, GroupState], now_ms: int) -> list[str]:
-    """Take a step; return who has to leave."""
+    """Take a step; return the members that have to leave."""
     return [one.command.member for one in liveness.step(groups, now_ms)]
 
 
 def test_who_is_silent_for_too_long_has_to_leave() -> None:
-    """One at a time, at the epoch that was seen; who asks stays."""
+    """One member at a time, at the group epoch that was seen; a member that asks stays."""
     liveness = GroupLiveness(ME, consumer_ms=2_000)
     groups = group("a", "b", "c")
     for now in range(0, 2_001, STEP_MS):

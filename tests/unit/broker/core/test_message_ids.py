@@ -20,7 +20,7 @@ from broker.model.offsets import Offset
 
 
 def test_an_id_that_a_group_plans_is_in_no_window_before_it_is_written() -> None:
-    """As with producers; within the group it counts at once."""
+    """Only within the group itself it is recognised at once."""
     window = MessageIdWindow(window_us=1_000, ids_max=10)
     plan = IdPlan(window)
     plan.add_all([(digest_of("a"), Offset(5)), (None, Offset(6))])
@@ -107,7 +107,7 @@ class Counted:
 
 
 def test_a_window_that_has_to_shrink_forgets_its_oldest_ids() -> None:
-    """As many as it takes, in the order in which they came, and it counts them."""
+    """It forgets as many as needed, the oldest first, and counts them."""
     room = Counted()
     window = MessageIdWindow(window_us=1_000, ids_max=1_000_000, room=room)
     ids = [digest_of(str(number)) for number in range(40_000)]
@@ -124,7 +124,7 @@ def test_a_window_that_has_to_shrink_forgets_its_oldest_ids() -> None:
 
 
 def test_who_grows_beyond_its_room_gives_way_at_once() -> None:
-    """Not only when the window is looked at next."""
+    """It does not wait until the window is looked at again."""
     room = Counted()
     window = MessageIdWindow(window_us=1_000, ids_max=1_000_000, room=room)
     room.allowed = 500_000
@@ -137,7 +137,7 @@ def test_who_grows_beyond_its_room_gives_way_at_once() -> None:
 
 @pytest.mark.parametrize("count", [1, 100, 40_000])
 def test_a_cleared_window_has_no_memory(count: int) -> None:
-    """And takes ids again."""
+    """It frees its memory, and takes new ids."""
     window = MessageIdWindow(window_us=1_000, ids_max=1_000_000)
     for number in range(count):
         window.add(digest_of(str(number)), Offset(number), 1)
@@ -160,6 +160,6 @@ def test_a_cleared_window_has_no_memory(count: int) -> None:
     ],
 )
 def test_the_largest_windows_give_way(sizes: list[int], bytes_max: int, level: int) -> None:
-    """Down to one level, and no further than it takes for all of them to fit."""
+    """All of them shrink to one level, the highest at which the sum fits."""
     assert fair_level(sizes, bytes_max) == level
     assert sum(min(one, level) for one in sizes) <= bytes_max

@@ -1,4 +1,4 @@
-"""Local disk is freed from the old end, only below the floor, never out of turn."""
+"""Segments are freed oldest first, without gaps, and only below the floor."""
 
 from __future__ import annotations
 

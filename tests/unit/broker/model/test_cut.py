@@ -74,7 +74,7 @@ def test_bounds_that_are_not_in_order_are_refused(bounds: tuple[int, int, int]) 
 
 @pytest.mark.parametrize("until", [9, 31, -1])
 def test_a_cut_is_narrowed_within_its_range(until: int) -> None:
-    """Its own bounds are the outermost ends."""
+    """The ends may be at the cut's own bounds, and not beyond them."""
     assert [part(until=one).end for one in (10, 30)] == [10, 30]
     with pytest.raises(InvalidCutError, match="is narrowed to"):
         part(until=until)
@@ -111,7 +111,7 @@ def test_a_cut_names_its_stream_and_the_version_that_has_its_records() -> None:
 
 
 def test_a_cut_s_place_in_history_is_its_hot_end() -> None:
-    """Also of a narrowed cut: the leadership that committed it had come so far."""
+    """This holds for a narrowed cut, too, because its leadership had committed up to there."""
     assert cut(part(until=15), part(number=1)).positions == (CutPosition("a" * 32, Offset(30)),) * 2
 
 
@@ -142,7 +142,7 @@ def test_every_changed_character_of_a_saved_cut_is_noticed() -> None:
 
 
 def test_what_only_looks_like_a_cut_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its checksum may fit: another format, fields too many or too few, no object, too long."""
+    """Refused with a right checksum, too: another format, more or fewer fields, no object, long."""
     body = cut().to_dict()
     for other in (
         {**body, "v": 3}, {**body, "v": 0}, {**body, "more": 1}, {**body, "partitions": 7},
@@ -159,7 +159,7 @@ def test_what_only_looks_like_a_cut_is_refused(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_cut_of_the_first_format_is_read() -> None:
-    """It has no lineage ids; whether it can be used is asked of the stream."""
+    """It has no lineage ids; the stream's broker decides whether it can be used."""
     old = cut().to_dict()
     old["v"] = 1
     del old["partitions"][0]["lineage_id"]

@@ -1,4 +1,4 @@
-"""A saved cut is read only by the history that it is of."""
+"""A saved cut is read only from the history in which it was taken."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ LINEAGE: Lineage = (
 def test_a_position_is_of_this_history_or_named(
     lineage_id: str | None, end: int, kind: type[Exception] | None
 ) -> None:
-    """Whatever was restored since: other records may be at those offsets."""
+    """After a restore other records may be at the offsets of the cut."""
     found = refusal("s", [LINEAGE], [CutPosition(lineage_id, Offset(end))])
     assert (None if found is None else type(found)) is kind
 
 
 def test_a_cut_without_all_partitions_is_refused() -> None:
-    """Its checksum may be right all the same."""
+    """A position is needed for each partition, and no further one."""
     one = CutPosition(FIRST, Offset(1))
     assert isinstance(refusal("s", [LINEAGE, LINEAGE], [one]), InvalidCutError)
     assert isinstance(refusal("s", [LINEAGE], [one, one]), InvalidCutError)

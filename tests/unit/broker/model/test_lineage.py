@@ -48,7 +48,7 @@ def test_the_oldest_leaderships_are_forgotten_in_time() -> None:
 
 
 def test_what_is_forgotten_is_told_from_what_is_foreign() -> None:
-    """Only an end below all that is remembered, and only where something was pushed out."""
+    """An end is forgotten only below the oldest kept leadership, if older ones were dropped."""
     lineage: Lineage = ()
     for number in range(LINEAGE_KEPT):
         lineage = begun(lineage, _leadership(number + 1, 100 + number))
@@ -60,7 +60,7 @@ def test_what_is_forgotten_is_told_from_what_is_foreign() -> None:
 
 @pytest.mark.parametrize("text", ["", "x", "0" * 31, "0" * 33, "G" * 32, "A" * 32, "0" * 32 + "\n"])
 def test_what_no_process_drew_is_refused(text: str) -> None:
-    """Ids come from disks, buckets and peers."""
+    """Ids are read from disks, buckets and peers, so they are checked."""
     with pytest.raises(InvalidRequestError):
         Leadership(leader_epoch=LeaderEpoch(1), lineage_id=text, start=Offset(0))
 

@@ -27,7 +27,7 @@ _SUBJECTS = st.lists(st.sampled_from(["a", "b"]), min_size=1, max_size=4).map(".
 def test_two_patterns_overlap_if_a_subject_reaches_both(
     first: str, second: str, both: bool
 ) -> None:
-    """Whichever is named first."""
+    """The order of the two does not matter."""
     assert overlap(first, second) is both
     assert overlap(second, first) is both
 
@@ -41,7 +41,7 @@ def test_a_subject_that_reaches_both_is_an_overlap(first: str, second: str, subj
 
 @pytest.mark.parametrize("subject", [">", "*", "*.a", "_INBOX.>", "$SRV.PING", "$JS.>"])
 def test_a_pattern_that_reaches_everybodys_requests_is_shared(subject: str) -> None:
-    """No user named these subjects for a stream."""
+    """No user chose these subjects for a stream."""
     assert is_shared(subject)
 
 

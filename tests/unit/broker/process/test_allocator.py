@@ -1,4 +1,4 @@
-"""What the allocator is asked to keep is kept: a large block is reused without a page fault."""
+"""The allocator keeps freed large blocks: a block is reused without a page fault."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="not glibc")
 def test_large_blocks_are_reused() -> None:
-    """Sixty blocks of 2,048 pages fault in fewer pages than one of them has; by default, all."""
+    """Sixty blocks of 2,048 pages cause fewer page faults than one block has pages."""
     faults = {
         how: int(subprocess.check_output([sys.executable, "-c", _CHURN, how], text=True))
         for how in ("kept", "given back")

@@ -29,7 +29,7 @@ OPEN = replace(LED, leader=None, status="election", leader_epoch=LeaderEpoch(2))
 
 
 class Metadata:
-    """States, and who hears of them."""
+    """Metadata with a state that the test sets, and one listener."""
 
     def __init__(self) -> None:
         brokers = {one: BrokerState(epoch=BrokerEpoch(1), fenced=one == C) for one in (A, B, C)}
@@ -119,7 +119,7 @@ def test_the_cluster_is_counted(rig: Rig) -> None:
 
 
 def test_the_controllers_are_counted_and_named(rig: Rig) -> None:
-    """As the metadata log has them: who is fenced or was never seen does not live."""
+    """Their list is that of the metadata log. A fenced or never seen one counts as dead."""
     (sample,) = rig.samples.cluster_samples()
     assert (sample.controllers, sample.controllers_alive, sample.votes) == (3, 2, True)
     found = {one.controller: one for one in rig.samples.controller_samples()}

@@ -15,7 +15,7 @@ FIRST, SECOND = (StreamUuid(f"6f1d1c7e-93a4-4c62-8a52-0c2f4a1b7d1{one}") for one
 
 
 class _Slow:
-    """Hears of one thing at a time, when the test lets it."""
+    """A listener that returns from each call only when the test allows it."""
 
     def __init__(self) -> None:
         self.heard: list[tuple[str, str]] = []

@@ -1,4 +1,4 @@
-"""What a broker alone left when it was killed, for the tests that break something of it."""
+"""The data folder of a killed single broker, for tests that damage it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from simkit.brokers.lone_broker import Killed, copied, killed
 
 @pytest.fixture(scope="module")
 def origin(tmp_path_factory: pytest.TempPathFactory) -> Killed:
-    """What a killed broker of 40 records left, and an older copy of it with 25."""
+    """Return the folder of a killed broker with 40 records, and an older copy with 25."""
     return killed(tmp_path_factory.mktemp("origin"))
 
 
 @pytest.fixture
 def at(origin: Killed, tmp_path: Path) -> Killed:
-    """The same, to be damaged."""
+    """Return a copy of that folder to damage."""
     return copied(origin, tmp_path)

@@ -69,7 +69,7 @@ def test_segments_have_the_new_size_at_once_and_after_a_restart(tmp_path: Path) 
 
 
 def test_a_window_of_ids_that_grows_knows_what_the_log_still_has(tmp_path: Path) -> None:
-    """And one that is turned off knows nothing: the id is stored again."""
+    """A window that is turned off recognises nothing: the id is stored again."""
     with running(tmp_path) as live:
         live.broker.streams.create(STREAM, CONFIG)
         assert _stored(live, "a") == (0, False)
@@ -110,7 +110,7 @@ def test_new_batches_are_compressed(tmp_path: Path) -> None:
 
 
 def test_who_serves_the_stream_is_told_once(tmp_path: Path) -> None:
-    """With the new settings and the same partitions; a change of nothing is no news."""
+    """The listener gets the new settings and the same partitions; an empty change is not told."""
     told: list[LedPartitions] = []
 
     class Listener:
@@ -149,7 +149,7 @@ def test_a_dry_run_says_what_the_change_would_say(tmp_path: Path) -> None:
 
 
 class Between:
-    """A metadata log in which another operator is quicker, once."""
+    """A metadata log in which another operator's change comes first, once."""
 
     def __init__(self, log: RaftMetadataLog) -> None:
         self._log = log
@@ -165,7 +165,7 @@ class Between:
         self._log.propose_soon(command, answered, timeout_ms=timeout_ms)
 
     def propose(self, command: Command, *, timeout_ms: int = 10_000) -> CommandReply:
-        """Let the other one go first."""
+        """Apply the other operator's change first."""
         if isinstance(command, AlterStream) and not self.late:
             self.late.append(command)
             config = {**command.expected.config.to_dict(), "key_header": "Other"}
@@ -195,7 +195,7 @@ def test_changes_of_two_operators_are_both_kept(tmp_path: Path) -> None:
 
 
 def test_a_stream_that_never_holds_still_is_given_up(tmp_path: Path) -> None:
-    """The error says so, and that it may be tried again."""
+    """The error says that the stream changes all the time, and that a retry may succeed."""
 
     class Restless(Between):
         def propose(self, command: Command, *, timeout_ms: int = 10_000) -> CommandReply:

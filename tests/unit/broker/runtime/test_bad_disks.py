@@ -1,4 +1,4 @@
-"""One bad replica is one bad replica, and a full disk keeps no broker from starting."""
+"""A bad replica affects no other replica, and a broker starts on a full disk."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from simkit.disk.bad_files import BadFiles
 
 
 class _BadDisk:
-    """Wraps the files of the broker that is run, so that a test can change what fails."""
+    """Wraps the broker's files, so that a test can change the faults."""
 
     files: BadFiles
 
@@ -24,7 +24,7 @@ class _BadDisk:
         self._faults = faults
 
     def __call__(self, files: DiskFiles) -> BadFiles:
-        """Return the files with the faults that they have from the start."""
+        """Return the files with the first faults."""
         self.files = BadFiles(files)
         for name, value in self._faults.items():
             setattr(self.files, name, value)
@@ -65,7 +65,7 @@ def test_an_unreadable_file_is_one_bad_replica(at: Killed, name: str, *, suspect
 
 
 def test_a_sector_that_fails_while_it_runs_fails_the_replica_by_name(at: Killed) -> None:
-    """The reader gets the name of the damage, and no more writes are taken."""
+    """The reader gets the damage as a typed error, and further writes are refused."""
     disk = _BadDisk()
     with running(at.folder, wrap=disk) as live:
         disk.files.unreadable.add(at.segments()[0].name)
@@ -110,7 +110,7 @@ def test_a_broker_starts_on_a_full_disk_reads_and_frees(at: Killed) -> None:
 
 
 def test_a_torn_roll_on_a_full_disk_is_completed_by_the_first_write(at: Killed) -> None:
-    """The successor of a sealed segment could not be made: the log is read, and goes on later."""
+    """The next segment could not be made. The log is readable, and the first write completes it."""
     point = (at.log / "recovery").read_bytes()
     with running(at.folder) as live:
         live.partition.tier.seal_active()
@@ -126,7 +126,7 @@ def test_a_torn_roll_on_a_full_disk_is_completed_by_the_first_write(at: Killed) 
 
 
 def test_a_data_folder_without_promises_opens_on_a_full_disk(at: Killed) -> None:
-    """There is no room for the second place: what is here is read, and no write is taken."""
+    """There is no room for the promises: records are read, and writes are refused."""
     (at.folder / "promises").unlink()
     with running(at.folder, wrap=_BadDisk(full=True)) as live:
         assert live.rows() == at.values
@@ -134,7 +134,7 @@ def test_a_data_folder_without_promises_opens_on_a_full_disk(at: Killed) -> None
 
 
 def test_a_stream_without_room_for_its_log_is_opened_once_there_is(at: Killed) -> None:
-    """It is refused as a full disk, not as a leader that is elsewhere; other streams are read."""
+    """The error is that the disk is full, not that another broker leads. Other streams are read."""
     disk = _BadDisk(full=True)
     with running(at.folder, wrap=disk) as live:
         with pytest.raises(DiskFullError):

@@ -1,4 +1,4 @@
-"""The steps of a start: each waits for the answer of the one before, and the order is the proof."""
+"""The steps of a start, in their order: each begins after the answer to the one before."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ P0, P1 = (
 
 
 class Asked:
-    """A pump that answers when the test says so."""
+    """A pump whose answer a test sets."""
 
     def __init__(self, stage: Stage, what: str, answered: Callable[[Any], None]) -> None:
         self._stage = stage
@@ -43,7 +43,7 @@ class Asked:
 
 
 class Stage:
-    """A broker, its membership and its partitions, all of which write down what is done to them."""
+    """A broker, its membership and its partitions; each records its calls."""
 
     def __init__(self, *damaged: PartitionId) -> None:
         self.done: list[str] = []
@@ -128,7 +128,7 @@ class Stage:
 
 
 def test_a_start_without_damage_registers_once() -> None:
-    """And leaves what is left over alone until the newest metadata is known."""
+    """Leftovers are not removed before the newest metadata is known."""
     stage = Stage()
     assert stage.start.turn(0) == NEVER_MS
     assert stage.done == ["register"]
@@ -147,7 +147,7 @@ def test_a_start_without_damage_registers_once() -> None:
 
 
 def test_what_is_given_up_is_set_aside_and_opened_under_a_new_epoch() -> None:
-    """Leaders count what a process told; of the empty log it is not true any more."""
+    """Leaders count the ends that a process reported, which are wrong for the new, empty log."""
     stage = Stage(P0, P1)
     stage.start.turn(0)
     stage.answer(BrokerEpoch(1))
@@ -167,7 +167,7 @@ def test_what_is_given_up_is_set_aside_and_opened_under_a_new_epoch() -> None:
 
 
 def test_a_disk_that_hangs_is_not_waited_for_for_ever() -> None:
-    """Its process does not claim that it was closed whole."""
+    """A stop with an open log leaves no note of a clean stop."""
     stage = Stage(P0)
     stage.closes_whole = False
     stage.start.turn(0)

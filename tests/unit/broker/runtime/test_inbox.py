@@ -16,7 +16,7 @@ def test_news_replaces_older_news_in_its_place() -> None:
 
 
 def test_what_has_no_room_is_dropped_and_counted() -> None:
-    """Only offers are bounded here: callers of ``put`` bound their own items."""
+    """Only ``offer`` is bounded here: callers of ``put`` bound their own items."""
     inbox = Inbox(waiting_max=2)
     for number in range(5):
         inbox.offer(number, number)
@@ -28,7 +28,7 @@ def test_what_has_no_room_is_dropped_and_counted() -> None:
 
 
 def test_whoever_takes_is_woken_for_what_was_taken_in() -> None:
-    """A dropped offer wakes no pump."""
+    """A dropped message wakes no pump."""
     woken: list[int] = []
     inbox = Inbox(waiting_max=1, wake=lambda: woken.append(len(inbox)))
     inbox.offer("a", 1)
@@ -49,7 +49,7 @@ def test_a_mailbox_keeps_the_order_and_its_bound() -> None:
 
 
 def test_a_closed_mailbox_hands_over_what_nobody_took() -> None:
-    """Each item is either taken, or handed over once; nothing gets in behind that."""
+    """Each item is taken or handed over once; a closed mailbox takes no more."""
     mailbox = Mailbox[int](waiting_max=3, wake=lambda: None)
     mailbox.put(1)
     assert mailbox.close() == [1]

@@ -1,4 +1,4 @@
-"""Which leases hold what: those of the stream that have not ended."""
+"""The leases that count: those of the stream that have not ended."""
 
 from __future__ import annotations
 

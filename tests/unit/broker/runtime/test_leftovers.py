@@ -1,4 +1,4 @@
-"""Logs that nobody opens: removed on the word of a deletion, or of a move, and on no other."""
+"""Logs without a replica here: removed after a deletion or a move, and never otherwise."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Change = Callable[[MetadataState], MetadataState]
 
 
 class Cluster:
-    """The metadata of a cluster of which this broker is one: others may have changed it."""
+    """The metadata of a cluster, which other brokers may have changed."""
 
     def __init__(self, log: RaftMetadataLog) -> None:
         self._log = log
@@ -37,7 +37,7 @@ class Cluster:
 
     @property
     def state(self) -> MetadataState:
-        """What the cluster says."""
+        """The cluster's present state."""
         return self.change(self._log.state)
 
     def propose_soon(self, command: Command, answered: Answered, *, timeout_ms: int) -> None:
@@ -85,7 +85,7 @@ def at(tmp_path: Path) -> Killed:
 
 
 def test_a_log_that_the_cluster_does_not_know_is_moved_aside(at: Killed) -> None:
-    """It is kept whole and named, also by the probe; at the next start by a warning."""
+    """The log is kept whole; the probe and a warning at each start name it."""
     unknown = at.folder / "streams" / UNKNOWN
 
     def put_there(log: RaftMetadataLog) -> RaftMetadataLog:
@@ -139,7 +139,7 @@ def test_a_replica_with_an_epoch_history_that_is_not_legible_is_kept(at: Killed)
 def test_a_replica_that_goes_leaves_its_neighbour_that_could_not_be_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A partition that waits for room is on the disk all the same."""
+    """A partition that waits for disk space still has its log."""
     clusters: list[Cluster] = []
 
     def watched(log: RaftMetadataLog) -> Cluster:

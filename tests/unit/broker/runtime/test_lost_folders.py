@@ -1,4 +1,4 @@
-"""A broker alone whose disk forgot something: what was acknowledged is there, or its loss is named.
+"""A single broker whose disk lost files: acknowledged records are there, or the loss is named.
 
 Each damage is one file or folder. After it, and after one more record and one more restart, no read
 may end early, no time may lead past what is missing, and no offset may be given out twice.
@@ -114,7 +114,7 @@ def _middle_segment_gone(at: Killed) -> None:
 
 
 def _another_partitions_folder(at: Killed) -> None:
-    """The log of a stream that is not this one."""
+    """Replace the log by that of another stream."""
     with running(at.folder.parent / "other") as other:
         other.broker.streams.create(STREAM, StreamConfig(subject="s", segment_bytes_max=4096))
         for number in range(60):
@@ -124,7 +124,7 @@ def _another_partitions_folder(at: Killed) -> None:
 
 
 def _twins_folder(at: Killed) -> None:
-    """The log of a copy of this data folder that went on by itself, to the same offset."""
+    """Replace the log by that of a copy, which was written apart up to the same offset."""
     with running(at.older) as twin:
         for number in range(25, 40):
             twin.put(b"twin%d" % number, now_us=1000 * (number + 1))
@@ -156,7 +156,7 @@ LOSSES: Final[tuple[Damage, ...]] = (
 
 
 def _assert_named(live: Running, at: Killed) -> None:
-    """Nothing is served as the whole, no time skips a loss, no offset comes twice."""
+    """Check that reads, times and writes meet the loss as a typed error."""
     with pytest.raises(CorruptDataError):
         live.rows()
     _assert_time_is_honest(live, at)
@@ -165,7 +165,7 @@ def _assert_named(live: Running, at: Killed) -> None:
 
 
 def _assert_time_is_honest(live: Running, at: Killed) -> None:
-    """A lookup by time gives the right offset or the name of the damage."""
+    """Check that a lookup by time gives the right offset or the typed error."""
     partition = live.partition
     for number in (0, 9, 26, 39):
         try:
@@ -177,7 +177,7 @@ def _assert_time_is_honest(live: Running, at: Killed) -> None:
 
 @pytest.mark.parametrize("damage", LOSSES)
 def test_a_lost_part_of_the_log_has_a_name(tmp_path: Path, at: Killed, damage: Damage) -> None:
-    """Reads, times and writes meet the damage by name; so after a restart, and one more kill."""
+    """Reads, lookups by time and writes get the typed error, also after a restart and a kill."""
     damage(at)
     with running(at.folder) as live:
         _assert_named(live, at)
@@ -189,7 +189,7 @@ def test_a_lost_part_of_the_log_has_a_name(tmp_path: Path, at: Killed, damage: D
 
 @pytest.mark.parametrize("damage", LOSSES)
 def test_a_cut_of_a_lost_end_is_refused_by_name(at: Killed, damage: Damage) -> None:
-    """A cut says where the records end: it is refused, or its end is the true one."""
+    """A cut names the end of the records: it is refused, or that end is right."""
     damage(at)
     with running(at.folder) as live, suppress(CorruptDataError):
         cut = live.broker.cuts.take(STREAM, owner="test", ttl_ms=60_000)
@@ -198,7 +198,7 @@ def test_a_cut_of_a_lost_end_is_refused_by_name(at: Killed, damage: Damage) -> N
 
 @pytest.mark.parametrize("damage", [_folder_gone, _folder_emptied])
 def test_a_folder_without_a_record_is_not_new_either(tmp_path: Path, damage: Damage) -> None:
-    """The folder of a replica that had promised nothing yet is missed all the same."""
+    """An empty replica's missing folder is noticed, too."""
     at = killed(tmp_path, count=0)
     damage(at)
     with running(at.folder) as live:
@@ -234,7 +234,7 @@ def test_an_older_copy_of_the_promises_costs_nothing(tmp_path: Path, at: Killed)
 
 
 def test_the_promises_of_another_folder_are_put_aside(at: Killed) -> None:
-    """They say nothing about these logs; they are kept, under a name that tells."""
+    """They do not fit these logs; they are kept under a name that says so."""
     data = bytearray((at.folder / "promises").read_bytes())
     data[9] ^= 1  # of the owner's uuid: the checksum fails
     (at.folder / "promises").write_bytes(data)
@@ -244,7 +244,7 @@ def test_the_promises_of_another_folder_are_put_aside(at: Killed) -> None:
 
 
 def test_a_replica_that_was_opened_is_not_new_without_its_promises(at: Killed) -> None:
-    """Both the folder and the promises are gone: the metadata still knows that it was held."""
+    """The folder and the promises are gone, but the metadata still names the replica as opened."""
     shutil.rmtree(at.log)
     (at.folder / "promises").unlink()
     with running(at.folder) as live:

@@ -50,7 +50,7 @@ A, B, C, D = (BrokerId(name) for name in "abcd")
 
 
 class Metadata:
-    """The real state machine without a disk; ``overtake`` is another's command in between."""
+    """The real state machine without a disk; ``overtake`` is a command that comes in between."""
 
     def __init__(self) -> None:
         self.state = MetadataState()
@@ -70,13 +70,13 @@ class Metadata:
         return reply
 
     def barrier(self, *, timeout_ms: int = 0) -> int:
-        """Pass, unless nobody confirms."""
+        """Succeed, unless the test wants no majority."""
         if self.silent:
             raise UnavailableError("no leader confirmed the barrier")
         return 1
 
     def do(self, command: Command) -> None:
-        """Apply what has to succeed."""
+        """Apply a command that has to succeed."""
         self.propose(command)
 
     def one(self) -> PartitionState:
@@ -100,7 +100,7 @@ class Metadata:
         self.do(FenceBroker(broker=broker, broker_epoch=self.state.brokers[broker].epoch))
 
     def unfence(self, broker: BrokerId) -> None:
-        """Hear it again."""
+        """Unfence a broker."""
         self.do(UnfenceBroker(broker=broker, broker_epoch=self.state.brokers[broker].epoch))
 
     def set_isr(self, *isr: BrokerId) -> None:
@@ -118,7 +118,7 @@ class Metadata:
 
 
 class Driver:
-    """A replica as operations look at it; it plays each of its parts."""
+    """A replica with the interfaces that operations use."""
 
     def __init__(self, stream: Stream, end: int) -> None:
         self.stream = stream
@@ -133,7 +133,7 @@ class Driver:
 
 
 class Broker:
-    """Whose replicas are told of."""
+    """The partitions of a broker."""
 
     def __init__(self) -> None:
         self.found: list[Any] = []
@@ -199,7 +199,7 @@ def test_status_says_what_the_metadata_says(metadata: Metadata) -> None:
 
 
 def test_status_without_a_majority_is_told_as_such(metadata: Metadata) -> None:
-    """What is known here is shown, and that nobody confirmed it."""
+    """The local state is shown, marked as unconfirmed."""
     metadata.silent = True
     status = _operations(metadata).status()
     assert not status.confirmed
@@ -373,7 +373,7 @@ def test_replicas_are_told_by_their_broker(metadata: Metadata) -> None:
 
 
 def test_a_replica_that_could_not_be_opened_is_told_with_its_reason(metadata: Metadata) -> None:
-    """It belongs here, so it is in the list; of a stream that is gone nothing is told."""
+    """It is listed because it belongs to this broker; replicas of a deleted stream are not."""
     broker = Broker()
     gone = StreamUuid("00000000-0000-4000-8000-0000000000ff")
     for uuid in (UUID, gone):
@@ -424,7 +424,7 @@ def _with_voters(metadata: Metadata, answer: VoterChanged) -> ClusterOperations:
 
 
 def test_controllers_are_those_of_the_log_not_of_the_file(metadata: Metadata) -> None:
-    """In the status as well; who leads knows how far the others are."""
+    """The status shows them, too; the leader reports how far the others are."""
     operations = _with_voters(metadata, VoterChanged(True, "", NodeId("a")))
     assert operations.status().controllers == ("a", "b", "c")
     found = operations.controllers()
@@ -457,7 +457,7 @@ def test_a_change_that_can_never_be_is_an_error(
 
 
 def test_a_broker_alone_has_no_controllers_to_change(metadata: Metadata) -> None:
-    """It says how it becomes one of several."""
+    """The error says how to make a cluster of it."""
     operations = ClusterOperations(
         cluster="hw", me=A, metadata=metadata, broker=Broker(), clock=FakeClock()
     )

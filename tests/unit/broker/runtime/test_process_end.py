@@ -1,4 +1,4 @@
-"""A process that met a bug ends, with its exit code, also when nothing else in it moves."""
+"""A process that met a bug ends with its exit code, even if its other threads hang."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ REPOSITORY = Path(__file__).resolve().parents[4]
     "say",
     [
         "lambda: print('said', flush=True)",
-        "threading.Event().wait",  # a log that nobody reads
+        "threading.Event().wait",  # a pipe for the log that nobody reads
         "lambda: 1 / 0",
         "lambda: sys.exit(3)",
     ],
 )
 def test_the_process_ends_at_once(say: str) -> None:
-    """Threads that hang, the main one among them, do not hold it; no exit handler runs."""
+    """Hanging threads, even the main one, do not delay the end; no exit handler runs."""
     program = f"""
 import atexit, sys, threading
 from broker.runtime.process_end import end_process

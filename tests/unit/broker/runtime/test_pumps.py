@@ -1,4 +1,4 @@
-"""Anybody can take a pump's turns; a thread takes them when it is woken and when they are due."""
+"""A pump's turns can be taken by hand, or by a thread when it is woken and when they are due."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ class _Handed:
         self._name = name
 
     def start(self) -> None:
-        """The test takes turns."""
+        """Start nothing: the test takes the turns."""
 
     def wake(self) -> None:
-        """Let the test see it."""
+        """Record the wake-up."""
         self._hand.woken.append(self._name)
 
     def stop(self, timeout_s: float | None = None) -> None:
-        """Nothing goes on."""
+        """Stop nothing."""
 
 
 def test_a_thread_takes_a_turn_when_woken_and_when_it_is_due() -> None:
-    """Also one that never wants a turn by itself."""
+    """Also a pump whose turns are never due by themselves."""
     taken: queue.SimpleQueue[int] = queue.SimpleQueue()
     waits = iter((NEVER_MS, 0, NEVER_MS))
 
@@ -84,7 +84,7 @@ def test_what_comes_during_a_turn_is_for_the_next_one() -> None:
 
 
 def test_a_turn_that_raises_is_the_last_and_its_owner_hears() -> None:
-    """A bug ends the process; a thread that dies in silence would leave a broker deaf."""
+    """The owner ends the process, because a broker without this thread would not react any more."""
     crashes: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
     taken: list[int] = []
 

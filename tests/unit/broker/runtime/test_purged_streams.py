@@ -39,7 +39,7 @@ def _purge(live: Running, before: int) -> None:
 
 
 def _free(live: Running) -> int:
-    """Let the log be looked at as the ticker does."""
+    """Free segments as the ticker does."""
     live.partition.maintenance.tick()
     return live.partition.frees.now(lambda: Offset(OFFSET_MAX))
 
@@ -49,7 +49,7 @@ def _files(live: Running) -> int:
 
 
 def test_purged_records_are_not_read_from_that_moment_on(tmp_path: Path) -> None:
-    """In the middle of a batch's segment, too; what stays has the offsets that it had."""
+    """Also from the middle of a segment; later records keep their offsets."""
     with running(tmp_path) as live:
         _filled(live)
         told = live.broker.streams.purge(STREAM, 0, before=Offset(7), operator="me")
@@ -69,7 +69,7 @@ def test_purged_records_are_not_read_from_that_moment_on(tmp_path: Path) -> None
 
 
 def test_the_disk_is_given_back_and_a_restart_brings_nothing_back(tmp_path: Path) -> None:
-    """Also the segment that was written last, once it has only purged records."""
+    """The active segment is freed, too, once it has only purged records."""
     with running(tmp_path) as live:
         _filled(live)
         before = _files(live)
@@ -117,7 +117,7 @@ def test_what_is_purged_is_on_the_disk_before_it_is_purged(tmp_path: Path) -> No
 
 
 def test_a_log_that_was_put_back_is_not_believed(tmp_path: Path) -> None:
-    """The copy ends where all was purged: its offsets would be given out a second time."""
+    """The copy ends below the purged end, so it would give offsets to new records a second time."""
     with running(tmp_path / "live") as live:
         live.broker.streams.create(STREAM, CONFIG)
         for value in VALUES[:5]:

@@ -31,7 +31,7 @@ class SlowReader:
 
     @property
     def state(self) -> MetadataState:
-        """Read; the slow thread comes back with it once the other is done, or cannot be."""
+        """Read; the slow thread gets the state only once the other thread is done or is blocked."""
         found = self._log.state
         if threading.current_thread() is self.slow and not self.has_read.is_set():
             self.has_read.set()
@@ -52,7 +52,7 @@ class SlowReader:
 
 
 def test_partitions_are_opened_while_others_look_at_all_of_them(tmp_path: Path) -> None:
-    """The ticker goes through what is here while a wide stream is opened: it must not end of it."""
+    """The ticker lists the partitions while a wide stream is opened, and must not fail."""
     looked: list[int] = []
     done = threading.Event()
     errors: list[BaseException] = []
@@ -96,7 +96,7 @@ def test_a_broker_whose_ticker_ends_says_so(
 
 
 def test_whoever_comes_last_brings_the_newest(tmp_path: Path) -> None:
-    """A thread that read the state first and acts on it last must not bring an old one back."""
+    """A thread that read the state first and acts on it last must not restore an old view."""
     made: list[SlowReader] = []
 
     def watched(log: RaftMetadataLog) -> SlowReader:

@@ -1,4 +1,4 @@
-"""What the shells have to do, in milliseconds; and that each check dies of the bug it is for."""
+"""Checks of the shells that take milliseconds; each check must fail on the bug planted for it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FOUND: Final = (AssertionError, KeyError, IndexError)
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_the_product_holds(check: Check, tmp_path: Path) -> None:
-    """The check's own sentence says what."""
+    """The check passes on the unchanged product."""
     check(tmp_path)
 
 
@@ -33,5 +33,5 @@ def test_a_planted_bug_is_found(mutant: Mutant, check: Check, tmp_path: Path) ->
 
 
 def test_every_check_has_a_bug() -> None:
-    """One that nothing can fail shows nothing."""
+    """A check that no planted bug fails proves nothing."""
     assert {check for _, check in PLANTED} == set(CHECKS)

@@ -1,4 +1,4 @@
-"""What a broker leads is told to its listeners also when another replica is refused."""
+"""Listeners hear of a broker's leaderships even if another replica cannot be opened."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Listener:
 def test_a_replica_without_room_hides_no_other_stream(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else nobody would subscribe to it over NATS: nothing is told twice (house, seed 98)."""
+    """Otherwise NATS ingest would not subscribe (found by the simulator, seed 98)."""
     original = PartitionLog.open
     full = [True]
 

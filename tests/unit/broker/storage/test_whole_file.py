@@ -1,4 +1,4 @@
-"""A small file replaced whole: the old content or the new one, whenever the power goes."""
+"""A small file replaced whole: the old content or the new one, whenever the power fails."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OLD, NEW = b"o" * 5000, b"n" * 9000
 @pytest.mark.parametrize("path", ["small", "folder/small"])
 @pytest.mark.parametrize("seed", range(5))
 def test_after_a_power_loss_it_is_the_old_one_or_the_new_one(path: str, seed: int) -> None:
-    """The power goes at each operation in turn; only when all are done is it surely the new one."""
+    """The power fails at each operation in turn; the new content is certain after the last one."""
     for stop in range(100):
         disk = SimDisk(random.Random(seed))
         disk.tear_sectors = True
@@ -40,7 +40,7 @@ def test_after_a_power_loss_it_is_the_old_one_or_the_new_one(path: str, seed: in
 
 
 def test_a_sync_of_the_callers_own_decides() -> None:
-    """Where it raises, the old content stays, and what raised is what the caller hears."""
+    """If it raises, the old content stays, and the caller gets that error."""
     disk = SimDisk(random.Random(1))
     files = disk.files()
     write_whole(files, "small", [OLD])

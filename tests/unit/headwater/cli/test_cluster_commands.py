@@ -1,4 +1,4 @@
-"""``headwater cluster`` over real Flight, against the real state machine; nothing else is real."""
+"""``headwater cluster`` over real Flight, against the real state machine, without brokers."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Cluster:
 
 
 class Voters:
-    """The controllers as b sees them, which leads; each change takes two steps."""
+    """The controllers as the leader b reports them; each change takes two calls."""
 
     def __init__(self) -> None:
         self.voters: tuple[str, ...] = ("a", "b", "c")
@@ -112,7 +112,7 @@ class Voters:
         return GroupSeen(NodeId("b"), True, tuple(seen))
 
     def change_voter(self, node: NodeId, *, votes: bool) -> VoterChanged:
-        """Begin, and be done the next time."""
+        """Begin a change, and finish it at the next call."""
         if node == "nobody":
             return VoterChanged(False, ChangeRefusal.UNKNOWN.value, NodeId("b"))
         if (node in self.voters) != votes and node not in self._begun:
@@ -174,7 +174,7 @@ def test_looking_works_for_people_and_scripts(run: Run, cluster: Cluster) -> Non
 
 
 def test_controllers_are_shown_added_removed_and_replaced(run: Run) -> None:
-    """It names what it waits for; an even number gets a note; an impossible change an error."""
+    """Output tells what is waited for, warns of an even number, explains an impossible change."""
     lines = run("controllers").stdout.splitlines()
     assert lines[0].split()[:3] == ["BROKER", "VOTES", "LEADS"]
     assert lines[2].split()[:3] == ["b", "yes", "yes"]
@@ -196,10 +196,10 @@ def test_controllers_are_shown_added_removed_and_replaced(run: Run) -> None:
 
 
 def test_leaders_are_transferred_and_balanced(run: Run, cluster: Cluster) -> None:
-    """Both wait until it is so; a second time there is nothing to do."""
+    """Both commands wait for the change; a second time there is nothing to do."""
     assert "b leads s/0" in run("transfer-leader", "s", "0", "--to", "b").stdout
     assert run("transfer-leader", "s", "0", "--to", "b").exit_code == 0
-    done = run("balance", "--json").stdout.splitlines()[-1]  # this process's own log stands above
+    done = run("balance", "--json").stdout.splitlines()[-1]  # below this process's own log lines
     assert json.loads(done)["to"] == "a"
     assert "preferred leader" in run("balance").stdout
     one = cluster.one()
@@ -208,7 +208,7 @@ def test_leaders_are_transferred_and_balanced(run: Run, cluster: Cluster) -> Non
 
 
 def test_waiting_ends_and_says_how_it_stands(run: Run, cluster: Cluster) -> None:
-    """A candidate that does not confirm in time is no error of the request: try later."""
+    """If the candidate does not confirm in time, the error names the present state."""
     cluster.confirms = False
     late = run("transfer-leader", "s", "0", "--to", "b", "--timeout", "1ms")
     assert late.exit_code == 3
@@ -217,7 +217,7 @@ def test_waiting_ends_and_says_how_it_stands(run: Run, cluster: Cluster) -> None
 
 
 def test_a_move_is_decided_or_refused(run: Run, cluster: Cluster) -> None:
-    """Without waiting it returns once it is decided; who cannot hold it is named."""
+    """Without waiting it returns once it is decided; an impossible broker is named."""
     assert run("move", "s", "0", "--to", "b,c", "--no-wait").exit_code == 0
     one = cluster.one()
     assert one is not None
@@ -232,7 +232,7 @@ def test_a_move_is_decided_or_refused(run: Run, cluster: Cluster) -> None:
 
 
 def test_records_are_given_up_only_when_that_is_said(run: Run, cluster: Cluster) -> None:
-    """What is lost is shown; the flag does it; status tells of it from then on."""
+    """The loss is shown first, the flag accepts it, and the status shows it from then on."""
     cluster.lose(B)
     cluster.do(RegisterBroker(broker=B, session="b2", features_max=FEATURE_LEVEL_MAX))
     cluster.lose(A)

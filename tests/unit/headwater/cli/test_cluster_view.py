@@ -103,14 +103,14 @@ def test_trouble_is_counted() -> None:
 
 
 def test_a_move_and_a_foreign_leader_are_noted() -> None:
-    """What `move` and `balance` are about stands beside the partition."""
+    """A running move, and a leader that is not preferred, are noted beside the partition."""
     moving = replace(PARTITION, leader="b", target=("b", "c"))
     assert list(view.notes(moving)) == ["moving to b c", "preferred leader a"]
     assert list(view.notes(replace(PARTITION, candidate="c", leader=None))) == ["candidate c"]
 
 
 def test_lag_is_the_leaders_word() -> None:
-    """Only the leader knows how far followers are; what nobody said is not shown as zero."""
+    """Only the leader knows how far followers are; an unknown lag is not shown as zero."""
     b = FollowerStatus(broker="b", synced_end=10, lag_records=2, silent_ms=5)
     c = FollowerStatus(broker="c", synced_end=None, lag_records=None, silent_ms=None)
     told = view.Replicas([_replica("a", 12, b, c)])
@@ -152,7 +152,7 @@ def test_an_election_below_the_table_is_advised_against() -> None:
 
 
 def test_a_silent_candidate_is_said() -> None:
-    """Without its word nothing is known of its log."""
+    """Without its answer nothing is known of its log."""
     lines = view.what_would_be_lost(OFFLINE, "c", view.Replicas())
     assert lines[-1] == "c does not report the end of its log."
 

@@ -65,7 +65,7 @@ def test_create_uses_every_setting(run: Run, broker: MemoryBroker) -> None:
 
 
 def test_alter_changes_every_setting_that_may(run: Run, broker: MemoryBroker) -> None:
-    """Those that may not are refused one by one, with the reason; none lacks an option."""
+    """Each fixed setting is refused with its reason; no changeable one lacks an option."""
     _make(run, "--unshipped", "1GiB", "--local-retention-age", "2d")
     before = broker.streams.get("orders").config.to_dict()
     result = run(
@@ -123,7 +123,7 @@ def test_alter_wants_something_to_change(run: Run) -> None:
 
 
 def test_tiering_that_begins_says_where_the_table_is(run: Run) -> None:
-    """And how to see how far it is."""
+    """The output also says how to see its progress."""
     _make(run, "--no-tiering")
     begun = run("stream", "alter", "orders", "--tiering")
     assert "tier status orders" in " ".join(begun.stderr.split())
@@ -178,7 +178,7 @@ def test_publish_lines_and_subscribe(run: Run) -> None:
 def test_publish_says_what_its_counts_mean(
     run: Run, broker: MemoryBroker, acks: str, acked: int
 ) -> None:
-    """The policy reaches the log and stands in the report; under none nothing is known."""
+    """The policy reaches the log and is in the report; under none no count is certain."""
     _make(run)
     args = ("publish", "orders", "--via", "flight", "--acks", acks, "--json", "-p", "0")
     result = run(*args, stdin="a\nb\n")
@@ -193,7 +193,7 @@ def test_publish_says_what_its_counts_mean(
     [("--acks", "some"), ("--acks", "leader", "--via", "nats"), ("--acks", "all", "--no-ack")],
 )
 def test_publish_refuses_acks_that_cannot_be(run: Run, options: tuple[str, ...]) -> None:
-    """An unknown policy, one that plain NATS messages do not have, and two at once."""
+    """An unknown policy, one without meaning for plain NATS messages, and two policies at once."""
     _make(run)
     result = run("publish", "orders", *options, stdin="a\n")
     assert result.exit_code == 2
@@ -252,7 +252,7 @@ def test_a_wildcard_needs_a_subject(run: Run) -> None:
 
 
 def test_nats_without_puback_is_refused(run: Run) -> None:
-    """Nobody would know whether the records are stored."""
+    """The command could not tell whether the records are stored."""
     _make(run)
     result = run("publish", "orders", "--via", "nats", stdin="x\n")
     assert result.exit_code == 2
@@ -314,7 +314,7 @@ def test_a_saved_cut_reads_the_same_rows_later(run: Run, tmp_path: Path) -> None
 
 
 def test_an_earlier_moment_is_read_by_offset_and_time(run: Run) -> None:
-    """--as-of takes offsets and times as well; a moment that is none is told."""
+    """--as-of takes offsets and times, too; anything else is refused."""
     _make(run)
     _publish(run, "a\nb\nc\n")
 
@@ -403,7 +403,7 @@ def test_an_empty_stream_reads_as_nothing(run: Run, tmp_path: Path, rows: int) -
 
 
 def test_a_server_without_operations_says_so(run: Run) -> None:
-    """An operator's command against something else than a broker is a wrong request."""
+    """A cluster command against a server without these actions is a wrong request."""
     result = run("cluster", "status")
     assert result.exit_code == 2
     assert "does not offer the action cluster_status" in result.stderr
@@ -413,7 +413,7 @@ def test_a_server_without_operations_says_so(run: Run) -> None:
 def test_a_question_is_not_followed_by_a_remark_that_the_command_waits(
     command: str, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A person may take longer than two seconds to answer; the server is not what is waited for."""
+    """A person may take more than two seconds to answer; the command waits for no server then."""
     _make(run, "--no-tiering")
     timers: list[Callable[[], object]] = []
 

@@ -72,7 +72,7 @@ def test_ctrl_c_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody there: the address, and how to start one."""
+    """The error has the address, and tells how to start a server."""
     monkeypatch.setenv("HEADWATER_SERVER", "127.0.0.1:1")
     result = CliRunner().invoke(app, ["stream", "list"])
     assert result.exit_code == 3

@@ -1,4 +1,4 @@
-"""What people type becomes values, and what is wrong is answered with what would be right."""
+"""Texts of the command line become values; the error about a wrong text shows a right one."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_durations(text: str, duration_ms: int) -> None:
 
 @pytest.mark.parametrize("text", ["5", "", "m", "5 weeks", "-5m"])
 def test_not_durations(text: str) -> None:
-    """A number without a unit is refused: nobody can know what it means."""
+    """A number without a unit is refused, because its unit is unknown."""
     with pytest.raises(ValueError, match="5m"):
         parse_duration_ms(text)
 

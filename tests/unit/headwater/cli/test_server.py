@@ -28,7 +28,7 @@ def taken_port() -> Iterator[int]:
 def test_a_taken_default_port_gives_way(
     taken_port: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A default that is taken becomes a free one, and this is said; a chosen one is an error."""
+    """A default port in use is replaced by a free one, with a note; a chosen one is an error."""
     assert server._port("--flight-port", None, taken_port) == 0
     assert str(taken_port) in capsys.readouterr().err
     with pytest.raises(InvalidConfigError, match="--flight-port"):
@@ -46,7 +46,7 @@ def test_where_the_tables_are(s3: str | None, lake: str) -> None:
 
 
 def test_another_scheme_is_refused() -> None:
-    """Nothing is guessed about a place that is neither."""
+    """A place that is neither a folder nor a known bucket scheme is refused."""
     with pytest.raises(InvalidConfigError, match="neither moto nor s3"):
         server._lake("https://bucket", Path("/data"))
 

@@ -1,4 +1,4 @@
-"""A fetch believes no broker: it checks each batch against the one before it."""
+"""A fetch checks each batch of a broker against the one before it."""
 
 from __future__ import annotations
 
@@ -44,21 +44,21 @@ class FakeConnection:
         return answer
 
     def cancel(self) -> None:
-        """Note the wish."""
+        """Note the call."""
         self.cancelled = True
 
     def again(self, error: HeadwaterError) -> bool:
-        """Go nowhere else."""
+        """Offer no further broker."""
         return False
 
     def progressed(self) -> None:
-        """Take no notice."""
+        """Do nothing."""
 
     def stop(self) -> None:
-        """Take no notice."""
+        """Do nothing."""
 
     def lost(self) -> None:
-        """Stand by."""
+        """Do nothing."""
 
 
 def rows(base: int, end: int, *, count: int | None = None, epoch: int = 1) -> Read:

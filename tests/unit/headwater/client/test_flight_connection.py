@@ -1,4 +1,4 @@
-"""A connection to nobody: it asks when it is called, and leaves the port alone afterwards."""
+"""A connection to a closed port: it connects during a call only, and not afterwards."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _LOOK_S = 2.5  # gRPC tries again after a second at the latest
 
 
 def test_a_port_where_nobody_was_is_left_alone() -> None:
-    """Else the next process on this port is called every second, in a foreign protocol."""
-    gc.disable()  # an error that somebody keeps must not keep the channel
+    """Otherwise the next process on this port gets a gRPC connection every second."""
+    gc.disable()  # a kept error must not keep the channel open
     try:
         with closing(socket.create_server(("127.0.0.1", 0))) as somebody:
             port = somebody.getsockname()[1]

@@ -28,7 +28,7 @@ URLS = {"a": "grpc://a:1", "b": "grpc://b:1", "c": "grpc://c:1"}
 
 
 class World:
-    """Three brokers: the absent ones, the leader, and the asked ones."""
+    """Three brokers: which are absent, which one leads, and which were asked."""
 
     def __init__(self) -> None:
         self.gone: set[str] = set()
@@ -66,7 +66,7 @@ class ScriptedBrokers(Brokers):
         self._world = world
 
     def connection(self, address: Address) -> Any:
-        """Return what answers from the script."""
+        """Return a connection that answers from the script."""
         return _Connection(self._world, address.host)
 
 
@@ -180,7 +180,7 @@ def test_nobody_leads_is_worth_another_try(world: World) -> None:
 
 
 def test_another_incarnation_is_not_written_to(world: World) -> None:
-    """The name is not the stream."""
+    """A stream that was created again is another stream, despite its name."""
     path = StreamPath(
         stream="s", partition=0, stream_uuid=StreamUuid("00000000-0000-4000-8000-000000000002")
     )
@@ -207,7 +207,7 @@ def test_a_reader_asks_the_leader_then_every_other_replica(world: World) -> None
 
 
 def test_a_reader_of_uncommitted_records_asks_leaders_only(world: World) -> None:
-    """It waits for the next one."""
+    """Without a leader it waits for the next one."""
     route, request = read_route(world, uncommitted=True)
     opened: Any = route.get(request)
     assert opened.broker == "a"
@@ -234,7 +234,7 @@ def test_damage_is_told_once_every_replica_has_it(world: World) -> None:
 
 
 def test_a_follower_of_a_single_broker_waits_for_its_restart(world: World) -> None:
-    """Who follows asks again until the time is up; a read with an end is told at once."""
+    """A following read asks again until its time is up; a read with an end fails at once."""
     alone = ScriptedBrokers(world, "a:1")
     assert not alone.several
     following = ReadRoute(alone, ReadRequest(stream="s", partition=0, follow=True), retry_ms=200)

@@ -169,7 +169,7 @@ def test_an_answer_without_a_batch_is_an_error() -> None:
 
 @dataclass
 class ModelBroker:
-    """Stores batches as the real one does, and sometimes does not want to."""
+    """Stores batches as the real broker does, and refuses some of them."""
 
     random: random.Random
     stored: list[int] = field(default_factory=list)
@@ -258,7 +258,7 @@ def run_connection(
 
 
 def test_an_answer_of_an_older_leader_is_not_believed() -> None:
-    """A fenced leader that wakes up says nothing of a batch: it goes again."""
+    """The answer of a fenced leader is ignored, and the batch goes again."""
     pipe = confirmed_window()
     (first,) = send(pipe, 1)
     newer = AppendResult(Offset(1), 1, LeaderEpoch(3))
@@ -274,7 +274,7 @@ def test_an_answer_of_an_older_leader_is_not_believed() -> None:
 
 
 def test_a_failed_disk_ends_a_producer_only_where_nobody_takes_over() -> None:
-    """One of several brokers stops leading then; a broker alone has to be looked after."""
+    """In a cluster another broker takes over; a single broker needs an operator."""
     for several in (False, True):
         pipe = confirmed_window()
         pipe.several = several
@@ -324,7 +324,7 @@ def test_a_refused_batch_without_numbers_leaves_no_gap() -> None:
 
 
 def test_a_batch_that_nobody_answers_for_is_settled_when_it_is_sent() -> None:
-    """Also when the connection ended just then: it does not go again."""
+    """It is not sent again, even if the connection ends at that moment."""
     pipe = unnumbered_window()
     first, second = send(pipe, 2)
     pipe.handed_over(second)

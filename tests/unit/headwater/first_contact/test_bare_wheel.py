@@ -1,4 +1,4 @@
-"""Issue 11, item 13: an environment with the wheel and nothing else tells what is missing."""
+"""Issue 11, item 13: with the wheel alone, the error names the missing packages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import headwater
 from headwater.extras import install_hint
 from projectfiles import ROOT
 
-# Stands before everything else on the path and lets nobody import the packages of the command.
+# First on the path: it lets no import of the command's packages succeed.
 _HIDING = """
 import sys
 
@@ -60,7 +60,7 @@ def test_the_command_of_a_bare_wheel_says_which_extra_to_install(
 def test_no_hint_names_a_package_that_is_not_ours_to_name(
     monkeypatch: pytest.MonkeyPatch, told: str | None, named: str
 ) -> None:
-    """What was installed from a file is installed from that file again, with the extra."""
+    """A distribution from a file is installed from that file again, with the extra."""
 
     class Installed:
         def read_text(self, name: str) -> str | None:

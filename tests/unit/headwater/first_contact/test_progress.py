@@ -15,7 +15,7 @@ from headwater.cli import console
 def test_the_remark_comes_into_a_silence_only(
     shown: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What was shown since, or is about to be said more exactly, is enough."""
+    """Other output, or a more exact message to come, makes the remark needless."""
     said: list[str] = []
     looked = threading.Event()
 
@@ -47,7 +47,7 @@ class _AtOnce:
         self._function()
 
     def cancel(self) -> None:
-        """Nothing is left to be cancelled."""
+        """Do nothing: the timer has run."""
 
 
 @pytest.mark.parametrize("rows_shown", [False, True])

@@ -65,14 +65,14 @@ def test_what_nats_cannot_reach_goes_by_flight(publish: Publish) -> None:
 
 @pytest.mark.parametrize("nats_url", [None], indirect=True)
 def test_a_broker_without_nats_is_published_to_by_flight(publish: Publish) -> None:
-    """It looked for NATS on port 4222 of this machine."""
+    """Before, the command looked for NATS on port 4222 of this machine."""
     result = publish("answered")
     assert (result.exit_code, json.loads(result.stdout)["via"]) == (0, "flight")
     assert publish("answered", "--via", "nats").exit_code == 3
 
 
 def test_a_stream_that_does_not_answer_is_published_to_by_flight(publish: Publish) -> None:
-    """Without PubAck nobody would know what is stored; asked for by name, NATS is refused."""
+    """Without PubAck it is unknown what is stored, so NATS asked for by name is refused."""
     assert json.loads(publish("quiet").stdout)["acked"] == 3
     refused = publish("quiet", "--via", "nats")
     assert refused.exit_code == 2
@@ -118,6 +118,6 @@ def test_the_broker_tells_no_password() -> None:
 def test_a_long_publish_by_nats_names_the_quicker_way(
     sent: int, seconds: float, chosen: str | None, is_told: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Not a short one, and not one whose way was chosen by name."""
+    """A short one does not, nor one whose way was chosen by name."""
     _hint_at_flight(sent, seconds, chosen=chosen, via="nats")
     assert ("--via flight" in capsys.readouterr().err) == is_told

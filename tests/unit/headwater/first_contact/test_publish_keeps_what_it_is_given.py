@@ -1,4 +1,4 @@
-"""Issue 11, item 14: what `headwater publish` reads is what is stored, or is named."""
+"""Issue 11, item 14: `headwater publish` stores exactly its input, or names the bad lines."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_bad_lines_go_to_a_file_and_the_others_are_stored(
 
 
 def test_the_input_is_not_the_file_for_bad_lines(run: Run, tmp_path: Path) -> None:
-    """It would be emptied before it is read."""
+    """The file would be emptied before it is read."""
     (tmp_path / "in").write_text("a\n")
     result = run("publish", "s", "in", "--via", "flight", "--skip-bad", "in")
     assert result.exit_code == 2
@@ -97,7 +97,7 @@ def test_the_input_is_not_the_file_for_bad_lines(run: Run, tmp_path: Path) -> No
 
 
 def test_a_record_larger_than_the_stream_takes_names_its_line(run: Run, address: str) -> None:
-    """It is a line that can be left out, too."""
+    """Such a line can also go to the file for bad lines."""
     succeeds(run("stream", "create", "small", "--record-bytes", "10"))
     args = ("publish", "small", "--via", "flight")
     result = run(*args, stdin="short\n" + "x" * 11 + "\n")
@@ -109,7 +109,7 @@ def test_a_record_larger_than_the_stream_takes_names_its_line(run: Run, address:
 
 @pytest.mark.parametrize("value", ["null", "true", "[]", '"a.b"', '"*"', '""'])
 def test_null_in_a_subject_template_is_an_error(run: Run, value: str) -> None:
-    """It was published on `flights.None`; nothing but one word makes a part of a subject."""
+    """Before, it was published on `flights.None`. Each part of a subject is one word."""
     succeeds(run("stream", "create", "flights", "--subject", "flights.>"))
     args = ("publish", "flights", "--via", "flight", "--subject", "flights.{origin}")
     result = run(*args, stdin=f'{{"origin": {value}}}\n')
@@ -122,7 +122,7 @@ def test_null_in_a_subject_template_is_an_error(run: Run, value: str) -> None:
 def test_a_subject_outside_the_stream_is_refused_by_the_command(
     run: Run, via: str, subject: str
 ) -> None:
-    """Before anything is sent, whichever way it would go."""
+    """It is refused before anything is sent, by NATS or by Flight."""
     result = run("publish", "s", "--via", via, "--subject", subject, stdin='{"a": "other"}\n')
     assert result.exit_code == 2
     assert "records 's'" in result.stderr or "puback" in result.stderr
@@ -130,7 +130,7 @@ def test_a_subject_outside_the_stream_is_refused_by_the_command(
 
 @pytest.mark.parametrize("subject", ["other", "s.2", "s.*", "s.01"])
 def test_a_subject_outside_the_stream_is_refused_by_the_broker(address: str, subject: str) -> None:
-    """Python's producer, Spark's sink and everybody else who speaks Flight come this way."""
+    """The Python producer, the Spark sink and every other Flight client are checked so."""
     with Client(address) as client:
         client.create_stream("two", subject="s", partitions=2)
         with client.producer("two", 1) as producer:

@@ -1,4 +1,4 @@
-"""Issue 11, item 15: the small ones of the command, each by a test."""
+"""Issue 11, item 15: small corrections of the command, each with a test."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _moments(run: Run) -> list[str]:
 
 
 def test_the_certificate_names_the_moment_asked_for(run: Run) -> None:
-    """`--as-of TIME` proves what was there then, and says so; it said when the cut was taken."""
+    """With `--as-of TIME` the certificate names that time, not the time of the cut."""
     _fill(run)
     moment = _moments(run)[-1]
     told = run("read", "s", "--as-of", moment).stderr
@@ -67,7 +67,7 @@ def test_its_table_stays_only_if_there_is_one(
 def test_a_recreated_stream_says_that_its_table_has_another_name(
     broker: MemoryBroker, run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whoever opens the table by the stream's name would read the former one."""
+    """The table with the stream's name is the former stream's."""
     _fill(run)
     _say_created(replace(broker.streams.get("s"), table_name="s-3f2a"), None)
     assert "Its table is default/s-3f2a" in capsys.readouterr().err
@@ -94,7 +94,7 @@ def test_certificates_of_another_cluster_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("below", ["", "metadata", "streams/deep"])
 def test_up_inside_the_folder_of_a_daemon_is_refused(tmp_path: Path, below: str) -> None:
-    """It would put a second broker's folder among the first one's files."""
+    """Its own folder would be inside the data folder of another broker."""
     (tmp_path / "node.json").write_text("{}")
     (tmp_path / "metadata").mkdir()
     data = tmp_path / below

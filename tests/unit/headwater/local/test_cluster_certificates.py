@@ -21,7 +21,7 @@ def _uris(path: Path) -> list[str]:
 
 
 def test_each_broker_gets_a_certificate_that_names_it(tmp_path: Path) -> None:
-    """The name is the URI that the link looks at; keys are for their owner alone."""
+    """The name is the URI that the link checks; only the owner can read the keys."""
     made = make_certificates(tmp_path / "new", cluster="prod", brokers=["b1", "b2"])
     assert made == {name: files_of(tmp_path / "new", name) for name in ("b1", "b2")}
     for name, files in made.items():
@@ -60,7 +60,7 @@ def test_half_of_a_pair_is_an_error_and_not_made_anew(tmp_path: Path, missing: s
 
 
 def test_an_authoritys_key_has_to_be_its_own(tmp_path: Path) -> None:
-    """A key of another cluster would sign certificates that nobody believes."""
+    """A key of another cluster would sign certificates that no broker accepts."""
     make_certificates(tmp_path / "one", cluster="one", brokers=[])
     make_certificates(tmp_path / "two", cluster="two", brokers=[])
     (tmp_path / "one" / "ca.key").write_bytes((tmp_path / "two" / "ca.key").read_bytes())

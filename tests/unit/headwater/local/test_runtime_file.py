@@ -58,7 +58,7 @@ def test_round_trip(tmp_path: Path) -> None:
     ],
 )
 def test_damage_is_refused(tmp_path: Path, text: str) -> None:
-    """Anything that is not exactly such a file is an error, never half believed."""
+    """Anything that is not exactly such a file is an error."""
     (tmp_path / FILE_NAME).write_text(text)
     with pytest.raises(InvalidConfigError, match="runtime file"):
         RuntimeFile.read(tmp_path)

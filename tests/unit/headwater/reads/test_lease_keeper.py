@@ -1,4 +1,4 @@
-"""Keeping leases: renewed in time, lost by name, dropped when no longer needed."""
+"""Leases are renewed in time, a lost one is named, and an unneeded one is dropped."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_an_absent_broker_is_asked_again_soon() -> None:
 
 
 def test_a_lost_lease_is_remembered_and_not_asked_for_again() -> None:
-    """What the broker has forgotten stays lost; releasing it is quiet."""
+    """A lease that the broker does not know stays lost; releasing it raises nothing."""
     client = FakeClient()
     keeper = held(client)
     client.error = UnknownLeaseError("gone", lease_id="l")
@@ -104,7 +104,7 @@ def test_a_lost_lease_is_remembered_and_not_asked_for_again() -> None:
 
 
 def test_release_drops_what_is_ours() -> None:
-    """Our own lease ends at once, a borrowed one just runs out."""
+    """An own lease ends at once; a borrowed one runs out by itself."""
     ours, borrowed = FakeClient(), FakeClient()
 
     assert held(ours).release_all() == 1

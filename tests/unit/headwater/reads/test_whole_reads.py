@@ -84,7 +84,7 @@ class ShortClient:
 
 
 def short(client: Client) -> Any:
-    """Return the client that is believed to be a whole one."""
+    """Return such a client in the place of a ``Client``."""
     return ShortClient(client)
 
 
@@ -97,7 +97,7 @@ def offsets(batches: Iterator[pa.RecordBatch]) -> list[int]:
 
 
 def test_a_tail_that_ends_early_is_a_gap(client: Client) -> None:
-    """Whichever side ended it, and however many batches it had."""
+    """It is found whatever ended the tail, and however many batches it had."""
     cut = client.cut("s")
     history = History(short(client), cut)
     with pytest.raises(GapError) as caught:
@@ -110,7 +110,7 @@ def test_a_tail_that_ends_early_is_a_gap(client: Client) -> None:
 
 
 def test_a_certificate_counts_the_rows_of_the_read(client: Client) -> None:
-    """Of the cut, and of one that ends in either tier."""
+    """For the whole cut, and for a cut narrowed to an end in either tier."""
     for end, counts in ((None, (8, 4)), (10, (8, 2)), (8, (8, 0)), (5, (5, 0)), (0, (0, 0))):
         cut = client.cut("s")
         if end is not None:
@@ -134,7 +134,7 @@ def test_a_digest_is_of_the_rows_of_the_cut(client: Client) -> None:
 
 @pytest.mark.parametrize("columns", [["offset", "offset"], [], ["nothing"], ["offset", "x"]])
 def test_columns_are_of_a_row_and_named_once(client: Client, columns: list[str]) -> None:
-    """Before the first row."""
+    """The refusal comes before the first row."""
     with pytest.raises(SchemaMismatchError):
         next(History(client, client.cut("s")).batches(columns))
 
@@ -142,7 +142,7 @@ def test_columns_are_of_a_row_and_named_once(client: Client, columns: list[str])
 def test_a_history_of_a_table_that_is_not_ours_is_refused_before_the_first_row(
     served: Served, client: Client
 ) -> None:
-    """Counts and bounds are right, a value is not; also where a time is looked up."""
+    """Its counts and bounds are right, but a value is wrong; a lookup by time is refused, too."""
     before = client.cut("s")
     uri = before.table_uri
     DeltaTable(uri).update({"value": "X'00'"}, predicate="offset = 1")
@@ -159,7 +159,7 @@ def test_a_history_of_a_table_that_is_not_ours_is_refused_before_the_first_row(
 def test_a_time_is_not_looked_up_in_a_table_that_lacks_a_file(
     served: Served, client: Client
 ) -> None:
-    """Though the file that has the answer is there."""
+    """It is refused even if the file with the answer is there."""
     table = served.broker.table("s")
     last = table.snapshot().files[-1]
     (table.store.config.root / last.path).unlink()
@@ -213,7 +213,7 @@ def test_a_cut_of_something_else_is_not_read(
 
 
 def test_cuts_of_several_streams_move_to_one_moment(client: Client) -> None:
-    """Each within its incarnation; a stream that was created again is named."""
+    """Each stream keeps its incarnation; one that was created again is named."""
     cut = client.cut("s")
     with client.producer("s") as producer:
         producer.send([{"value": b"more"}])
@@ -228,6 +228,6 @@ def test_cuts_of_several_streams_move_to_one_moment(client: Client) -> None:
 
 @pytest.mark.parametrize("text", ['{"0": 1, "0": 2}', '{"0": 1, "00": 2}'])
 def test_a_partition_is_named_once(text: str) -> None:
-    """JSON would keep the last one."""
+    """A JSON object with a repeated name would keep the last one silently."""
     with pytest.raises(Exception, match="as_of"):
         parse_as_of(text)

@@ -45,7 +45,7 @@ def resolve(
 
 
 def test_everything_by_default_and_on_where_it_was() -> None:
-    """A new backfill takes all; one that was begun keeps its start though more is gone now."""
+    """A new backfill takes everything; a repeated one keeps its start, even below today's start."""
     assert resolve() == {0: (10, 100), 1: (10, 100)}
     assert resolve(starts={0: 4}, ends={0: 50}) == {0: (4, 100), 1: (10, 100)}
 

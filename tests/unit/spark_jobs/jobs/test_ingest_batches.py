@@ -1,4 +1,4 @@
-"""One batch of an ingest against an appender that fails as told: what is tried again, and what not.
+"""One batch of an ingest over an appender that fails as set: which errors are retried.
 
 The fake appender keeps real watermarks and refuses gaps as the real one does; the real one is under
 tests/integration/spark_jobs.
@@ -126,7 +126,7 @@ def batch(*slices: tuple[int, int, int], uuid: str = UUID) -> Any:
 
 
 def test_slices_become_one_range_per_partition(batches: Batches, tables: Tables) -> None:
-    """In whatever order Spark has them; the table's ends and the counts follow."""
+    """The slices may come in any order; the reported ends and counts are the table's."""
     batches(batch((0, 20, 30), (1, 50, 60), (0, 5, 20)), 7)
     assert tables.appends == [({0: (5, 30), 1: (50, 60)}, 5, True)]
     assert batches.totals.ends == {0: 30, 1: 60}
@@ -174,7 +174,7 @@ def test_who_lost_a_race_appends_what_is_left(batches: Batches, tables: Tables) 
 
 
 def test_another_run_may_begin_a_partition(batches: Batches, tables: Tables) -> None:
-    """What it appended is passed over, and what follows it is no gap."""
+    """Its appended rows are passed over, and the rows after them are no gap."""
     tables.ends["main"] |= {0: Offset(20), 1: Offset(70)}
     batches(batch((0, 5, 20)), 0)
     assert batches.totals.records_count == 0

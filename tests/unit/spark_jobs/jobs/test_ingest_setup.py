@@ -1,4 +1,4 @@
-"""What an ingest decodes with: arguments at first, the table's pin ever after."""
+"""An ingest's columns: from the arguments in the first run, from the table's pin afterwards."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Records:
 
         class _Fetched(list[Any]):
             def close(self) -> None:
-                """Nothing is open."""
+                """Close nothing."""
 
         return _Fetched([SimpleNamespace(batch=batch)])
 
@@ -115,7 +115,7 @@ def test_a_first_run_infers_and_pins(settle: Settle) -> None:
 
 
 def test_what_contradicts_the_pin_is_refused(settle: Settle) -> None:
-    """Other columns, limits or formats need another table; saying the same again is fine."""
+    """Other columns, limits or formats need another table; repeating the same ones is fine."""
     first = settle("--schema", "a bigint, b string")
     same = ("--schema", "a BIGINT, `b` STRING")
     assert settle(*same, end=1) == first
@@ -153,7 +153,7 @@ def test_a_pin_without_any_row_binds_nobody(settle: Settle) -> None:
 
 
 def test_another_stream_and_a_lost_pin_are_refused(settle: Settle, store: ObjectStore) -> None:
-    """Rows of a re-created stream do not get in; nor does anything when nobody knows the pin."""
+    """Rows of a re-created stream are refused, and so are all rows when the pin is lost."""
     settle()
     with pytest.raises(StreamRecreatedError):
         settle(uuid=OTHER, end=1)
@@ -227,7 +227,7 @@ def pin(**more: Any) -> Pin:
 
 
 def test_of_two_who_pin_one_is_first(store: ObjectStore) -> None:
-    """The next number is given once; the other reads what the first has pinned."""
+    """The next number is given once; the second run uses the first one's pin."""
     pins = Pins(store, "ingest")
     assert pins.newest() is None
     first = pins.put(pin())

@@ -42,7 +42,7 @@ def run(work: Any, *words: str) -> int:
 def test_a_result_is_printed_and_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As one line of JSON for programs, and into a file that is whole or absent."""
+    """The result is one line of JSON, and a file that is whole or absent."""
     file = tmp_path / "result.json"
     words = ("--json", "--result", str(file))
     assert run(lambda _: {"records": 5}, *words) == job.EXIT_OK
@@ -83,7 +83,7 @@ def test_a_setting_without_a_value_is_refused() -> None:
 
 
 def test_sigterm_asks_once() -> None:
-    """The first SIGTERM only asks the job to stop; afterwards it means what it always did."""
+    """The first SIGTERM only asks the job to stop; the second one ends the process."""
     before = signal.getsignal(signal.SIGTERM)
 
     def asked(report: job.Report) -> Any:
@@ -119,13 +119,13 @@ def test_triggers_are_intervals(text: str | None, trigger: dict[str, Any]) -> No
 
 @pytest.mark.parametrize("text", ["", "fast", "-1s", "1", "1d", "99999999s"])
 def test_what_is_no_interval_is_refused(text: str) -> None:
-    """A typing error does not become some other trigger."""
+    """A misspelt interval is an error, not another trigger."""
     with pytest.raises(InvalidRequestError, match="--trigger takes"):
         _trigger(text)
 
 
 def test_now_and_for_ever_exclude_each_other() -> None:
-    """A run ends, or it does not."""
+    """The two options contradict each other: one run ends and the other does not."""
     words = ["--stream", "s", "--table", "t", "--available-now", "--trigger", "1s"]
     with pytest.raises(SystemExit):
         ingest.PARSER.parse_args(words)

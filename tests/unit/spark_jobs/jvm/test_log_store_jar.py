@@ -38,7 +38,7 @@ def test_the_jar_was_built_from_this_source(tool: ModuleType) -> None:
 
 @pytest.mark.slow
 def test_javac_makes_the_same_jar_again(tool: ModuleType, tmp_path: Path) -> None:
-    """Every byte: the order of entries, their times and the classes."""
+    """The new jar has the same bytes: order of entries, times and classes."""
     javac = shutil.which("javac")
     if javac is None:
         pytest.skip("no javac here: a Java runtime is enough to use the jar")
@@ -87,6 +87,6 @@ def test_out_of_a_zip_the_jar_becomes_a_file(tmp_path: Path) -> None:
 
 
 def test_every_session_of_ours_uses_it() -> None:
-    """Also one that was not told about S3: tables may be anywhere."""
+    """Sessions without S3 settings use it, too, because tables may be anywhere."""
     chosen = settings(master="local", store=StoreConfig.from_env("s3://b", {}), jar_paths=[])
     assert chosen["spark.delta.logStore.s3a.impl"] == jvm.LOG_STORE_CLASS

@@ -51,7 +51,7 @@ def cut_with(*partitions: tuple[int, int, int, int | None]) -> Cut:
 
 
 def test_spark_is_held_to_the_version_that_was_proved(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its own reading of the log (a checkpoint, say) is compared with what the proof is of."""
+    """The files that Spark's snapshot lists are compared with those of the proof."""
     told = []
 
     class Rows:
@@ -124,7 +124,7 @@ def cuts() -> list[Cut]:
 
 @pytest.mark.parametrize("proved", [True, False])
 def test_every_offset_of_a_cut_is_read_once(proved: bool) -> None:
-    """From its start to its end, whatever part of it lies where."""
+    """This holds for any split of the cut between table and log."""
     for cut in cuts():
         expected = Counter(
             (part.partition, offset)
@@ -149,7 +149,7 @@ def test_what_a_key_snapshot_holds_is_not_read_again(proved: bool) -> None:
 
 
 def test_a_proved_table_that_is_read_whole_pays_for_no_filter() -> None:
-    """And an unproved one, or one of which less is read, is always held to its ranges."""
+    """An unproved table, or a part of one, is always filtered by its ranges."""
     whole, narrowed = cut_with((2, 5, 9, None)), cut_with((2, 5, 9, 4))
     assert cold_predicate(whole, seams(whole), proved=True) is None
     assert cold_predicate(whole, seams(whole), proved=False) is not None

@@ -50,7 +50,7 @@ def test_chunks_do_not_move_cuts(
 
 
 def test_a_huge_record_travels_alone() -> None:
-    """A record above the limit of a cut is not refused here: the stream's limit is another."""
+    """A record above the limit of a cut is a cut of its own; the stream's limit is another one."""
     assert _cut([[b"a", b"x" * 1000, b"b", b"c"]], bytes_max=500) == [
         [b"a"],
         [b"x" * 1000],

@@ -1,4 +1,4 @@
-"""What a write may have, and where its rows go."""
+"""The columns that a write may have, and the partitions of its rows."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_every_column_of_records_is_taken() -> None:
 def test_other_columns_are_refused_by_name(
     fields: list[tuple[str, str]], column: str, text: str
 ) -> None:
-    """At planning, before any task has stored anything."""
+    """They are refused at planning, before a task stores a row."""
     with pytest.raises(SchemaMismatchError, match=text) as caught:
         check_schema(fields)
     assert caught.value.column == column
@@ -82,7 +82,7 @@ def test_a_row_goes_where_it_says_else_by_its_key_else_by_its_task() -> None:
 
 @pytest.mark.parametrize("number", [-1, 2, 2**40])
 def test_a_partition_that_the_stream_does_not_have_is_refused(number: int) -> None:
-    """It is not wrapped around: that would put records where nobody looks."""
+    """It is not taken modulo the count: that would put records where no reader expects them."""
     rows = pa.record_batch({"partition": pa.array([0, number]), "value": pa.array([b"", b""])})
     with pytest.raises(UnknownPartitionError):
         targets(rows, partitions_count=2, turn=0)

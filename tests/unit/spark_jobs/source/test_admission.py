@@ -1,4 +1,4 @@
-"""Limits per trigger: never more, never nobody, everything in the end."""
+"""Limits per trigger: never exceeded, no partition starves, and every record comes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_shares_are_in_proportion() -> None:
 
 
 def test_a_small_backlog_beside_a_huge_one_is_served() -> None:
-    """It would round down to nothing, for ever."""
+    """Its share would round down to nothing in each batch."""
     assert admit({("s", 0): 10**9, ("s", 1): 1}, 10)["s", 1] == 1
 
 

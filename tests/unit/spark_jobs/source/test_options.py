@@ -69,7 +69,7 @@ def test_offsets_by_stream_as_kafka_writes_them() -> None:
 
 
 def test_a_time_wins_over_offsets() -> None:
-    """As in Spark's Kafka source; an end that nobody reached is the end of the log."""
+    """As in Spark's Kafka source; an end time without a later record is the end of the log."""
     found = parse(
         {
             "stream": "s",
@@ -85,7 +85,7 @@ def test_a_time_wins_over_offsets() -> None:
 
 
 def test_streams_by_list_pattern_and_assignment() -> None:
-    """Exactly one way to name streams; whether there can be others is known from the options."""
+    """Exactly one way names the streams; the options tell whether several streams are possible."""
     several = parse({"subscribe": "b, a"}).selection
     pattern = parse({"subscribePattern": "a.*"}).selection
     assigned = parse({"assign": '{"a": [0, 2]}'}).selection
@@ -100,7 +100,7 @@ def test_streams_by_list_pattern_and_assignment() -> None:
 
 
 def test_columns_of_several_streams_say_which() -> None:
-    """Ours by default, with the stream's name where it matters; Kafka's on request."""
+    """Headwater's columns, with the stream's name if there are several; Kafka's on request."""
     assert parse({"subscribe": "a,b"}).columns == (*ROW_COLUMNS, "stream")
     assert parse({"stream": "a", "columns": "kafka"}).columns == KAFKA_COLUMNS
     with_headers = parse({"stream": "a", "columns": "kafka", "includeHeaders": "true"})
@@ -156,7 +156,7 @@ def test_what_has_no_effect_is_refused() -> None:
 
 
 def test_a_table_of_the_catalog_is_declared_before_it_has_a_stream() -> None:
-    """Spark adds words of its own then; a misspelt option is still one."""
+    """Spark adds options of its own then; a misspelt option is still refused."""
     names, known = columns_of({"provider": "headwater", "owner": "me", "option.stream": "s"})
 
     assert names == tuple(ROW_COLUMNS)
@@ -175,7 +175,7 @@ def test_positions_text_is_what_the_option_takes() -> None:
 
 @pytest.mark.parametrize("name", [*KNOWN])
 def test_a_misspelt_option_is_refused_with_the_right_name(name: str) -> None:
-    """Leaving out a letter never reads other rows in silence."""
+    """An option without one of its letters is refused, and reads no other rows."""
     wrong = name[:1] + name[2:]
     with pytest.raises(InvalidRequestError, match=f"did you mean '{name}'"):
         parse({"stream": "s", wrong: "1"})

@@ -1,4 +1,4 @@
-"""Planning: words become offsets, ranges become slices, nothing is lost or doubled."""
+"""Planning: words become offsets, ranges become slices, no offset is lost or doubled."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_words_are_what_is_retained() -> None:
 
 
 def test_explicit_bounds_read_the_named_partitions_only() -> None:
-    """Two explicit sides are the whole truth; the broker checks the bounds when it is read."""
+    """If both sides name partitions, no other one is read; the broker checks the bounds."""
     assert found(startingOffsets='{"7": 5}', endingOffsets='{"7": 9}') == {7: (5, 9)}
 
 
@@ -84,7 +84,7 @@ def test_big_ranges_take_more_slices() -> None:
 def test_slices_cover_each_range_exactly(
     ends: list[tuple[int, int]], partitions_min: int, records_max: int
 ) -> None:
-    """Whatever the wishes, slices are in order, not empty, not too long, and join to the range."""
+    """With any options slices are in order, not empty, not too long, and join to the range."""
     ranges = {
         number: OffsetRange(Offset(start), Offset(start + length))
         for number, (start, length) in enumerate(ends)

@@ -1,4 +1,4 @@
-"""The executor's side without Spark: exact schema, every offset once, typed errors."""
+"""The reader of an executor, without Spark: exact schema, every offset once, typed errors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TASK = OffsetSlice(0, Offset(10), Offset(20))
 
 @dataclass
 class Part:
-    """What the client hands out."""
+    """A part of a read, as the client gives it."""
 
     batch: pa.RecordBatch
     base_offset: Offset
@@ -54,7 +54,7 @@ class FakeClient:
         return self
 
     def tier_status(self, stream: str) -> list[Any]:
-        """Say that nothing is in files."""
+        """Return a status without a table."""
         return []
 
     def __iter__(self) -> Iterator[Part]:
@@ -160,7 +160,7 @@ def test_every_batch_gets_the_exact_schema() -> None:
     "column", [pa.array(["x"]), pa.array([2**40]), None], ids=["text", "too big", "absent"]
 )
 def test_a_batch_that_does_not_fit_is_refused(column: pa.Array | None) -> None:
-    """A wrong type or a missing column has a name."""
+    """The error names the column that is missing or has a wrong type."""
     batch = pa.RecordBatch.from_pydict({} if column is None else {"partition": column})
     with pytest.raises(SchemaMismatchError, match="partition"):
         conform(batch, arrow_schema(("partition",)))

@@ -32,7 +32,7 @@ def parsed(body: object) -> QueryOffsets:
 
 
 def test_one_spelling_whatever_the_order() -> None:
-    """Spark compares offsets as text, so partition 10 stands behind 2, however it came."""
+    """Spark compares offsets as text, so partitions are written in the order of their numbers."""
     body = {"p": {"10": 1, "2": 5}, "id": A, "v": 1}
 
     text = json.dumps(parsed(body).to_json("s"))
@@ -70,7 +70,7 @@ def span(start: int, end: int) -> OffsetRange:
 
 
 def test_the_first_batch_repeats_itself_wherever_latest_is_now() -> None:
-    """Its end says where it began; what Spark is told anew about the beginning does not count."""
+    """Its end names its beginning; a newly resolved beginning does not count."""
     end = parsed({**offsets(p0=9), "from": {"0": 5}})
 
     for drifted in (5, 7, 200):
@@ -86,7 +86,7 @@ def test_an_end_that_is_a_beginning_is_an_empty_batch() -> None:
 
 
 def test_nothing_is_read_from_an_end_to_itself() -> None:
-    """Also where the end says that a batch began in it: that batch was read."""
+    """This holds even if the end names a beginning: that batch was read."""
     end = parsed({**offsets(p0=9), "from": {"0": 5}})
 
     assert end.ranges(end) == {}
@@ -130,7 +130,7 @@ def test_a_foreign_checkpoint_is_refused(body: object) -> None:
 
 
 def test_whose_history_the_ends_are_of_is_kept() -> None:
-    """Beside the ends; without it, and in versions that do not know it, the rest is the same."""
+    """Lineage ids are kept beside the ends; the rest of the text does not depend on them."""
     body = {**offsets(p0=5, p10=7), "h": {"0": "a" * 32, "10": "b" * 32}}
     found = parsed(body)
     assert found.streams["s"].lineage_ids == {0: "a" * 32, 10: "b" * 32}

@@ -58,7 +58,7 @@ class World:
         return self.streams[name][0]
 
     def positions(self, name: str, selection: Selection) -> StreamPositions:
-        """Return what a stream holds."""
+        """Return the positions of a stream."""
         if name not in self.streams:
             raise UnknownStreamError(f"no stream {name}")
         uuid, ranges = self.streams[name]
@@ -68,15 +68,15 @@ class World:
         )
 
     def offset_at(self, stream: StreamPositions, partition: int, at: AtMs) -> Offset:
-        """Return where a time is."""
+        """Return the offset at a time."""
         return Offset(self.at[partition])
 
     def bytes_per_record(self, stream: StreamPositions, partition: int, start: Offset) -> int:
-        """Return how large records are."""
+        """Return the mean size of a record."""
         return self.record_bytes
 
     def committed(self, name: str) -> CommittedEnds:
-        """Return what is committed, and under whom: all partitions have one lineage."""
+        """Return the committed ends and their lineage, which is the same for all partitions."""
         if name not in self.streams:
             raise UnknownStreamError(f"no stream {name}")
         uuid, ranges = self.streams[name]
@@ -108,7 +108,7 @@ def one(start: int = 0, end: int = 100) -> World:
 
 
 def planner(world: World, **options: str) -> StreamPlanner:
-    """Return the planner of a new process; without patience."""
+    """Return the planner of a new process, with no time to wait for a leader."""
     given = {"startingOffsets": "earliest", **options}
     if not {"subscribe", "subscribePattern", "assign"} & set(given):
         given["subscribe"] = "s"
@@ -165,7 +165,7 @@ def test_latest_stays_where_the_query_began() -> None:
 
 
 def test_latest_is_pinned_by_an_empty_batch() -> None:
-    """So the checkpoint knows the beginning, and a restart does not begin later."""
+    """The empty batch puts the beginning into the checkpoint, so a restart does not begin later."""
     plan = planner(one(), startingOffsets="latest")
 
     pinned = plan.latest(plan.initial(), limited=True)
@@ -210,7 +210,7 @@ def test_a_run_over_what_is_there_has_a_ceiling() -> None:
 
 
 def test_a_partition_added_later_begins_at_its_earliest() -> None:
-    """Where that was is in the batch's own offsets."""
+    """The batch's own offsets have that beginning."""
     world = one()
     plan = planner(world, startingOffsets="latest")
     at = plan.latest(plan.initial(), limited=True)
@@ -240,7 +240,7 @@ def test_a_stream_that_appears_later_is_read_from_its_beginning() -> None:
 
 
 def test_assigned_partitions_only() -> None:
-    """Other partitions are somebody else's."""
+    """Other partitions of the stream are not read."""
     world = World({"s": (A, {0: (0, 5), 1: (0, 6)})})
 
     assert ends(planner(world, assign='{"s": [1]}').initial()) == {1: 0}
@@ -313,7 +313,7 @@ def test_told_so_a_query_goes_on_after_a_loss() -> None:
 
 
 def test_a_log_that_ends_before_what_was_read_is_refused() -> None:
-    """After patience is over: a leader that just took over may know less for a moment."""
+    """It is refused after a while only, because a new leader may know less for a moment."""
     plan = planner(one())
     at = parse_offsets({"v": 1, "id": A, "p": {"0": 101}}, single="s", names={})
 
@@ -322,7 +322,7 @@ def test_a_log_that_ends_before_what_was_read_is_refused() -> None:
 
 
 def test_progress_shows_the_high_watermarks() -> None:
-    """From which Spark's progress tells the lag."""
+    """Spark's progress computes the lag from them."""
     plan = planner(one(), maxOffsetsPerTrigger="1")
     assert plan.reported() is None
     plan.latest(plan.initial(), limited=True)
@@ -358,7 +358,7 @@ def test_a_query_does_not_go_on_in_another_history(end: int) -> None:
 
 
 def test_a_query_goes_on_over_restarts_and_new_leaders() -> None:
-    """The end is of the history: nobody asks while the same leadership stands."""
+    """The end belongs to the history; the broker is not asked while the leadership is the same."""
     world = one()
     plan = planner(world)
     at = stored(plan.latest(plan.initial(), limited=True))
@@ -384,7 +384,7 @@ def test_a_query_that_has_read_less_than_was_lost_goes_on() -> None:
 
 
 def test_an_old_checkpoint_opens_and_learns_whose_history_it_is() -> None:
-    """It noted nothing: what can be checked is its stream and its offsets."""
+    """An old checkpoint has no lineage id: only its stream and its offsets can be checked."""
     world = one()
     old = parse_offsets({"v": 1, "id": A, "p": {"0": 40}}, single="s", names={})
     after = planner(world).latest(old, limited=True)
@@ -393,7 +393,7 @@ def test_an_old_checkpoint_opens_and_learns_whose_history_it_is() -> None:
 
 
 def test_a_batch_ends_where_its_history_is_known_to() -> None:
-    """The positions were looked at before: what was lost in between is not read."""
+    """The ends were read before the lineage: records lost in between are not read."""
     world = one()
     plan = planner(world)
     start = plan.initial()

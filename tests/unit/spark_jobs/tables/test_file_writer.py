@@ -1,4 +1,4 @@
-"""Files of one slice: what is in them, what the log will say of them, what the store has."""
+"""Files of one slice: their rows, their entries in the log, and their objects in the store."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_large_slice_becomes_several_files(
 
 
 def test_what_the_store_has_is_looked_at(tmp_path: Path) -> None:
-    """A store that says yes and keeps nothing, or something else, is found out."""
+    """A store that confirms an object and loses or changes it is noticed."""
     out = output(tmp_path)
     store = FaultyStore(open_store(out.store))
     store.faults["get"].append(Fault.FLIPPED)

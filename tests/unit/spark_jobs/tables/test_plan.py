@@ -129,14 +129,14 @@ def test_claims_survive_the_transactions() -> None:
     [{"": 4}, {"": 4, "/start": 5, "/rows": 0}, {"": 4, "/start": 0}, {"/rows": 4, "/start": 0}],
 )
 def test_a_claim_that_is_not_whole_is_refused(numbers: dict[str, int]) -> None:
-    """Somebody has been at the log: nothing is built on half a claim."""
+    """Another writer has changed the log: no append is based on half a claim."""
     found = {f"headwater-append/a/{UUID}/0{what}": number for what, number in numbers.items()}
     with pytest.raises(TableMismatchError):
         plan.claims_of(found)
 
 
 def test_moved_watermarks_are_stale() -> None:
-    """Also one that has only more rows, or one that has gone; other partitions do not matter."""
+    """So are one with only more rows, and a removed one; other partitions do not matter."""
     planned = {0: claim(0, 5), 1: claim(0, 5)}
     moving = {0: span(5, 8)}
     plan.require_unmoved(planned, {0: claim(0, 5), 1: claim(0, 9)}, moving)

@@ -40,7 +40,7 @@ BOTH = claims(("a", "u", 0, 0, 10, 10), ("a", "u", 1, 5, 9, 3))
     ],
 )
 def test_what_agrees_is_accepted(files: list[FileRows]) -> None:
-    """However the rows lie in files; files of nobody's offsets have no rows here."""
+    """The rows may lie in any files; files without offsets have no rows of a stream."""
     check_rows(files, BOTH, uri="x")
 
 

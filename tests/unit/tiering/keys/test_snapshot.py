@@ -208,7 +208,7 @@ def test_a_history_behind_its_key_snapshot_is_refused() -> None:
 
 
 def test_the_table_is_found_by_the_incarnation_of_its_stream(lake: Lake) -> None:
-    """Re-created streams have key snapshots of their own; a stream of that name keeps its own."""
+    """Each incarnation of a stream has its own key snapshot."""
     assert open_latest(lake, "s", stream_uuid=UUID) is None
     latest_table(lake, a_stream()).create()
     again = a_stream(uuid=OTHER, table_name=f"s-{OTHER[:8]}")
@@ -295,7 +295,7 @@ FOREIGN: dict[str, tuple[Change, str]] = {
 def test_a_key_snapshot_that_somebody_else_changed_is_refused_by_name(
     lake: Lake, name: str
 ) -> None:
-    """Whoever reads it or builds on it is told version, operation, author and the ways out."""
+    """A read and an advance raise an error with version, operation, author and the ways out."""
     table = built(lake)
     assert open_latest(lake, "s", stream_uuid=UUID) is not None
     change, operation = FOREIGN[name]
@@ -314,7 +314,7 @@ def test_a_key_snapshot_that_somebody_else_changed_is_refused_by_name(
 
 
 def test_a_changed_byte_of_a_key_snapshot_is_named(lake: Lake) -> None:
-    """Its commits say what its objects are, too."""
+    """Its commits have the checksums of its objects, as those of a history do."""
     table = built(lake)
     (file,) = table.snapshot().files
     path = table.store.config.root / file.path

@@ -1,4 +1,4 @@
-"""What tests of proofs share."""
+"""Fixtures of the tests of proofs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from simkit.tier.lab import forget_proofs
 
 @pytest.fixture
 def forgetful() -> Iterator[None]:
-    """Begin and end as a process that has proved nothing."""
+    """Empty the proofs in memory before and after each test."""
     forget_proofs()
     yield
     forget_proofs()

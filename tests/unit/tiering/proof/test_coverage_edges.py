@@ -30,7 +30,7 @@ def _file(first: int, last: int, *, rows: int | None = None) -> DataFile:
 
 
 def test_files_that_hold_the_range_exactly_are_proved() -> None:
-    """In any order; nothing has to be read."""
+    """The files may come in any order, and no row has to be read."""
     assert unproven_groups([_file(20, 29), _file(10, 19)], COLD, partition=0) == []
 
 
@@ -67,7 +67,7 @@ def test_what_bounds_do_not_prove_is_read() -> None:
 
 
 def test_offsets_that_were_read_are_there_once() -> None:
-    """In any order."""
+    """The offsets may come in any order."""
     require_contiguous(np.array([3, 1, 2], dtype=np.int64), partition=0)
     with pytest.raises(OverlapError) as twice:
         require_contiguous(np.array([1, 2, 2, 3], dtype=np.int64), partition=0)

@@ -61,7 +61,7 @@ def require_exact(lab: TierLab, source: MemoryTierSource) -> None:
 
 
 def story_of_a_twin(root: Path) -> None:
-    """The twin ships first; the original, which has as many records, does not take them for its."""
+    """The twin ships first; the original, with as many records, does not take them for its own."""
     lab, twin = a_pair(root)
     twin.fill(1, 20)
     lab.ship_all(lab.shipper(source=twin))
@@ -86,7 +86,7 @@ def story_of_a_running_original(root: Path) -> None:
 
 
 def story_of_an_older_copy(root: Path) -> None:
-    """A copy of the log from before the last shipment: same ids, and yet not that far."""
+    """A copy of the log from before the last shipment: same lineage ids, but a lower end."""
     lab = TierLab(root)
     lab.source.fill(1, 20)
     lab.ship_all()
@@ -100,7 +100,7 @@ def story_of_an_older_copy(root: Path) -> None:
 
 
 def story_of_rows_from_before_lineages(root: Path) -> None:
-    """Two logs of before there were lineages: what is not recorded has to be the log's."""
+    """Two logs without lineage ids: a range that is not recorded has to equal the log's rows."""
     lab = TierLab(root)
     lab.source.lineage = ()
     twin = lab.source.copied()
@@ -113,7 +113,7 @@ def story_of_rows_from_before_lineages(root: Path) -> None:
 
 
 def story_of_exchanged_rows(root: Path) -> None:
-    """The id is ours and the rows are not: the log is asked, where it still has them."""
+    """The lineage id is ours and the rows are not: they are compared with the log's."""
     lab, twin = a_pair(root)
     twin.lineage = lab.source.lineage
     twin.fill(1, 20)
@@ -123,7 +123,7 @@ def story_of_exchanged_rows(root: Path) -> None:
 
 
 def story_of_what_both_have(root: Path) -> None:
-    """The twin ships what both have: the rows are the log's, and yet somebody else leads."""
+    """The twin ships rows that both have: they equal the log's, but another history leads."""
     lab = TierLab(root)
     lab.source.fill(2, 20)
     twin = lab.source.copied()
@@ -169,12 +169,12 @@ def test_two_histories_never_mix(tmp_path: Path, story: Callable[[Path], None]) 
 
 
 def ids_not_compared(patch: pytest.MonkeyPatch) -> None:
-    """Whose range it is does not matter."""
+    """Lineage ids are not compared."""
     patch.setattr(history, "holds", lambda *_: True)
 
 
 def next_start_ignored(patch: pytest.MonkeyPatch) -> None:
-    """How far a leadership came before the next one began does not matter."""
+    """The start of the next leadership is not compared."""
 
     def known(lineage: Any, lineage_id: str, end: int) -> bool:
         return any(one.lineage_id == lineage_id for one in lineage)
@@ -183,12 +183,12 @@ def next_start_ignored(patch: pytest.MonkeyPatch) -> None:
 
 
 def digests_not_compared(patch: pytest.MonkeyPatch) -> None:
-    """Rows are taken for the log's."""
+    """Digests are not compared."""
     patch.setattr(shipper_module, "require_rows_of_log", lambda *_: True)
 
 
 def nothing_is_proved(patch: pytest.MonkeyPatch) -> None:
-    """The cold end is recorded from any table."""
+    """The cold end of any table is recorded."""
     patch.setattr(shipper_module.PartitionShipper, "_prove_history", lambda _: None)
 
 

@@ -1,4 +1,4 @@
-"""By which position a table is ours, rule by rule; whole stories are in test_history.py."""
+"""The rules by which a table belongs to a history; whole stories are in test_history.py."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def shipped_by(lineage_id: str, end: int = 100, *, epoch: int = 1) -> LedgerEntr
 def test_a_newest_range_is_ours_or_foreign(
     newest: LedgerEntry | None, lineage: Lineage, recorded: int, is_ours: bool
 ) -> None:
-    """By the leadership that shipped it; without one by what was recorded."""
+    """The leadership that shipped it decides; without one the recorded cold end does."""
     found = snapshot(100 if newest is None else newest.end)
     if is_ours:
         require_ours(found, 0, newest, lineage=lineage, recorded=Offset(recorded))
@@ -107,7 +107,7 @@ def test_a_newest_range_is_ours_or_foreign(
 
 
 class HandTable:
-    """Ledger and log of a table, written by hand; the part of ``Table`` that is asked here."""
+    """Ledger and log of a table, written by hand; the part of ``Table`` that is used here."""
 
     def __init__(self, root: Path) -> None:
         self.store = open_store(StoreConfig.from_env(str(root)))
@@ -145,7 +145,7 @@ def table(tmp_path: Path) -> HandTable:
 
 
 def test_the_newest_range_is_the_one_that_ends_at_the_cold_end(table: HandTable) -> None:
-    """Whether our files are there, or were joined, or have no statistics."""
+    """It is found with our files, with joined files, and with files without statistics."""
     table.note(FIRST, SECOND)
     joined = replace(file_of(FIRST), max_offset=Offset(39), path="joined")
     unknown = replace(joined, min_offset=None, max_offset=None)
@@ -154,14 +154,14 @@ def test_the_newest_range_is_the_one_that_ends_at_the_cold_end(table: HandTable)
 
 
 def test_a_rival_s_entry_above_the_cold_end_is_not_the_newest_range(table: HandTable) -> None:
-    """It shipped on after this version was loaded."""
+    """The rival shipped a further range after this version was loaded."""
     table.note(FIRST, SECOND, THIRD)
     assert newest(table, snapshot(40)) == SECOND
     assert newest(table, snapshot(40, [file_of(SECOND)])) == SECOND
 
 
 def test_the_newest_range_may_be_known_to_its_commit_alone(table: HandTable) -> None:
-    """The process died before the ledger; another partition may end at the same offset."""
+    """The process died before the ledger entry; another partition may end at the same offset."""
     other = entry(20, 40, partition=1)
     table.commit(FIRST)
     table.commit(other, SECOND)

@@ -1,4 +1,4 @@
-"""Which objects of a version are proved, and by what: size, checksum, ETag, stamp, rows."""
+"""How the objects of a version are proved: by size, checksum, ETag, stamp or rows."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("forgetful")
 
 
 class EtagStore(FaultyStore):
-    """A store that names bytes by ETags, and has no stamps, as S3."""
+    """A store with ETags and without stamps, as S3."""
 
     def head(self, key: str) -> ObjectInfo:
         """See the port."""
@@ -134,7 +134,7 @@ def test_an_object_is_read_once_and_again_when_it_was_written_again(local: Objec
 
 
 def test_an_object_that_was_exchanged_has_another_etag(remote: Objects) -> None:
-    """Then its bytes are read; without a checksum of its commit the ETag alone decides."""
+    """A new ETag makes the proof read the bytes. Without a committed checksum the ETag decides."""
     path = remote.put()
     remote.prove(0, 10)
     assert remote.store.calls["get"] == 0  # the ETag is the commit's: nothing is read
@@ -150,7 +150,7 @@ def test_an_object_that_was_exchanged_has_another_etag(remote: Objects) -> None:
 
 
 def test_an_object_of_another_size_or_none_at_all_is_named(local: Objects) -> None:
-    """By a question about it, or by the listing that the caller has."""
+    """The size comes from a HEAD request, or from the caller's listing."""
     path = local.put()
     listed = {path: replace(local.store.head(path), size_bytes=9)}
     with pytest.raises(ObjectCorruptError, match="its size is 9"):
@@ -209,7 +209,7 @@ def test_rows_of_others_are_compared_over_whole_ranges_of_the_ledger(
 
 
 def test_spans_that_touch_are_compared_together() -> None:
-    """One within another does not shorten it."""
+    """A span within another one does not shorten it."""
 
     def joined(*spans: tuple[int, int]) -> list[tuple[int, int]]:
         given = [OffsetRange(Offset(start), Offset(end)) for start, end in spans]

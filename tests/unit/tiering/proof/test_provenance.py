@@ -1,7 +1,7 @@
 """A table version is ours, commit by commit, or it is refused by version, operation and author.
 
-Every foreign change here is made by delta-rs itself, as anybody might make it, or by a hand in the
-folder. Each is asked of by a process that knew the table before, and by a new one.
+Every foreign change here is made with delta-rs, as any other program might, or by editing the
+folder's files. Each is checked by a process that knew the table before, and by a new one.
 
 The file is not split: it is a list of commits by other hands, each refused or let through.
 """
@@ -61,7 +61,7 @@ def root(lab: TierLab) -> Path:
 
 
 def test_a_cut_is_of_the_commit_that_made_its_version(lab: TierLab) -> None:
-    """A version by that number in a table that was put back and written on is another one."""
+    """In a table that was put back and written to, the same version number is another commit."""
     snapshot, store = lab.table.snapshot(), lab.table.store
     cut = cut_of(snapshot, lab.stream)
     digest = commit_digest(store, snapshot.version)
@@ -137,7 +137,7 @@ FOREIGN = {
 
 @pytest.mark.parametrize("name", FOREIGN)
 def test_a_foreign_change_of_equal_counts_is_named(lab: TierLab, name: str) -> None:
-    """Counts and bounds are right, rows are not: version, operation and author are told."""
+    """Counts and bounds are right, rows are not: the error has version, operation and author."""
     change, operation = FOREIGN[name]
     assert certify(lab) == [END]
     change(lab)
@@ -172,7 +172,7 @@ def test_nothing_is_shipped_or_served_on_top_of_a_foreign_change(lab: TierLab) -
 
 
 def test_a_restore_to_an_older_version_is_no_undoing(lab: TierLab) -> None:
-    """Only exactly what was there before the change is taken for it."""
+    """Only a restore to exactly the state before the change undoes it."""
     update("value", "X'00'")(lab)
     DeltaTable(lab.table.uri).restore(COUNT - 1)
     with pytest.raises(CorruptDataError):
@@ -182,7 +182,7 @@ def test_a_restore_to_an_older_version_is_no_undoing(lab: TierLab) -> None:
 
 
 def test_a_rewrite_that_says_it_changes_nothing_is_compared_with_the_ledger(lab: TierLab) -> None:
-    """A claim: rows and bounds agree, so the rows themselves are read, once."""
+    """The commit only claims so: rows and bounds agree, so the rows are read, once."""
     rewrite(lab, exchanged)
     for _ in range(2):
         with pytest.raises(ObjectCorruptError, match="digest"):
@@ -218,7 +218,7 @@ def test_a_rewrite_that_changes_the_number_of_rows_is_no_compaction(
 
 
 def test_one_action_that_changes_data_makes_the_commit_foreign(lab: TierLab) -> None:
-    """DataChange is asked of every action, of what is removed, too."""
+    """The flag dataChange of each action counts, of removed files, too."""
     for change in ((True, False), (False, True)):
         copy = TierLab(root(lab).parents[2] / f"{change}")
         copy.source.fill(COUNT, EACH)
@@ -229,7 +229,7 @@ def test_one_action_that_changes_data_makes_the_commit_foreign(lab: TierLab) -> 
 
 
 def test_our_transactions_are_moved_by_our_commits_alone(lab: TierLab) -> None:
-    """A stranger who moves the cold end is named, whatever else the commit does."""
+    """A foreign commit that moves the cold end is named, whatever else it does."""
     partition = PartitionId(lab.stream.uuid, PartitionNumber(0))
     DeltaTable(lab.table.uri).create_write_transaction(
         [], mode="append", schema=ROW_SCHEMA, partition_by=["partition"],
@@ -254,7 +254,7 @@ def test_housekeeping_changes_no_proof(lab: TierLab) -> None:
 
 
 def test_our_properties_are_not_changed_by_others(lab: TierLab) -> None:
-    """What the table says it is stays what it was created as."""
+    """The properties of the table stay those of its creation."""
     DeltaTable(lab.table.uri).alter.set_table_properties(
         {"headwater.namespace": "other"}, raise_if_not_exists=False
     )
@@ -305,7 +305,7 @@ def put_stats(action: dict[str, dict[str, object]], other: str, name: str) -> No
 @pytest.mark.parametrize("name", ["timestamp", "offset"])
 @pytest.mark.parametrize("known", [False, True])
 def test_exchanged_statistics_are_named(lab: TierLab, name: str, known: bool) -> None:
-    """As the commits are not walked again, the list of files is compared with the proof's."""
+    """Proved commits are not walked again, so the list of files is compared with the proof's."""
     if known:
         certify(lab)
     exchange_stats(lab, name)
@@ -316,7 +316,7 @@ def test_exchanged_statistics_are_named(lab: TierLab, name: str, known: bool) ->
 
 
 def test_statistics_that_a_checkpoint_tells_differently_are_named(lab: TierLab) -> None:
-    """The commits are as they were; what Spark and delta-rs read is the checkpoint."""
+    """The commits are unchanged, but Spark and delta-rs read the checkpoint."""
     exchange_stats(lab, "timestamp")
     lab.lake.table(lab.stream).checkpoint()
     exchange_stats(lab, "timestamp")  # back again
@@ -326,7 +326,7 @@ def test_statistics_that_a_checkpoint_tells_differently_are_named(lab: TierLab) 
 
 
 def test_a_log_rewritten_at_the_last_proved_version_is_not_gone_on_with(lab: TierLab) -> None:
-    """The anchor: the same number, the same files, other words."""
+    """The anchor differs: the same version and files, but another text."""
     certify(lab)
     edited(commit_file(lab, COUNT), lambda a: a.get("commitInfo", {}).update(userName="somebody"))
     with pytest.raises(TableMismatchError, match="rewritten"):
@@ -377,7 +377,7 @@ def files(lab: TierLab) -> list[Path]:
 
 
 def test_every_kind_of_flipped_byte_is_named_by_the_default_certificate(lab: TierLab) -> None:
-    """Any bit of an object: pages, page headers, footer. The checksum of the commit covers all."""
+    """The committed checksum covers every bit of an object: pages, page headers, footer."""
     victim = files(lab)[1]
     good = victim.read_bytes()
     for position in range(0, len(good), 97):
@@ -392,7 +392,7 @@ def test_every_kind_of_flipped_byte_is_named_by_the_default_certificate(lab: Tie
 
 
 def test_an_object_is_read_once_and_again_when_it_was_written_again(lab: TierLab) -> None:
-    """Size, times and inode are what a folder tells; one that is replaced unseen has others."""
+    """A folder tells size, times and inode; a replaced object has other ones."""
     assert certify(lab) == [END]
     lab.store.calls.clear()
     assert certify(lab) == [END]
@@ -408,7 +408,7 @@ def test_an_object_is_read_once_and_again_when_it_was_written_again(lab: TierLab
 
 
 def test_a_read_of_a_range_proves_the_objects_of_that_range(lab: TierLab) -> None:
-    """A read-through does not pay for, or fail of, what it does not touch."""
+    """Damage outside the range does not fail a read-through, and costs it nothing."""
     victim = files(lab)[2]
     victim.write_bytes(victim.read_bytes()[:-1] + b"x")
     require_sound(lab.table.snapshot(), lab.table.store, 0, span(0, 80))
@@ -440,7 +440,7 @@ def test_a_stored_proof_is_gone_on_with(lab: TierLab) -> None:
 
 
 def test_a_damaged_or_foreign_stored_proof_is_passed_over(lab: TierLab, tmp_path: Path) -> None:
-    """It is a short cut. Without it the walk is longer, and the answer the same."""
+    """A stored proof is a short cut: without it the walk is longer, and the result the same."""
     lab.source.fill(57, 2)
     lab.ship_all()
     snapshot = lab.table.snapshot()
@@ -459,7 +459,7 @@ def test_a_damaged_or_foreign_stored_proof_is_passed_over(lab: TierLab, tmp_path
 
 
 def test_a_stored_proof_does_not_outlive_a_rewritten_log(lab: TierLab) -> None:
-    """Its anchor is compared as one's own would be."""
+    """The anchor of a stored proof is compared, as that of a proof in memory."""
     lab.source.fill(57, 2)
     lab.ship_all()
     version = lab.table.snapshot().version
@@ -470,7 +470,7 @@ def test_a_stored_proof_does_not_outlive_a_rewritten_log(lab: TierLab) -> None:
 
 
 def test_a_table_without_a_whole_log_stands_on_its_stored_proof(lab: TierLab) -> None:
-    """Somebody cleaned the log up: commits below the proof are not needed any more."""
+    """The log was cleaned up: commits below the proof are not needed any more."""
     lab.source.fill(57, 2)
     lab.ship_all()
     version = lab.table.snapshot().version

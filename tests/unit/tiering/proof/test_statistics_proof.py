@@ -1,6 +1,6 @@
-"""Statistics that somebody else gave of a file are compared with its rows before they are used.
+"""A file's statistics from another writer are compared with its rows before they are used.
 
-A file without statistics is none the worse for it.
+A file without statistics is accepted.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def newest(lab: TierLab) -> Path:
 
 
 def optimized(lab: TierLab, change: Change) -> None:
-    """Have somebody's OPTIMIZE give other statistics than delta-rs would."""
+    """Run an OPTIMIZE whose statistics differ from those of delta-rs."""
     DeltaTable(lab.table.uri).optimize.compact()
     path = newest(lab)
     actions = [json.loads(line) for line in path.read_text().splitlines()]
@@ -54,7 +54,7 @@ def optimized(lab: TierLab, change: Change) -> None:
 
 
 def restated(lab: TierLab, change: Change) -> None:
-    """Have somebody compute the statistics of one of our files again."""
+    """Let another writer compute the statistics of one of our files again."""
     path = newest(lab)
     (add,) = (one["add"] for one in map(json.loads, path.read_text().splitlines()) if "add" in one)
     stats = json.loads(add["stats"])
@@ -67,7 +67,7 @@ def restated(lab: TierLab, change: Change) -> None:
 
 
 def local_times(add: dict[str, Any], stats: dict[str, Any]) -> None:
-    """Give times of a zone behind UTC, and do not say so."""
+    """Give times of a zone behind UTC without naming the zone."""
     del add
     for kind in ("minValues", "maxValues"):
         day, _, time = stats[kind]["timestamp"].partition("T")
@@ -75,25 +75,25 @@ def local_times(add: dict[str, Any], stats: dict[str, Any]) -> None:
 
 
 def all_null(add: dict[str, Any], stats: dict[str, Any]) -> None:
-    """Say that no row has an offset: then no filter on it finds the file."""
+    """Claim that no row has an offset, so that no filter on offsets finds the file."""
     del add
     stats["nullCount"]["offset"] = stats["numRecords"]
 
 
 def other_epochs(add: dict[str, Any], stats: dict[str, Any]) -> None:
-    """Give bounds of a column that we give none of, and wrong ones."""
+    """Give wrong bounds of a column for which our writer gives none."""
     del add
     stats["minValues"]["leader_epoch"] = stats["maxValues"]["leader_epoch"] = 1 << 40
 
 
 def empty(add: dict[str, Any], stats: dict[str, Any]) -> None:
-    """Say that the file has no rows."""
+    """Claim that the file has no rows."""
     del add
     stats.update({"numRecords": 0, "minValues": {}, "maxValues": {}, "nullCount": {}})
 
 
 def true_epochs(add: dict[str, Any], stats: dict[str, Any]) -> None:
-    """Give true bounds of a column that we give none of."""
+    """Give right bounds of a column for which our writer gives none."""
     del add
     stats["minValues"]["leader_epoch"] = 0
     stats["maxValues"]["leader_epoch"] = 1 << 40
@@ -105,7 +105,7 @@ def true_epochs(add: dict[str, Any], stats: dict[str, Any]) -> None:
 def test_false_statistics_are_named(
     lab: TierLab, how: Callable[[TierLab, Change], None], change: Change
 ) -> None:
-    """By a process that knew the table, and by a new one; also when it asks again."""
+    """Both a process that knew the table and a new one name them, at every try."""
     assert certify(lab) == [COUNT * EACH]
     how(lab, change)
     for _ in range(2):
@@ -120,7 +120,7 @@ def test_false_statistics_are_named(
 
 
 def test_a_file_with_rows_that_is_said_to_be_empty_is_named(lab: TierLab) -> None:
-    """Nobody would look at it but Spark."""
+    """Only Spark would read it."""
     path = newest(lab)
     (add,) = (one["add"] for one in map(json.loads, path.read_text().splitlines()) if "add" in one)
     root: Path = lab.table.store.config.root
@@ -139,7 +139,7 @@ def test_a_file_with_rows_that_is_said_to_be_empty_is_named(lab: TierLab) -> Non
 
 
 def test_true_statistics_of_other_columns_are_accepted_and_kept(lab: TierLab) -> None:
-    """What a commit says of them is in the stored proof, until it is proved and after."""
+    """The commit's statistics are in the stored proof, before and after they are proved."""
     optimized(lab, true_epochs)
     table = lab.lake.table(lab.stream)
     before = prove(table.snapshot(), table.store)

@@ -1,4 +1,4 @@
-"""Proofs of table versions: kept in memory, stored beside the table, and never believed too far.
+"""Proofs of table versions: kept in memory, stored beside the table, checked before their use.
 
 The logs are written by hand (``simkit/tier/hand_log.py``).
 """
@@ -119,7 +119,7 @@ def test_a_stored_proof_is_the_proof_that_was_stored(log: Log) -> None:
 def test_a_stored_proof_that_was_changed_is_refused(
     log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where the compressed bytes are whole; another format, a part, too many bytes."""
+    """With whole compressed bytes, too; also another format, a part, or too many bytes."""
     data = encode(log.states[-1])
     assert decode(sealed(data), "k") == log.states[-1]
     for other in (
@@ -150,7 +150,7 @@ def test_a_stored_proof_saves_the_commits_below_it(log: Log) -> None:
 def test_a_stored_proof_that_is_of_something_else_is_passed_over(
     log: Log, tmp_path: Path, wrong: str
 ) -> None:
-    """Of another table, of another version than its name says, of a later one, or unreadable."""
+    """It is of another table, of another or a later version, or unreadable."""
     other = Log(tmp_path / "other", created=[described(id="another")])
     other.ship(3)
     stored = {
@@ -200,7 +200,7 @@ def test_the_newest_proofs_of_the_tables_used_last_are_kept() -> None:
 def test_every_commit_is_looked_at_however_many_there_are(
     log: Log, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
-    """They are fetched side by side in bounded groups; the last one of a group counts as well."""
+    """They are fetched in parallel in bounded groups; the last one of a group is checked, too."""
     monkeypatch.setattr(proofs, "_THREADS", 16)
     log.ship(count - 1)
     read = [version for version, _ in proofs._commits(log.store, 4, 2 + count)]
@@ -210,7 +210,7 @@ def test_every_commit_is_looked_at_however_many_there_are(
 
 @pytest.mark.parametrize("foreign", [4, 5, 6])
 def test_no_commit_of_a_rival_is_left_out(log: Log, foreign: int) -> None:
-    """From the version that was checked to the newest: each may be somebody else's."""
+    """Each commit from the checked version to the newest may be foreign."""
     for version in range(4, 7):
         rows = body([add(entry(90, 99)), {"commitInfo": {}}]) if version == foreign else body([])
         log.put(log_key(version), rows)
@@ -222,7 +222,7 @@ def test_no_commit_of_a_rival_is_left_out(log: Log, foreign: int) -> None:
 
 
 def test_a_log_that_was_rewritten_is_not_gone_on_with(log: Log) -> None:
-    """The commit that was proved last is another one now, in memory's word or a stored one's."""
+    """The commit that was proved last has changed since; in memory or in a stored proof."""
     cache = ProofCache()
     log.prove(2, cache=cache)
     log.put(key_of(2), encode(log.states[2]))
@@ -245,6 +245,6 @@ def test_a_proof_is_of_files_that_the_version_lists(log: Log) -> None:
 
 
 def test_an_offset_is_an_offset_after_it_was_stored(log: Log) -> None:
-    """Ranges come back as ranges."""
+    """Ranges are offsets again after they were stored."""
     found = decode(encode(log.states[-1]), "k").ranges[0]
     assert (found.start, found.end, len(found)) == (Offset(0), Offset(30), 30)

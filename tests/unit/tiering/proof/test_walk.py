@@ -125,7 +125,7 @@ def test_what_the_uploader_commits_is_ours() -> None:
 def test_a_commit_with_our_id_that_does_not_fit_its_ranges_is_foreign(
     commit: Actions, words: str
 ) -> None:
-    """Whoever copied our commit id: every part is compared with the account."""
+    """A copied commit id does not help: every part is compared with the commit's account."""
     assert words in reason(CREATED, shipped(A), commit)
 
 
@@ -202,14 +202,14 @@ def test_a_replacement_that_loses_or_adds_rows_is_foreign(commit: Actions, words
 
 
 def test_an_expiry_removes_what_ends_at_the_new_start() -> None:
-    """Exactly there, and nothing above."""
+    """Files that end exactly there are removed, and no file above."""
     commit = [ours(**{FILES: account()}), remove(A), *moved(20, start=10)]
     state = walked(CREATED, shipped(A), shipped(B), commit)
     assert (state.ranges[0], set(state.files)) == (span(10, 20), {B.path})
 
 
 def test_an_advance_of_a_key_snapshot_may_add_rows() -> None:
-    """Its rows are the job's result; a history's are copies of the log's."""
+    """A key snapshot's rows are results of a job; a history's rows are copies of the log's."""
     kind = [described(configuration={**PROPERTIES, KIND_PROPERTY: "latest"})]
     assert A.path in walked(kind, [ours(**{FILES: account(A)}), add(A)]).files
     nowhere = entry(0, 10, partition=7)
@@ -251,12 +251,12 @@ def test_an_advance_of_a_key_snapshot_may_add_rows() -> None:
     ],
 )  # fmt: skip
 def test_a_commit_of_others_that_changes_something_is_foreign(commit: Actions, words: str) -> None:
-    """Rows, bounds, statistics, our transactions, what the table is."""
+    """It changes rows, bounds, statistics, our transactions or the table's properties."""
     assert words in reason(CREATED, shipped(A), shipped(B), commit)
 
 
 def test_a_file_without_statistics_of_no_partition_is_foreign() -> None:
-    """Counts cannot show it: its partition is none of the stream's."""
+    """Counts cannot show it, because its partition is not one of the stream."""
     nowhere = replace(JOINED, partition=7)
     commit = [add(nowhere, changes=False, stats="{}")]
     assert reason(CREATED, shipped(A), commit)
@@ -266,7 +266,7 @@ OPTIMIZE = [add(JOINED, changes=False), remove(A, changes=False), remove(B, chan
 
 
 def test_rows_that_others_rewrote_are_to_be_compared() -> None:
-    """Until then they are not ours; a file that is only described again keeps its checksums."""
+    """Before that they are foreign. A file that is only described again keeps its checksums."""
     state = walked(CREATED, shipped(A), shipped(B), OPTIMIZE, shipped(C))
     assert state.files[JOINED.path] == ProvedFile(file_in(add(JOINED)["add"]), ours=False)
     again = add(C, changes=False, stats=stats(C, maxValues__timestamp="1970-01-01T00:00:06.001Z"))
@@ -275,7 +275,7 @@ def test_rows_that_others_rewrote_are_to_be_compared() -> None:
 
 
 def test_statistics_that_others_add_to_our_file_are_to_be_compared() -> None:
-    """Readers skip files by them."""
+    """Readers skip files by statistics, so wrong ones would hide rows."""
     again = add(C, changes=False, stats=stats(C, minValues__key="a"))
     state = walked(CREATED, shipped(A), shipped(B), shipped(C), [again])
     assert (state.files[C.path].crc32c, state.files[C.path].ours) == (7, False)
@@ -296,7 +296,7 @@ def test_statistics_that_others_add_to_our_file_are_to_be_compared() -> None:
 def test_a_foreign_change_is_an_error_until_everything_is_as_before(
     foreign: Actions, undone: Actions
 ) -> None:
-    """Files, what the table is, ranges; then the files are known by their checksums again."""
+    """Files, properties and ranges have to be as before; then the checksums count again."""
     before = (CREATED, shipped(A), shipped(B))
     stories: list[tuple[Actions, ...]]
     stories = [(foreign,), (foreign, [{"commitInfo": {}}]), (foreign, shipped(C))]

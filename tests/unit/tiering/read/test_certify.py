@@ -49,7 +49,7 @@ def certify(lab: TierLab, cut: Cut, *, version: int | None = None) -> list[int]:
 
 
 def test_a_cut_is_certified_over_its_own_version_alone(lab: TierLab) -> None:
-    """Not over an older one, and not over none."""
+    """An older version, or none, is refused."""
     cut = cut_with(lab)
     assert certify(lab, cut) == [40, 0]
     with pytest.raises(InvalidCutError, match="but version 1 was loaded"):
@@ -59,7 +59,7 @@ def test_a_cut_is_certified_over_its_own_version_alone(lab: TierLab) -> None:
 
 
 def test_a_cut_names_every_partition_of_its_stream(lab: TierLab) -> None:
-    """And no other stream's."""
+    """Partitions of another stream are refused."""
     cut = cut_with(lab)
     with pytest.raises(InvalidCutError, match="names 1 partitions"):
         certify(lab, replace(cut, partitions=cut.partitions[:1]))
@@ -70,7 +70,7 @@ def test_a_cut_names_every_partition_of_its_stream(lab: TierLab) -> None:
 
 @pytest.mark.parametrize("values", [{"start": 5}, {"cold_end": 39}, {"cold_end": 20}])
 def test_a_version_has_the_ranges_that_the_cut_names(lab: TierLab, values: dict[str, int]) -> None:
-    """At both ends."""
+    """Start and cold end of each partition are compared."""
     with pytest.raises(TableRolledBackError):
         certify(lab, cut_with(lab, **values))
 
@@ -102,7 +102,7 @@ def test_every_file_of_the_version_has_its_size_also_one_that_is_not_read(
 
 
 def test_a_joined_object_is_read_back(lab: TierLab) -> None:
-    """A store that acknowledges an object and keeps nothing, or something else."""
+    """The store may acknowledge an object and lose it, or store other bytes."""
     snapshot = lab.table.snapshot()
     (wanted,) = plan_bins(snapshot)
     store = lab.lake.table(lab.stream).store
@@ -113,7 +113,7 @@ def test_a_joined_object_is_read_back(lab: TierLab) -> None:
 
 
 def test_a_partition_with_a_file_without_statistics_is_left_alone(lab: TierLab) -> None:
-    """Nobody knows what lies between the others."""
+    """The rows between the other files are unknown."""
     snapshot = lab.table.snapshot()
     for at in range(2):
         files = list(snapshot.files)

@@ -1,4 +1,4 @@
-"""Rows come whole and in order, however files were rewritten and whatever is known of them."""
+"""Rows come complete and in order from rewritten files, with and without statistics."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_rows_of_interleaved_and_unsorted_files_come_in_order(table: Rewritten) 
 def test_a_range_that_the_version_does_not_hold_is_refused(
     table: Rewritten, start: int, end: int
 ) -> None:
-    """By its bounds, before a file is opened."""
+    """It is refused by its bounds, before a file is opened."""
     wanted = OffsetRange.__new__(OffsetRange)
     object.__setattr__(wanted, "start", start)
     object.__setattr__(wanted, "end", end)
@@ -106,7 +106,7 @@ def test_a_range_that_the_version_does_not_hold_is_refused(
 
 
 def test_a_small_file_costs_one_request(table: Rewritten, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its size is that of what came, and is compared all the same; a large one is asked for."""
+    """A small file is fetched whole and its size compared; a large one costs a HEAD request."""
     store = FaultyStore(table.lab.table.store)
     file = table.file(*range(60))
     ParquetObject(store, file)
@@ -130,7 +130,7 @@ def test_missing_and_doubled_rows_are_named(table: Rewritten) -> None:
 
 
 def test_a_time_in_interleaved_files_has_its_smallest_offset(table: Rewritten) -> None:
-    """The file that is looked at last need not have it."""
+    """The answer need not be in the last file."""
     stamps = table.truth.column("timestamp").cast(pa.int64()).to_pylist()
     files = [table.file(*range(at, 60, 3)) for at in range(3)]
     bare = [replace(one, min_offset=None, max_offset=None) for one in files]

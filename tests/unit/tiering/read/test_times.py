@@ -1,4 +1,4 @@
-"""Where a time lies in a table: by statistics where they tell, by the rows where they do not."""
+"""The first record at a time in a table: by statistics if they suffice, otherwise by rows."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_the_answer_does_not_depend_on_statistics(
 
 
 def test_files_that_end_before_the_time_are_not_opened(table: Table) -> None:
-    """Only the file that may hold the answer is read: the others may be away."""
+    """Only the file that may hold the answer is read; the others may be missing."""
     snapshot, store = table
     away = [replace(file, path=f"gone-{file.path}") for file in snapshot.files[:3]]
     bent = replace(snapshot, files=(*away, snapshot.files[3]))

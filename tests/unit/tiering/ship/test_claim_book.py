@@ -1,4 +1,4 @@
-"""Each rule by which a claim in the lake is ours, alone: no table is needed for any of them.
+"""The rules by which a claim in the lake is ours, one by one and without a table.
 
 The stories of whole copies are in test_claims.py.
 """
@@ -38,7 +38,7 @@ def leadership(epoch: int, start: int = 0, lineage_id: str = "") -> Leadership:
 
 
 class Claims:
-    """The book of one partition, and the store that it is in."""
+    """The claims of one partition, and their store."""
 
     def __init__(self, root: Path) -> None:
         self.lab = TierLab(root, stream=STREAM)
@@ -83,7 +83,7 @@ LINEAGE: Lineage = (leadership(5), leadership(6, 10), leadership(7, 20))
 
 @pytest.mark.parametrize("epoch", [5, 6, 7, 8, 9])
 def test_a_foreign_claim_at_any_place_is_noticed(claims: Claims, epoch: int) -> None:
-    """Before ours, in its place, above it; a newer claim of ours before it hides it not at all."""
+    """Below ours, in its place, or above it; a newer claim of ours below it does not hide it."""
     for one in LINEAGE[:-1]:
         if one.leader_epoch < epoch:
             claims.put(one)
@@ -94,7 +94,7 @@ def test_a_foreign_claim_at_any_place_is_noticed(claims: Claims, epoch: int) -> 
 
 
 def test_an_older_foreign_claim_below_one_of_ours_is_history(claims: Claims) -> None:
-    """A later claim of this history has checked it."""
+    """A later claim of this history was made after it was checked."""
     claims.put(leadership(3, lineage_id=FOREIGN))
     claims.put(LINEAGE[0])
     claims.settle(*LINEAGE)
@@ -103,7 +103,7 @@ def test_an_older_foreign_claim_below_one_of_ours_is_history(claims: Claims) -> 
 
 @pytest.mark.parametrize("thorough", [False, True])
 def test_a_claim_of_the_next_epoch_is_noticed(claims: Claims, thorough: bool) -> None:
-    """By a short look and by a thorough one; one further above by the thorough one alone."""
+    """A quick check and a thorough one see it; a claim further above only the thorough one sees."""
     claims.settle(*LINEAGE)
     claims.book.look(LINEAGE, thorough=thorough)
     claims.put(leadership(9, lineage_id=FOREIGN))
@@ -120,7 +120,7 @@ def test_a_claim_of_the_next_epoch_is_noticed(claims: Claims, thorough: bool) ->
 
 
 def test_a_claim_is_ours_by_stream_id_and_epoch_together(claims: Claims) -> None:
-    """Another incarnation's, or our id under an epoch that it did not have."""
+    """A claim of another incarnation, or of our id under another epoch, is foreign."""
     other_uuid = "00000000-0000-0000-0000-000000000009"
     stories: dict[str, Callable[[Claims], object]] = {
         "incarnation": lambda one: one.put(LINEAGE[1], uuid=other_uuid),
@@ -155,7 +155,7 @@ def test_claims_of_partitions_whose_numbers_begin_alike_are_apart(claims: Claims
 def test_what_is_no_claim_of_its_epoch_is_an_error(
     claims: Claims, change: Callable[[bytes], bytes]
 ) -> None:
-    """It is neither believed nor passed over, however many bytes it has."""
+    """It is neither taken as a claim nor ignored, whatever its size."""
     claim = claim_of((LINEAGE[1],), PARTITION, cluster="lab", broker="other", time_us=1)
     claims.put_body(change(claim.encode()), 6)
     with pytest.raises(ObjectCorruptError, match="is not a readable claim"):
@@ -191,7 +191,7 @@ def test_a_log_that_lacks_a_shipped_range_does_not_begin_to_lead(
 
 
 def test_a_table_whose_newest_range_nobody_knows_is_not_gone_on_with(tmp_path: Path) -> None:
-    """Neither ledger nor commit says whose it is, and the log does not reach so far."""
+    """Neither ledger nor commit names its leadership, and the log ends below it."""
     lab = TierLab(tmp_path / "lake")
     lab.source.fill(1, 20)
     lab.ship_all()

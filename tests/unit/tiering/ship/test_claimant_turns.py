@@ -101,7 +101,7 @@ class Rig:
         return self.claimant.begin(self.partition, lineage or self.source.lineage)
 
     def turn(self) -> int | None:
-        """Take turns until there is nothing to do; return how long there is nothing."""
+        """Take all due turns; return the milliseconds until the next one is due."""
         for _ in range(10):
             now_ms = self.clock.monotonic_ms()
             due_ms = self.driver.turn(now_ms)
@@ -143,7 +143,7 @@ def rig(tmp_path: Path) -> Rig:
 
 
 def test_a_leadership_is_admitted_once_its_claim_is_made(rig: Rig) -> None:
-    """Not before, and not while the store does not answer; then at every check."""
+    """It is not admitted before, nor while the store does not answer; later checks repeat it."""
     rig.store.faults["put"].append(Fault.REFUSED)
     assert rig.turn() == 40
     assert (rig.source.admitted, rig.events) == ([], ["claim_delayed"])
@@ -154,7 +154,7 @@ def test_a_leadership_is_admitted_once_its_claim_is_made(rig: Rig) -> None:
 
 
 def test_a_claim_whose_outcome_is_not_known_is_made_again(rig: Rig) -> None:
-    """A copy's claim may have come first: a look at the next epoch would not show it."""
+    """A copy may have made the claim first, which a check of the next epoch would not show."""
     twin = rig.source.copied()
     rig.source.lead_again()
     rig.begin()
@@ -182,7 +182,7 @@ def test_the_pause_doubles_up_to_its_bound_and_begins_anew_after_a_success(rig: 
 
 
 def test_a_partition_that_takes_writes_is_looked_at_every_time(rig: Rig) -> None:
-    """And one that rests at every thirtieth interval; then all newer claims are listed."""
+    """An idle one is checked at each thirtieth interval, with a listing of all newer claims."""
     rig.turn()
     rig.store.calls.clear()
     for _ in range(29):
@@ -198,7 +198,7 @@ def test_a_partition_that_takes_writes_is_looked_at_every_time(rig: Rig) -> None
 
 
 def test_a_leadership_that_is_lost_stays_lost(rig: Rig) -> None:
-    """By a copy's claim, or by a table of another history: it is not admitted again."""
+    """It is lost to a copy's claim or to a foreign table, and is not admitted again."""
     rig.turn()
     rig.copy_leads()
     rig.source.append(1)
@@ -232,7 +232,7 @@ def test_a_leadership_whose_table_is_foreign_is_lost_unless_it_was_replaced(rig:
 
 
 def test_who_was_replaced_is_not_fenced_by_its_successor_s_claim(rig: Rig) -> None:
-    """Nor while the metadata does not answer: then it is asked again."""
+    """If the metadata does not answer, nothing is decided and it is asked again."""
     rig.turn()
     rig.copy_leads()
     rig.replaced = UnavailableError("no majority")
@@ -253,7 +253,7 @@ def test_a_leadership_that_has_ended_makes_no_claim(rig: Rig) -> None:
 
 
 def test_a_log_that_was_opened_again_is_claimed_for_itself(rig: Rig) -> None:
-    """The same leadership over another source: that one is admitted."""
+    """The same leadership with a new source: the new source is admitted."""
     rig.turn()
     again = rig.source.copied()
     rig.catalog._streams[rig.stream.uuid] = (rig.stream, [again])
@@ -264,7 +264,7 @@ def test_a_log_that_was_opened_again_is_claimed_for_itself(rig: Rig) -> None:
 
 
 def test_what_is_not_led_any_more_is_dropped(rig: Rig) -> None:
-    """And what is led and was not told of is claimed."""
+    """A led partition that was not announced is claimed."""
     rig.turn()
     led: dict[PartitionId, tuple[Stream, TierSource]] = {rig.partition: (rig.stream, rig.source)}
     rig.claimant.ensure(led)
@@ -288,7 +288,7 @@ def test_the_wait_for_claims_ends_when_all_are_settled_or_lost(rig: Rig) -> None
 
 
 def test_an_unreadable_claim_is_no_lost_leadership(rig: Rig) -> None:
-    """An operator has to look; each try says so, and the partition takes no writes meanwhile."""
+    """An operator has to act; each try logs that, and the partition takes no writes meanwhile."""
     rig.put_body(1, b"{}")
     assert rig.turn() == 40
     assert rig.later(40) == 80

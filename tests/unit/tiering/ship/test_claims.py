@@ -1,4 +1,4 @@
-"""Claims in the lake: of two copies of one history one leads, whichever way they meet."""
+"""Claims in the lake: of two copies of one history only one leads."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def lab(tmp_path: Path) -> TierLab:
 
 
 def settle(lab: TierLab, source: MemoryTierSource) -> None:
-    """Claim what a source leads, as its process would."""
+    """Claim the leadership of a source, as its process would."""
     with ThreadPoolExecutor(1) as pool:
         claim = claim_of(source.lineage, source.partition_id, cluster="lab", broker="b", time_us=1)
         book = ClaimBook(lab.table, source.partition_id)
@@ -56,7 +56,7 @@ def settle(lab: TierLab, source: MemoryTierSource) -> None:
 
 
 def look(lab: TierLab, source: MemoryTierSource, *, thorough: bool = False) -> None:
-    """Look whether the claim still stands."""
+    """Check that the claim still stands."""
     ClaimBook(lab.table, source.partition_id).look(source.lineage, thorough=thorough)
 
 
@@ -64,7 +64,7 @@ def look(lab: TierLab, source: MemoryTierSource, *, thorough: bool = False) -> N
 
 
 def story_of_the_same_epoch(lab: TierLab) -> None:
-    """Both begin to lead anew: the second wants a claim that is taken."""
+    """Both begin a new leadership, and the claim of the second exists already."""
     twin = lab.source.copied()
     twin.lead_again()
     lab.source.lead_again()
@@ -75,7 +75,7 @@ def story_of_the_same_epoch(lab: TierLab) -> None:
 
 
 def story_of_the_loser_that_starts_again(lab: TierLab) -> None:
-    """It leads an epoch that nobody has, and its parent is still the one that lost."""
+    """It leads a new epoch, but the leadership before it is the one that lost."""
     twin = lab.source.copied()
     twin.lead_again()
     settle(lab, twin)
@@ -103,12 +103,12 @@ STORIES = [story_of_the_same_epoch, story_of_the_loser_that_starts_again, story_
 
 @pytest.mark.parametrize("story", STORIES, ids=lambda one: one.__name__[9:])
 def test_the_second_of_two_copies_learns_it(lab: TierLab, story: Callable[[TierLab], None]) -> None:
-    """Before it takes a write; the first is not disturbed."""
+    """It learns so before it takes a write; the first copy goes on."""
     story(lab)
 
 
 def claims_overwrite(patch: pytest.MonkeyPatch) -> None:
-    """A claim is put whatever is there."""
+    """A claim is stored even if its key exists."""
 
     def put(self: FaultyStore, key: str, body: bytes, *, crc32c: int) -> bool:
         del crc32c
@@ -121,7 +121,7 @@ def claims_overwrite(patch: pytest.MonkeyPatch) -> None:
 
 
 def older_claims_ignored(patch: pytest.MonkeyPatch) -> None:
-    """Only the claim of the same epoch counts, and newer ones."""
+    """Claims of older epochs are not read."""
     real = ClaimBook._require_in
 
     def require(self: ClaimBook, lineage: Lineage, epoch: int) -> None:
@@ -132,7 +132,7 @@ def older_claims_ignored(patch: pytest.MonkeyPatch) -> None:
 
 
 def newer_claims_ignored(patch: pytest.MonkeyPatch) -> None:
-    """Nobody looks above the own epoch."""
+    """Claims of newer epochs are not read."""
     patch.setattr(ClaimBook, "_require_none_newer", lambda *_: None)
 
 
@@ -158,7 +158,7 @@ def test_a_hole_in_the_claims_is_seen(
 
 
 def test_the_original_of_a_copy_learns_it_at_its_next_look(lab: TierLab) -> None:
-    """The copy has led since; also one whose first claim the lake never got."""
+    """The copy has led since; the original may have failed to store its first claim."""
     look(lab, lab.source)
     twin = lab.source.copied()
     twin.lead_again()
@@ -177,7 +177,7 @@ def test_the_original_of_a_copy_learns_it_at_its_next_look(lab: TierLab) -> None
 
 
 def test_a_log_that_is_older_than_the_table_does_not_begin_to_lead(lab: TierLab) -> None:
-    """A restored backup after the original: the table was given what it never had."""
+    """A restored backup lacks records that the original has shipped."""
     older = lab.source.copied()
     lab.source.fill(1, 20)
     lab.ship_all()
@@ -190,7 +190,7 @@ def test_a_log_that_is_older_than_the_table_does_not_begin_to_lead(lab: TierLab)
 def test_a_log_that_ends_within_what_the_table_was_given_does_not_begin_to_lead(
     lab: TierLab, segments: int
 ) -> None:
-    """A copy that was taken in the middle of a segment, which was shipped when it was full."""
+    """The copy was taken within a segment that the original shipped later."""
     lab.source.append(10)
     older = lab.source.copied()
     lab.source.append(10)
@@ -225,7 +225,7 @@ def test_a_log_that_is_older_than_a_commit_that_was_not_noted_does_not_begin_to_
 
 
 def test_a_range_that_the_metadata_has_not_heard_of_hinders_nobody(lab: TierLab) -> None:
-    """Its leader died after the commit; the log has all of it, and perhaps more."""
+    """The leader died after the commit; the log has the whole range."""
     lab.source.fill(1, 20)
     lab.ship_all()
     lab.source.recorded.pop()
@@ -251,7 +251,7 @@ def test_a_history_that_goes_on_claims_again_and_again(lab: TierLab) -> None:
 
 
 def test_a_claim_costs_two_listings_a_look_at_the_log_a_get_and_a_put(lab: TierLab) -> None:
-    """One of the listings, and the table's log, beside the other; a look costs one question."""
+    """One listing runs in parallel to the other and the table's log; a check costs one request."""
     lab.source.lead_again()
     store = lab.table.store
     assert isinstance(store, FaultyStore)
@@ -264,7 +264,7 @@ def test_a_claim_costs_two_listings_a_look_at_the_log_a_get_and_a_put(lab: TierL
 
 
 def test_a_claim_says_who_and_after_whom(lab: TierLab) -> None:
-    """For people, and for a restore."""
+    """A claim names its broker and the leadership before it, for people and for a restore."""
     lab.source.lead_again()
     settle(lab, lab.source)
     found = json.loads(lab.table.store.get(claim_key(0, 2)))
@@ -277,7 +277,7 @@ def test_a_claim_says_who_and_after_whom(lab: TierLab) -> None:
 
 
 def test_a_damaged_claim_is_named(lab: TierLab) -> None:
-    """It is neither believed nor passed over."""
+    """It is neither taken as a claim nor ignored."""
     (lab.table.store.config.root / claim_key(0, 1)).write_bytes(b"{}")
     lab.source.lead_again()
     with pytest.raises(ObjectCorruptError, match="is not a readable claim"):
@@ -324,7 +324,7 @@ class Rig:
             self.happened.notify_all()
 
     def lead(self) -> dict[PartitionId, tuple[Stream, TierSource]]:
-        """Claim what the catalog leads."""
+        """Claim the leaderships of the catalog."""
         led: dict[PartitionId, tuple[Stream, TierSource]] = {
             one.partition_id: (stream, one)
             for stream in self.catalog.streams()
@@ -348,7 +348,7 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
 
 
 def test_a_lake_that_is_away_is_claimed_once_it_is_back(rig: Rig) -> None:
-    """The source is not told anything before."""
+    """Before that the source is neither admitted nor refused."""
     source = rig.catalog.add(make_stream())[0]
     rig.store.down = True
     rig.lead()
@@ -370,7 +370,7 @@ def test_a_lost_answer_is_no_lost_claim(rig: Rig) -> None:
 
 
 def test_an_original_is_fenced_by_its_copy(rig: Rig, tmp_path: Path) -> None:
-    """It hears of it at a check, not at its next commit; the copy goes on."""
+    """A check finds the copy's claim, before the next commit would; the copy goes on."""
     stream = make_stream()
     source = rig.catalog.add(stream)[0]
     rig.lead()
@@ -391,7 +391,7 @@ def test_an_original_is_fenced_by_its_copy(rig: Rig, tmp_path: Path) -> None:
 def test_a_leader_that_the_metadata_replaced_is_not_fenced_by_its_successor(
     rig: Rig, tmp_path: Path
 ) -> None:
-    """It slept, and hears of the successor's claim first; its clients are to hear who leads."""
+    """It was suspended and finds the successor's claim; its clients have to learn the leader."""
     stream = make_stream()
     source = rig.catalog.add(stream)[0]
     rig.lead()
@@ -410,7 +410,7 @@ def test_a_leader_that_the_metadata_replaced_is_not_fenced_by_its_successor(
 
 
 def test_a_successor_s_records_in_the_table_fence_only_who_is_not_replaced(rig: Rig) -> None:
-    """A leader that was replaced and has not heard of it is no copy; a copy is fenced for good."""
+    """A replaced leader that does not know so yet is not a copy; a copy is fenced for good."""
     replaced, copy = rig.catalog.add(make_stream(partitions=2))
     rig.lead()
     rig.until("leadership_claimed")
@@ -422,7 +422,7 @@ def test_a_successor_s_records_in_the_table_fence_only_who_is_not_replaced(rig: 
 
 
 class CountingLock:
-    """A lock that says how many have come to it."""
+    """A lock that counts its callers."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -439,7 +439,7 @@ class CountingLock:
 def test_callers_that_wait_share_a_look_at_the_table(
     lab: TierLab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Many partitions of a stream begin at once; none gets a result from before its question."""
+    """Many partitions begin at once; none gets the result of a check that began before its call."""
     table, lock = lab.table, CountingLock()
     newest, looks = table._library.newest, []
 

@@ -65,7 +65,7 @@ def publish(broker: LakeBroker, start: int, count: int, partition: int = 0) -> N
 
 
 def compact(broker: LakeBroker, snapshot: TableSnapshot | None = None) -> int:
-    """Rewrite everything that is worth it, in one commit."""
+    """Rewrite every planned bin, in one commit."""
     table = broker.table("s")
     snapshot = snapshot or table.snapshot()
     bins = plan_bins(snapshot)
@@ -125,7 +125,7 @@ def test_interleaved_files_are_joined_whatever_their_size() -> None:
 
 
 def test_compaction_changes_no_certificate(broker: LakeBroker) -> None:
-    """Before, after, and of the version before afterwards: the same proofs, by counts and bytes."""
+    """The old version, the new one and the old one afterwards have the same certificate."""
     table = broker.table("s")
     before = table.snapshot()
     proofs = verify_table(before, table.store)
@@ -168,7 +168,7 @@ def test_an_uploader_that_looked_before_the_compaction_commits_after_it(
 
 
 def test_of_two_compactions_one_is_told(broker: LakeBroker) -> None:
-    """The second would remove files that are gone: nothing of it is committed."""
+    """The second one would remove files that are gone, so it is refused and commits nothing."""
     table = broker.table("s")
     base = table.snapshot()
     version = compact(broker)
@@ -234,7 +234,7 @@ def test_a_lease_of_unknown_age_keeps_everything() -> None:
 
 
 def test_vacuum_deletes_what_was_replaced_and_nothing_else(broker: LakeBroker) -> None:
-    """Replaced files go by when they were replaced, strays by their own age, the ledger never."""
+    """Replaced files go by the time of their replacement, strays by their age, the ledger never."""
     compact(broker)
     table = broker.table("s")
     root = table.store.config.root

@@ -1,4 +1,4 @@
-"""What is packed: payloads that shrink; random ones are left as they are, and read the same."""
+"""Payloads are compressed if that makes them smaller; random ones are stored as they are."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def rows(values: pa.Array) -> pa.RecordBatch:
 
 
 def test_noise_is_not_worth_it_and_text_is() -> None:
-    """Also where they are slices of something longer, or repeat farther away than a page."""
+    """Also for slices of a longer column, and for repeats farther apart than a page."""
     assert not worth_packing([noise(1000)])
     assert not worth_packing([noise(500), noise(500)])
     assert worth_packing([text(1000)])
@@ -57,13 +57,13 @@ def test_noise_is_not_worth_it_and_text_is() -> None:
 
 @pytest.mark.parametrize("values", [pa.array([], pa.binary()), noise(10), pa.nulls(5, pa.binary())])
 def test_too_little_tells_nothing(values: pa.Array) -> None:
-    """Then it is packed, as ever."""
+    """A small sample proves nothing, so the column is compressed."""
     assert worth_packing([values])
     assert worth_packing([])
 
 
 def test_some_noise_in_text_is_packed() -> None:
-    """The sample is of several places."""
+    """The sample has several places of the column."""
     assert worth_packing([noise(1000), text(1000), text(1000), text(1000)])
 
 

@@ -78,7 +78,7 @@ def test_every_crash_point_ends_exact(tmp_path: Path, after: bool) -> None:
 
 @pytest.mark.parametrize("first", [5, 7, 8, 9])
 def test_two_crashes_in_a_row_end_exact(tmp_path: Path, first: int) -> None:
-    """Also a repair that dies half way is continued by the next start."""
+    """A repair that dies half way is completed by the next start."""
     for second in range(1, 14):
         lab = TierLab(tmp_path / f"{first}-{second}")
         lab.source.fill(2, 20)
@@ -146,7 +146,7 @@ def test_what_is_committed_and_not_noted_yet_is_compared_with_its_commit(tmp_pat
 
 
 def test_a_lost_ledger_entry_below_others_is_still_named(tmp_path: Path) -> None:
-    """No crash leaves that: an uploader notes the ranges below before it ships on."""
+    """No crash leaves such a hole: an uploader notes earlier ranges before it ships on."""
     lab = TierLab(tmp_path)
     lab.source.fill(2, 20)
     lab.ship_all()

@@ -51,7 +51,7 @@ def test_a_first_shipment_takes_every_step_in_order() -> None:
         (tier.LedgerWritten(), tier.TellColdEnd(Offset(5))),
         (tier.ColdEndRecorded(), tier.ListLog()),
         (log, tier.Rest()),
-        (tier.Woken(), tier.ListLog()),  # trusted now: the table is not asked again
+        (tier.Woken(), tier.ListLog()),  # trusted now: the table is not loaded again
     ]
     for event, effect in script:
         assert it.step(event) == effect
@@ -67,7 +67,7 @@ def test_after_a_failure_table_and_ledger_are_asked_again() -> None:
 
 
 def test_a_commit_without_ledger_is_repaired_before_anything_else() -> None:
-    """The table is ahead of the ledger: prove whose it is, repair, record, and only then ship."""
+    """The table is ahead of the ledger: prove its history, repair, record, and only then ship."""
     it = machine(recorded=3)
     assert it.step(tier.Woken()) == tier.LoadTable(Offset(3))
     it.step(tier.TableLoaded(Offset(9)))
@@ -79,7 +79,7 @@ def test_a_commit_without_ledger_is_repaired_before_anything_else() -> None:
 
 
 def test_a_ledger_ahead_of_the_table_asks_the_table_for_what_it_proves() -> None:
-    """Another process committed between the looks, or commits vanished: loading it will tell."""
+    """Another process committed in between, or commits vanished: loading the table tells which."""
     it = machine()
     it.step(tier.Woken())
     it.step(tier.TableLoaded(Offset(5)))
@@ -110,7 +110,7 @@ def test_a_table_with_one_record_is_proved_like_any_other() -> None:
 
 
 def test_a_plan_that_fails_is_made_again_from_the_table_on() -> None:
-    """An operator may have repaired the cause."""
+    """The plan begins at the table, because an operator may have repaired the cause."""
     for listed, error in (
         (tier.LogListed([segment(3, 5)], Offset(5)), GapError),
         (tier.LogListed([], Offset(-1)), TableMismatchError),
@@ -136,7 +136,7 @@ def test_a_table_ahead_of_the_log_is_refused() -> None:
 
 
 def test_a_lost_commit_begins_at_the_table_again() -> None:
-    """Whether the object is dropped, cut or tried again follows from the table."""
+    """The table decides whether the object is dropped, cut or committed again."""
     it = machine()
     for event in (
         tier.Woken(), tier.TableLoaded(Offset(0)), tier.LedgerRead(Offset(0)),
@@ -205,7 +205,7 @@ def test_any_log_is_shipped_whole_and_once(seed: int) -> None:
 
 
 def test_a_postponed_machine_goes_on_where_it_was() -> None:
-    """Giving others their turn costs no second look at the table."""
+    """After other partitions' turns the table is not loaded again."""
     it = machine()
     log = tier.LogListed([segment(0, 5)], Offset(5))
     for event in (tier.Woken(), tier.TableLoaded(Offset(0)), tier.LedgerRead(Offset(0)), log):

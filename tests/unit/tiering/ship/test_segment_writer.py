@@ -98,7 +98,7 @@ def test_joined_batches_are_bounded(
 def test_a_check_reads_few_wide_rows_at_once(
     source: MemoryTierSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And all narrow ones of a group, because each read has a price of its own."""
+    """It reads all narrow rows of a group at once, because each read has a cost of its own."""
     built = write(source)
     seen: list[int] = []
     add = RangeFacts.add
@@ -173,7 +173,7 @@ def test_a_flipped_bit_in_the_log_is_found(source: MemoryTierSource) -> None:
 
 
 def test_what_came_back_must_be_what_was_written(source: MemoryTierSource) -> None:
-    """Size, checksum, rows, bounds, digest: each alone is enough to refuse."""
+    """A difference in size, checksum, rows, bounds or digest alone is refused."""
     built, other = write(source, 0, 50), write(source, 50, 100)
     body = bytes(built.body)
     for damaged in (

@@ -1,4 +1,4 @@
-"""Shipping at the edges: one record ahead, a leadership that ends meanwhile, a name that is taken.
+"""Shipping at the edges: one record ahead, a leadership that ends meanwhile, a name in use.
 
 `make plant` takes these checks away one by one, and each test here is the one that notices.
 """
@@ -64,7 +64,7 @@ def test_a_table_that_is_one_record_ahead_of_the_log_is_an_error() -> None:
 
 
 def test_who_does_not_lead_any_more_ships_nothing(lab: TierLab) -> None:
-    """Not even an object: its successor ships the same records."""
+    """It does not even store an object, because its successor ships the same records."""
     lost = [HistoryClaimedError("another broker leads")]
     with pytest.raises(HistoryClaimedError):
         shipper_of(lab, [*lost]).run_cycle()
@@ -102,7 +102,7 @@ def test_an_object_is_stored_under_a_name_that_nobody_has_used(
 
 
 def test_nothing_is_written_while_the_store_is_not_known_to_fence(lab: TierLab) -> None:
-    """The table is not even looked at."""
+    """Not even the table is loaded."""
 
     def refuse() -> None:
         raise RemoteTierUnavailableError("not known to fence")
@@ -122,7 +122,7 @@ def test_nothing_is_written_while_the_store_is_not_known_to_fence(lab: TierLab) 
 
 @pytest.mark.parametrize("objects_max", [1, 2])
 def test_a_cycle_ships_as_many_objects_as_it_may(lab: TierLab, objects_max: int) -> None:
-    """And says that there is more."""
+    """The cycle's result says that there is more."""
     lab.source.fill(4, 20)
     shipper = lab.shipper()
     assert shipper.run_cycle(objects_max)

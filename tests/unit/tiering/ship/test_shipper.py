@@ -94,7 +94,7 @@ def test_a_late_put_changes_nothing(lab: TierLab) -> None:
 
 
 def test_an_object_damaged_in_the_store_is_never_committed(lab: TierLab) -> None:
-    """What comes back decides: a wrong bit or a lost object stops before the commit."""
+    """The object is read back: a wrong bit or a lost object is an error before the commit."""
     for fault in (Fault.FLIPPED, Fault.TRUNCATED):
         lab.store.faults["get"].append(fault)
         with pytest.raises(ObjectCorruptError):
@@ -125,7 +125,7 @@ def test_a_damaged_log_is_not_shipped(lab: TierLab) -> None:
      tier.TellColdEnd],
 )  # fmt: skip
 def test_a_paused_uploader_resumes_as_a_zombie(lab: TierLab, pause: type) -> None:
-    """It stands still at each step while another ships everything; then it goes on, harmlessly."""
+    """It pauses at each step while another ships everything, and then goes on without harm."""
     zombie = lab.shipper()
     effect = run_up_to(zombie, pause)
     lab.ship_all(lab.shipper())
@@ -140,7 +140,7 @@ def test_a_paused_uploader_resumes_as_a_zombie(lab: TierLab, pause: type) -> Non
 
 
 def test_a_repair_that_a_rival_has_done_already_is_no_alarm(lab: TierLab) -> None:
-    """A rival notes its commit, and ships on, between our look at the ledger and our repair."""
+    """A rival notes its commit and ships on between our read of the ledger and our repair."""
     rival = lab.shipper()
     noting = run_up_to(rival, tier.WriteLedger)
     mine = lab.shipper()
@@ -152,7 +152,7 @@ def test_a_repair_that_a_rival_has_done_already_is_no_alarm(lab: TierLab) -> Non
 
 
 def test_a_repair_of_another_from_the_local_log_is_taken_over(lab: TierLab) -> None:
-    """The entry that a rival wrote of the same rows, in other words, is proved and believed."""
+    """A rival's entry of the same rows, with another text, is proved and accepted."""
     rival = lab.shipper()
     noting = run_up_to(rival, tier.WriteLedger)
     mine = lab.shipper()

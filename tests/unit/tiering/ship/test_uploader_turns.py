@@ -24,7 +24,7 @@ CONFIG = TieringConfig(check_interval_ms=1_000_000, backoff_ms_min=50, backoff_m
 
 
 class Clock:
-    """A clock that is set by hand; whoever looks at it for ever is found."""
+    """A clock that is set by hand; it raises when a loop reads it without end."""
 
     def __init__(self) -> None:
         self.now_ms = 1_000
@@ -53,7 +53,7 @@ class Source:
 
 
 class Shipper:
-    """Ships as it is told: each step is what `steps` has next."""
+    """A shipper whose steps have the results in `steps`."""
 
     def __init__(self, source: Any, steps: list[CycleProgress | HeadwaterError]) -> None:
         self.source = source
@@ -115,7 +115,7 @@ class Rig:
 
     @property
     def steps_taken(self) -> int:
-        """How many steps all shippers took."""
+        """Return the number of steps of all shippers."""
         return sum(one.taken for one in self.made)
 
 
@@ -129,7 +129,7 @@ def rig() -> Rig:
 
 
 def test_what_is_sealed_during_a_cycle_is_shipped_after_it(rig: Rig) -> None:
-    """At once, not at the next check; and once."""
+    """It is shipped at once, not at the next check, and only once."""
     rig.steps += [CycleProgress.UNDER_WAY, CycleProgress.DONE]
     rig.uploader.wake(AT)
     rig.turn()
@@ -139,7 +139,7 @@ def test_what_is_sealed_during_a_cycle_is_shipped_after_it(rig: Rig) -> None:
 
 
 def test_a_partition_with_more_to_ship_goes_on_at_once(rig: Rig) -> None:
-    """Until its shipper says that it is done."""
+    """It goes on until its shipper is done."""
     rig.steps += [CycleProgress.MORE_TO_SHIP, CycleProgress.MORE_TO_SHIP, CycleProgress.DONE]
     rig.uploader.wake(AT)
     rig.rest()
@@ -147,7 +147,7 @@ def test_a_partition_with_more_to_ship_goes_on_at_once(rig: Rig) -> None:
 
 
 def test_a_partition_that_is_busy_is_given_to_nobody_else(rig: Rig) -> None:
-    """Also if it was woken meanwhile."""
+    """No second worker gets it, even if it was woken meanwhile."""
     rig.uploader.wake(AT)
     scan, task, _ = rig.uploader._choose(rig.clock.now_ms)
     assert (scan, task is not None) == (False, True)
@@ -172,7 +172,7 @@ def test_the_source_that_leads_now_is_shipped(rig: Rig) -> None:
 
 
 def test_pauses_after_failures_grow_up_to_a_bound(rig: Rig) -> None:
-    """So shipping goes on soon after an outage, however long that was."""
+    """The bound lets shipping go on soon after a long outage."""
     pauses: list[int] = []
     for _ in range(40):
         rig.steps.append(RemoteTierUnavailableError("503"))
@@ -199,14 +199,14 @@ def fail_once(rig: Rig, error: HeadwaterError) -> None:
 
 
 def test_a_flush_reports_what_its_own_cycle_met(rig: Rig) -> None:
-    """What an earlier cycle met may be mended."""
+    """An error of an earlier cycle is not reported, because its cause may be repaired."""
     fail_once(rig, ObjectCorruptError("rotten"))
     with pytest.raises(RemoteTierUnavailableError, match="not all records"):
         rig.uploader.flush(STREAM, timeout_ms=0)
 
 
 def test_a_flush_does_not_wait_out_the_pause_of_a_failure(rig: Rig) -> None:
-    """The partition is due at once."""
+    """A flush makes the partition due at once."""
     fail_once(rig, RemoteTierUnavailableError("503"))
     with pytest.raises(RemoteTierUnavailableError):
         rig.uploader.flush(STREAM, timeout_ms=0)
@@ -216,7 +216,7 @@ def test_a_flush_does_not_wait_out_the_pause_of_a_failure(rig: Rig) -> None:
 
 
 def test_a_stop_ends_a_flush(rig: Rig) -> None:
-    """However much time it was given."""
+    """The flush ends at once, whatever its timeout."""
     rig.uploader.stop()
     rig.clock.looks_left = 20
     with pytest.raises(RemoteTierUnavailableError):

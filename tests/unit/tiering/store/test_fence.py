@@ -1,4 +1,4 @@
-"""A store is asked before the first write whether it fences writers, and until it has answered."""
+"""A store is probed before the first write, until it has answered whether it fences writers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tiering.store.fence import Fence
 
 
 class Store:
-    """Answers as told; counts the probes."""
+    """A store that answers as set and counts the probes."""
 
     def __init__(self, error: HeadwaterError | None) -> None:
         self.error = error
@@ -44,7 +44,7 @@ def test_a_store_that_fences_is_asked_once() -> None:
 
 
 def test_a_store_that_is_away_is_asked_again_after_a_pause() -> None:
-    """Many threads that want to write do not each wait for its time-out."""
+    """Not every thread that wants to write waits for a timeout of its own."""
     store, clock = Store(RemoteTierUnavailableError("no answer")), Hands()
     fence = Fence(store.probe, clock)
     for _ in range(3):

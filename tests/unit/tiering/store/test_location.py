@@ -67,7 +67,7 @@ def test_a_folder_of_any_name_is_one_place(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("name", ["a%20b", "100%25", "a%2Fb", "back\\slash"])
 @pytest.mark.parametrize("base", ["s3://bucket/x/", "/data/"])
 def test_a_name_that_libraries_read_differently_is_refused(base: str, name: str) -> None:
-    """delta-rs decodes it again: objects and log of one table would lie in two places."""
+    """delta-rs decodes such a name twice: a table's objects and its log would be in two places."""
     with pytest.raises(InvalidConfigError, match="choose another place"):
         StoreConfig.from_env(f"{base}{name}", {})
 
@@ -102,7 +102,7 @@ def test_a_profile_is_left_to_the_client_library() -> None:
     ],
 )
 def test_half_a_setting_is_refused(env: dict[str, str]) -> None:
-    """A mistake is said at the start, not met at the first upload."""
+    """The mistake is an error at the start, not at the first upload."""
     with pytest.raises(InvalidConfigError):
         StoreConfig.from_env("s3://b", env)
 
@@ -128,7 +128,7 @@ def test_delta_options_say_the_same_as_boto3() -> None:
 
 
 def test_a_lake_names_tables_and_moves_to_others(tmp_path: Path) -> None:
-    """A URI below the lake, and one beside it, are both reached; another kind of store is not."""
+    """A URI below the lake or beside it is accepted; one of another kind of store is refused."""
     lake = Lake.open(tmp_path / "lake")
     for place in (tmp_path / "lake" / "ns" / "t", tmp_path / "elsewhere"):
         assert lake.table_at(str(place)).uri == place.as_uri()

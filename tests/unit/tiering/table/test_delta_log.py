@@ -72,7 +72,7 @@ def test_a_version_is_folded_from_the_newest_checkpoint_below_it(store: ObjectSt
 def test_a_transaction_that_is_none_is_an_error(
     store: ObjectStore, app_id: object, number: object
 ) -> None:
-    """A commit that cannot be understood is not passed over."""
+    """An unreadable commit is an error and is not skipped."""
     commit(store, 0, app_id=app_id, number=number)
     with pytest.raises(ObjectCorruptError):
         transactions_at(store, 0)

@@ -118,7 +118,7 @@ def test_the_same_range_again_in_sequence_is_refused(lab: TierLab) -> None:
     version = lab.table.snapshot().version
     plain = DeltaTable(lab.table.uri)
     app = transaction_id(CLUSTER, lab.source.partition_id)
-    plain.create_write_transaction(  # what we protect against: it goes through
+    plain.create_write_transaction(  # without our check the commit succeeds
         [], mode="append", schema=plain.schema(),
         commit_properties=CommitProperties(app_transactions=[Transaction(app, 20)]),
     )  # fmt: skip
@@ -156,7 +156,7 @@ def test_a_commit_whose_answer_was_lost_is_recognised(
 
 
 def test_features_that_cannot_be_written_are_named(lab: TierLab) -> None:
-    """Nobody else was first: the operator is told what to take away; reads go on."""
+    """It is not a lost race: the error tells which feature to remove; reads go on."""
     base = lab.table.create()
     DeltaTable(lab.table.uri).alter.add_feature(
         TableFeatures.RowTracking, allow_protocol_versions_increase=True

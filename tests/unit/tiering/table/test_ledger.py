@@ -83,7 +83,7 @@ def ledger(tmp_path: Path) -> Ledger:
 
 
 def put_raw(ledger: Ledger, key: str, body: bytes) -> None:
-    """Store an object as a hand in the folder would."""
+    """Store an object as a person would who edits the folder."""
     assert ledger._store.put_if_absent(key, body, crc32c=crc32c(body))
 
 
@@ -143,7 +143,7 @@ def test_fields_of_another_format_or_type_are_refused(change: dict[str, Any]) ->
 
 
 def test_a_field_that_is_missing_is_refused() -> None:
-    """Each of them."""
+    """Every field is required."""
     values = json.loads(NEW_BYTES)
     for name in values:
         rest = {one: value for one, value in values.items() if one != name}
@@ -163,7 +163,7 @@ def test_a_commit_tells_its_ranges_and_gets_its_version() -> None:
 
 
 def test_a_second_entry_for_one_start_is_an_error(ledger: Ledger) -> None:
-    """The first one stays."""
+    """The first entry stays."""
     ledger.put(entry())
     ledger.put(entry())
     for other in (entry(end=21), entry(digest="cd" * 32)):
@@ -173,7 +173,7 @@ def test_a_second_entry_for_one_start_is_an_error(ledger: Ledger) -> None:
 
 
 def test_an_entry_under_a_key_that_is_not_its_own_is_refused(ledger: Ledger) -> None:
-    """Another partition's, another start's, or far too many bytes."""
+    """An entry of another partition or start, or a far too large object."""
     put_raw(ledger, ledger_key(2, 10), OLD_BYTES)
     put_raw(ledger, ledger_key(1, 11), OLD_BYTES)
     put_raw(ledger, ledger_key(1, 12), entry(12).encode() + b" " * (16 * 1024))
@@ -184,7 +184,7 @@ def test_an_entry_under_a_key_that_is_not_its_own_is_refused(ledger: Ledger) -> 
 
 
 def test_partitions_have_entries_of_their_own(ledger: Ledger) -> None:
-    """Also those whose numbers begin alike."""
+    """Also partitions whose numbers begin alike, as 1 and 10."""
     ledger.put(entry(0, 10))
     ledger.put(entry(0, 50, partition=10))
     ledger.put(entry(50, 60, partition=10))
@@ -257,7 +257,7 @@ def test_what_a_commit_says_of_another_range_is_left_out(ledger: Ledger) -> None
 def test_a_hole_in_the_ledger_is_named(
     ledger: Ledger, ranges: list[tuple[int, int]], gap: tuple[int, int]
 ) -> None:
-    """By its bounds, to the offset."""
+    """The error has the bounds of the hole, up to the wanted offset."""
     for one in ranges:
         ledger.put(entry(*one))
     with pytest.raises(GapError) as caught:
@@ -267,7 +267,7 @@ def test_a_hole_in_the_ledger_is_named(
 
 @pytest.mark.parametrize("ranges", [[(0, 11), (10, 30)], [(0, 10), (10, 21), (20, 30)]])
 def test_entries_that_overlap_are_named(ledger: Ledger, ranges: list[tuple[int, int]]) -> None:
-    """The first two, and any later ones."""
+    """The first two entries, and any later ones."""
     for one in ranges:
         ledger.put(entry(*one))
     with pytest.raises(OverlapError, match="overlap at"):

@@ -1,4 +1,4 @@
-"""What a repair writes into a ledger: from commits, else from the log, each proved by the table."""
+"""The entries of a ledger's repair: from commits or the log, each proved by the table's rows."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_what_commits_tell_is_written_as_it_was(repairs: Repairs, kept: int) -> 
 
 
 def test_what_no_commit_tells_is_made_from_the_log(repairs: Repairs) -> None:
-    """Segment by segment, under this leadership, named for the version that has the rows."""
+    """One entry for each segment, with this leadership and the version that has the rows."""
     repairs.lose(0, 20, 40)
     repairs.forget_commits()
     repairs.repair().run(span(0, 60))
@@ -97,7 +97,7 @@ def test_an_entry_from_the_log_ends_where_the_next_one_begins(repairs: Repairs) 
 
 
 def test_a_log_that_begins_at_the_missing_range_still_has_it(repairs: Repairs) -> None:
-    """One that begins above it does not, and nothing is made up."""
+    """A log that begins above it lacks records, so no entry is written."""
     source = repairs.lab.source
     repairs.lose(20, 40)
     repairs.forget_commits()
@@ -110,7 +110,7 @@ def test_a_log_that_begins_at_the_missing_range_still_has_it(repairs: Repairs) -
 
 
 def test_an_entry_that_the_rows_contradict_is_not_written(repairs: Repairs) -> None:
-    """Whoever told it: a commit, or a log that differs."""
+    """This holds for an entry of a commit and for one of a differing log."""
     repairs.lose(20, 40)
     with pytest.raises(ObjectCorruptError, match="but digest"):
         repairs.repair().put(replace(repairs.shipped[1], digest="ab" * 32))
@@ -119,7 +119,7 @@ def test_an_entry_that_the_rows_contradict_is_not_written(repairs: Repairs) -> N
 
 
 def test_an_entry_that_a_rival_wrote_first_is_taken_if_the_rows_prove_it(repairs: Repairs) -> None:
-    """The repair goes on behind it; one that the rows contradict is an error."""
+    """The repair goes on after it; an entry that the rows contradict is an error."""
     repairs.lose(20, 40)
     rival = repairs.lab.local_entry(20, 30)
     repairs.ledger.put(rival)

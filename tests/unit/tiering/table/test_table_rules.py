@@ -1,4 +1,4 @@
-"""What a table's commit promises, and what is no table of ours: one rule at a time."""
+"""The promises of a table's commit, and the tables that are refused: one rule at a time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tiering.table.table import KIND_PROPERTY, TableSnapshot
 
 
 class Rig:
-    """A table, and the keys that its store was asked to make durable."""
+    """A table, with a record of the keys that its store was asked to sync."""
 
     def __init__(self, lab: TierLab) -> None:
         self.lab = lab
@@ -59,7 +59,7 @@ class Rig:
         )
 
     def edit(self, version: int, change: Callable[[dict[str, Any]], None]) -> None:
-        """Change each action of a commit, with a hand in the folder."""
+        """Change each action of a commit file in place."""
         path = self.root / log_key(version)
         actions = [json.loads(line) for line in path.read_text().splitlines()]
         for action in actions:
@@ -69,7 +69,7 @@ class Rig:
 
 @pytest.fixture
 def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rig:
-    """A store that is looked at; no table yet."""
+    """Return a recorded store without a table."""
     rig = Rig(TierLab(tmp_path / "lake"))
     sync = FaultyStore.make_durable
 
@@ -103,7 +103,7 @@ def test_what_is_told_as_committed_is_durable(rig: Rig, monkeypatch: pytest.Monk
 
 
 def test_a_log_that_loses_a_commit_of_this_process_is_refused(rig: Rig) -> None:
-    """It need not have been read again: writing it is enough to know of it."""
+    """A process knows of the commits that it wrote, even if it has not read them again."""
     base = rig.lab.table.create()
     rig.commit(0, 20, base=base)
     (rig.root / log_key(1)).unlink()
@@ -149,7 +149,7 @@ def test_nothing_is_committed_on_top_of_a_foreign_change(
 def test_after_a_look_that_failed_no_older_answer_is_given(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who waited while the look failed looks itself."""
+    """A caller that waited for a failed load loads the table itself."""
     table = rig.lab.table
     table.create()
     assert table.cold_ends() == {0: 0}

@@ -1,4 +1,4 @@
-"""What an operator may not combine."""
+"""Combinations of settings that are refused."""
 
 from __future__ import annotations
 

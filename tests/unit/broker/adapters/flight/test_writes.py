@@ -156,7 +156,7 @@ def test_answers_come_in_the_order_of_the_batches(harness: Harness) -> None:
 
 @pytest.mark.parametrize("alone", [False, True])
 def test_under_none_only_refusals_are_answered(broker: MemoryBroker, alone: bool) -> None:
-    """What is stored is not confirmed to anybody; what cannot be stored is told."""
+    """A stored batch is not acknowledged; a refused one is."""
     config = FlightServiceConfig(put_alone_after=0 if alone else 99, put_alone_wait_us=0)
     harness = Harness(broker, config, StreamConfig(subject="s"), policy=AckPolicy.NONE)
     harness.send(batch(0), (None, None), batch(10))
@@ -170,7 +170,7 @@ def test_under_none_only_refusals_are_answered(broker: MemoryBroker, alone: bool
 
 @pytest.mark.parametrize("policy", [AckPolicy.LEADER, AckPolicy.NONE])
 def test_a_numbered_batch_goes_under_all_only(broker: MemoryBroker, policy: AckPolicy) -> None:
-    """Else a failover that loses an acknowledged batch would make the next one a gap."""
+    """With another policy a failover may lose a batch, and the next one would be a sequence gap."""
     harness = Harness(broker, FlightServiceConfig(), StreamConfig(subject="s"), policy=policy)
     harness.send((numbered(0, 1), encode_put_mark(ProducerId(7), 0)))
     if policy is AckPolicy.NONE:

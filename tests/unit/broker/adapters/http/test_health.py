@@ -13,7 +13,7 @@ from broker.errors import InvalidConfigError
 
 
 class Broker:
-    """What the server asks."""
+    """The broker that the server asks."""
 
     def __init__(self) -> None:
         self.reason: str | None = "recovering"
@@ -69,7 +69,7 @@ def test_readyz_follows_the_broker(server: HealthServer, broker: Broker) -> None
 
 
 def test_a_ready_broker_names_what_it_goes_without(broker: Broker) -> None:
-    """It is ready all the same: what is local is served."""
+    """It is ready without its object store, because local records are served."""
     broker.reason = None
     running = HealthServer(
         host="127.0.0.1",

@@ -174,7 +174,7 @@ def test_a_message_beyond_the_limit_ends_its_call_alone() -> None:
 
 
 def test_a_compressed_message_is_refused() -> None:
-    """None was offered to be taken."""
+    """The server does not offer any compression."""
     peer = Peer()
     call = peer.open()
     peer.send(call, b"\1" + (1).to_bytes(4, "big") + b"x")
@@ -271,7 +271,7 @@ def test_a_status_before_the_callers_end_stops_the_caller() -> None:
 
 
 def test_a_call_that_is_given_up_is_told() -> None:
-    """And nothing can be sent in it any more."""
+    """The handler hears of it, and can send nothing more in this call."""
     peer = Peer()
     call = peer.open()
     peer.exchange()

@@ -32,7 +32,7 @@ def test_the_installed_release_fits() -> None:
 
 
 def test_another_release_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A new minor release is looked at by a person first."""
+    """A new minor release has to be reviewed before it may run."""
     monkeypatch.setattr(metadata, "version", lambda _: "2.17.0")
     with pytest.raises(InvalidConfigError, match=r"2\.17\.0"):
         check_hooks()

@@ -35,7 +35,7 @@ def _granted(said: list[Any]) -> bool:
 
 
 def test_it_neither_votes_nor_stands(wiped: MemberRig) -> None:
-    """It may have voted, and acknowledged, before it forgot."""
+    """Its lost disk may have held a vote, and entries that it acknowledged."""
     assert wiped.member.term == 4
     assert not _granted(wiped.get(B, PreVote(6, 50, 3)))
     assert not _granted(wiped.get(B, Vote(6, 50, 3, transfer=True)))

@@ -41,7 +41,7 @@ def test_the_installed_release_is_the_reviewed_one(copy: Path) -> None:
 
 @pytest.mark.parametrize("name", ["syncobj.py", "journal.py", "__init__.py"])
 def test_a_changed_byte_is_refused(copy: Path, name: str) -> None:
-    """In whichever file it is."""
+    """The check covers every file of the library."""
     path = copy / name
     path.write_bytes(path.read_bytes().replace(b"import", b"import ", 1))
     with pytest.raises(InvalidConfigError, match=r"0\.3\.17"):
@@ -86,7 +86,7 @@ def test_another_library_does_not_run_a_line(tmp_path: Path) -> None:
 
 
 def test_a_missing_library_is_a_configuration_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The operator who chose it hears what is missing."""
+    """The message says which package is missing."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     pinned._code.cache_clear()
     with pytest.raises(InvalidConfigError, match="not installed"):

@@ -277,7 +277,7 @@ def test_a_table_that_does_not_hold_the_range_is_an_error(
 
 
 def test_who_goes_on_is_told_if_its_record_is_gone(broker: MemoryBroker) -> None:
-    """The record before the start must be of the epoch that the reader says."""
+    """The record before the start must have the leader epoch that the reader names."""
     mine = read(broker, start=50, end=Offset(55), leader_epoch=LeaderEpoch(1))
     assert offsets(mine) == list(range(50, 55))
     with pytest.raises(TruncatedError) as caught:

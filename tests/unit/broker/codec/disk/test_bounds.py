@@ -1,4 +1,4 @@
-"""Values that no writer of ours writes: with a right checksum, and refused all the same."""
+"""Values that Headwater never writes are refused, even if their checksum is right."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_an_index_points_into_what_it_covers_and_ascends() -> None:
 
 
 def test_equal_states_of_raft_give_equal_bytes_in_one_order() -> None:
-    """Sessions and replies in the order of their numbers, however they came."""
+    """Sessions and replies are written in the order of their numbers."""
     replies = {3: b"c", 1: b"a", 2: b"b"}
     states = [
         encode_state(7, [SessionState(number, 1, 0, dict(order)) for number in numbers], b"m")

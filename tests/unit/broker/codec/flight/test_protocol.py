@@ -304,7 +304,7 @@ def test_small_facts_survive_the_cut() -> None:
 
 
 def test_only_an_uncommitted_reply_may_end_above_the_high_watermark() -> None:
-    """Who asked for committed records does not believe others."""
+    """A reader of committed records refuses a reply with uncommitted ones."""
     mark = RowsMark(Offset(1), Offset(10), Offset(9), LeaderEpoch(1))
     assert RowsMark.from_bytes(mark.to_bytes(), uncommitted=True) == mark
 

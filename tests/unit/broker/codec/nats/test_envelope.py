@@ -1,4 +1,4 @@
-"""Liftbridge's envelope: the wire of reference/liftbridge_wire.md §2.1, and hostile frames."""
+"""Liftbridge's envelope: the bytes of its protocol page, and hostile frames."""
 
 from __future__ import annotations
 

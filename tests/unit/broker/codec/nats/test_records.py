@@ -1,4 +1,4 @@
-"""Messages to producer columns: what is stored, who waits, what is refused alone."""
+"""Messages to producer columns: what is stored, who gets an ack, what is refused alone."""
 
 from __future__ import annotations
 

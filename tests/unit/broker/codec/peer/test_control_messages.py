@@ -71,7 +71,7 @@ def test_nothing_is_cut_off_or_longer(message: ControlMessage) -> None:
 
 
 def test_a_member_is_not_fresh_and_in_the_know() -> None:
-    """A member with an empty disk has no term and no log."""
+    """A member that says it is fresh may not name a term or a log."""
     for standing in (
         Standing(True, term=1),
         Standing(True, last=Floor(0, 1)),

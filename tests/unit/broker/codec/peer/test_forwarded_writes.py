@@ -1,4 +1,4 @@
-"""Writes for leaders as bytes: they come back as they went, and other bytes are refused."""
+"""Forwarded writes as bytes: decoding undoes encoding, and other bytes are refused."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _write(**facts: object) -> WriteForwarded:
 def test_a_write_comes_back(
     request_id: int, policy: AckPolicy, expected: int | None, rows: bytes
 ) -> None:
-    """Its rows are not looked at on the way."""
+    """The rows are carried as bytes, not decoded."""
     end = None if expected is None else Offset(expected)
     message = _write(request_id=request_id, policy=policy, expected_end=end, rows=rows)
     assert decode(memoryview(_bytes(message))) == message
@@ -61,7 +61,7 @@ def test_an_answer_comes_back(request_id: int, offsets: list[int], epoch: int) -
 
 @pytest.mark.parametrize("seed", range(300))
 def test_other_bytes_are_refused(seed: int) -> None:
-    """Damaged messages are messages, or one typed error; so are damaged rows."""
+    """Damaged bytes decode to a valid message or raise one typed error; so do damaged rows."""
     chance = random.Random(seed)
     messages: list[ForwardingMessage] = [
         _write(),

@@ -1,4 +1,4 @@
-"""Frames between brokers: cut anywhere they give the same messages; nonsense is one typed error."""
+"""Frames between brokers: any cut gives the same messages; nonsense is one typed error."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_lanes_interleave_frame_by_frame(seed: int) -> None:
 
 
 def test_a_large_message_grows_with_what_arrives() -> None:
-    """Three quarters of a gigabyte is refused; what is announced within bounds takes a little."""
+    """A length above the bound is refused; a length within it allocates only what has arrived."""
     assembler = FrameAssembler()
     size = LANE_BYTES_MAX[LaneKind.REPLICA]
     piece = bytes(PAYLOAD_BYTES_MAX)

@@ -130,7 +130,7 @@ def test_only_a_deletion_that_is_remembered_says_that_a_log_is_a_leftover() -> N
     assert where_belongs(state, one, ME) is Belongs.DELETED
     again = MetadataState.from_json(state.to_json())
     assert where_belongs(again, one, ME) is Belongs.DELETED
-    state, _ = apply(again, CREATE)  # proposed a second time by who had no answer
+    state, _ = apply(again, CREATE)  # proposed again, because no answer came
     assert where_belongs(state, one, ME) is Belongs.HERE
     assert state.deleted == ()
 

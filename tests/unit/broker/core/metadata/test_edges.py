@@ -1,4 +1,4 @@
-"""Metadata at the edges: who is out by one, who was replaced, what a second look would refuse.
+"""Metadata at its limits: one replica too few, one epoch too old, one byte too many.
 
 `make plant` moves these edges, and each test here is the one that notices.
 """
@@ -74,7 +74,7 @@ def test_members_of_the_isr_are_preferred_to_eligible_replicas() -> None:
 
 
 def test_a_broker_that_stops_neither_leads_nor_joins() -> None:
-    """It would hand over at once, or be missed at once."""
+    """It would have to hand over, or be removed, at once."""
     cluster = MetadataRig()
     cluster.do(cluster.isr(A, B))
     for broker in (B, C):
@@ -86,7 +86,7 @@ def test_a_broker_that_stops_neither_leads_nor_joins() -> None:
 
 
 def test_an_answer_of_a_replica_that_is_no_member_compares_nobody() -> None:
-    """Its disk was wiped: that it has no more than the candidate says nothing."""
+    """Its disk was wiped, so its short log proves nothing about the candidate's."""
     cluster = MetadataRig()
     cluster.register(C, wiped=True)
     for broker in (A, B):
@@ -97,7 +97,7 @@ def test_an_answer_of_a_replica_that_is_no_member_compares_nobody() -> None:
 
 
 def test_a_leader_that_was_reported_is_not_named_in_that_election() -> None:
-    """Its log may well be the longest."""
+    """Even if its log is the longest."""
     cluster = MetadataRig()
     cluster.do(StartElection(**cluster.at, suspect=A))
     assert cluster.one().tried == (A,)
@@ -129,7 +129,7 @@ def test_a_leader_that_was_eligible_begins_without_members_that_restarted() -> N
 
 
 def test_who_leaves_while_the_others_go_on_is_not_eligible() -> None:
-    """They commit without it; and who comes with an empty disk is eligible for nothing."""
+    """The ISR commits without it. A replica with an empty disk is never eligible."""
     cluster = MetadataRig()
     cluster.fence(C)
     assert (cluster.one().isr, cluster.one().eligible) == ((A, B), ())
@@ -164,7 +164,7 @@ def test_the_newest_losses_are_kept() -> None:
 
 
 def test_a_former_process_of_a_broker_does_not_register_again() -> None:
-    """Its message was late: a newer process has the folder."""
+    """Its message came late, and a newer process has the data folder."""
     cluster = MetadataRig()
     former = cluster.state.brokers[B].session
     cluster.register(B)
@@ -173,7 +173,7 @@ def test_a_former_process_of_a_broker_does_not_register_again() -> None:
 
 
 def test_on_a_new_disk_no_log_is_missed() -> None:
-    """Logs that it had opened were on the other disk; after an ordinary restart they are owed."""
+    """Its logs were on the old disk; after a restart with the same disk a missing one is lost."""
     cluster = MetadataRig()
     cluster.do(MarkOpened(broker=B, broker_epoch=cluster.epoch(B), partitions={UUID: (0,)}))
     cluster.register(B)
@@ -183,7 +183,7 @@ def test_on_a_new_disk_no_log_is_missed() -> None:
 
 
 def test_a_living_broker_is_not_removed() -> None:
-    """Not even if it holds nothing."""
+    """Even if it has no replica."""
     cluster = MetadataRig()
     remove = RemoveBroker(broker=D, broker_epoch=cluster.epoch(D))
     assert isinstance(cluster.refused(remove), InvalidRequestError)
@@ -192,7 +192,7 @@ def test_a_living_broker_is_not_removed() -> None:
 
 
 def test_the_feature_level_does_not_go_down() -> None:
-    """State of the higher level may be there already."""
+    """The state may hold values that only the higher level knows."""
     cluster = MetadataRig()
     assert isinstance(cluster.refused(SetFeatureLevel(expected=2, level=1)), FeatureLevelError)
 
@@ -219,7 +219,7 @@ def test_another_shape_under_the_same_name_is_refused_whoever_proposes_it() -> N
 
 
 def test_a_lease_holds_from_the_cold_ends_of_its_own_moment() -> None:
-    """An earlier lease of the stream holds from where the table ended then."""
+    """An earlier lease of the stream keeps its own, lower cold ends."""
     cluster = MetadataRig()
     for number in (1, 2):
         cluster.do(
@@ -254,7 +254,7 @@ def test_an_epoch_of_nobody_is_stale() -> None:
 
 
 def test_a_lease_weighs_by_its_partitions() -> None:
-    """It keeps a floor for each: a thousand leases of a large stream are not as small as of one."""
+    """A lease has one floor for each partition, so its size grows with the stream."""
     floors = tuple(Offset(at) for at in range(1_000))
     weights = [
         weight_of_lease(LeaseState(stream_uuid=UUID, owner="t", expires_us=1, floors=floors[:many]))

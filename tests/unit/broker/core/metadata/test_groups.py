@@ -149,7 +149,7 @@ def test_a_group_lives_from_its_first_member_to_its_last() -> None:
 
 
 def test_what_does_not_fit_the_group_is_refused() -> None:
-    """Twice a member, no stream, no group, no member, an epoch that is over."""
+    """A member that is there, an unknown stream, group or member, and an old epoch."""
     metadata = Metadata("s")
     for unknown in (LeaveGroup(group="g", member="m"),):
         with pytest.raises(UnknownGroupError):
@@ -175,7 +175,7 @@ def test_what_does_not_fit_the_group_is_refused() -> None:
 
 
 def test_more_than_half_of_the_members_replace_a_coordinator() -> None:
-    """One of three does not, twice the same does not; a change of members forgets reports."""
+    """One of three is too few, also if it reports twice; a change of members clears the reports."""
     metadata = Metadata("s")
     living = {A: _broker(fenced=False), B: _broker(fenced=False)}
     metadata.state = replace(metadata.state, brokers=living)
@@ -194,7 +194,7 @@ def test_more_than_half_of_the_members_replace_a_coordinator() -> None:
 
 
 def test_a_fenced_coordinator_is_replaced_at_the_first_report() -> None:
-    """The controllers do not hear it either."""
+    """No majority of reports is needed, because the controllers do not hear it either."""
     metadata = Metadata("s")
     epoch = [metadata.join(member, "s") for member in "mno"][-1]
     metadata.state = replace(metadata.state, brokers={A: _broker(fenced=True)})

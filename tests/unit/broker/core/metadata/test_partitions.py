@@ -189,7 +189,7 @@ def test_an_unclean_election_is_asked_for_and_recorded() -> None:
 
 
 def test_who_was_given_up_does_not_lead_in_the_place_of_the_one_that_was_named() -> None:
-    """The former leader comes back before it is confirmed, and may have forgotten what C has."""
+    """The former leader comes back before C is confirmed, and may lack records that C has."""
     cluster = MetadataRig()
     cluster.do(cluster.isr(A, B))
     cluster.fence(B)

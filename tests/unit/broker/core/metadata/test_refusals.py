@@ -1,4 +1,4 @@
-"""Commands that come too late, too early, or from somebody whom they do not concern."""
+"""Commands that come too late, too early, or from a broker without the right to send them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from simkit.brokers.metadata_rig import AT, UUID, A, B, C, D, MetadataRig
 
 
 def test_an_operator_s_command_is_of_the_newest_state_or_refused() -> None:
-    """What the operator saw may be over: an older epoch is refused, like one of the future."""
+    """The operator's view may be old: another epoch than the present one is refused."""
     cluster = MetadataRig()
     cluster.fence(A)
     newest = cluster.one().partition_epoch
@@ -34,7 +34,7 @@ def test_an_operator_s_command_is_of_the_newest_state_or_refused() -> None:
 
 
 def test_an_election_begins_once() -> None:
-    """While one is under way, another would forget whom the first has asked."""
+    """A second one would forget the answers that the first has collected."""
     cluster = MetadataRig()
     cluster.fence(A)
     assert cluster.one().status == "election"
@@ -43,7 +43,7 @@ def test_an_election_begins_once() -> None:
 
 
 def test_an_offline_partition_gets_no_candidate_before_an_election_begins() -> None:
-    """Then it is as if the controller had chosen on answers that nobody asked for."""
+    """Without an election nobody was asked, so there are no answers to choose by."""
     cluster = MetadataRig()
     cluster.fence(A)
     cluster.do(TakeOffline(**cluster.at))
@@ -62,7 +62,7 @@ def test_a_feature_level_is_set_on_the_one_that_was_expected() -> None:
 
 
 def test_only_replicas_have_opened_a_partition() -> None:
-    """A mark of somebody else would make a lost log of what was never there."""
+    """A mark by another broker would report a log as lost that never existed."""
     cluster = MetadataRig()
     for broker in (D, B):
         epoch = cluster.epoch(broker)

@@ -18,7 +18,7 @@ from simkit.brokers.metadata_rig import AT, A, B, C, D, MetadataRig
 
 
 def test_a_leader_that_restarted_is_compared_before_it_leads_again() -> None:
-    """Alone it is nobody; with a proved member's answer that it reaches, it may."""
+    """Its own log proves nothing; it may lead if it reaches the log of a proved member."""
     cluster = MetadataRig()
     cluster.register(A)
     assert (cluster.one().status, cluster.one().restarted) == ("election", (A,))
@@ -42,7 +42,7 @@ def test_a_proved_member_needs_no_comparison() -> None:
 
 
 def test_of_all_that_restarted_so_many_answer_that_one_cannot_have_forgotten() -> None:
-    """Min ISR of them, and the epoch of the last record comes before the end."""
+    """Min ISR answers are needed. The last record's epoch is compared first, then the log end."""
     cluster = MetadataRig()
     for broker in (A, B, C):
         cluster.register(broker)
@@ -53,7 +53,7 @@ def test_of_all_that_restarted_so_many_answer_that_one_cannot_have_forgotten() -
 
 
 def test_a_known_loss_counts_against_the_fault_model() -> None:
-    """Who left as damaged was one of min ISR - 1: the last member may lead alone."""
+    """The damaged replica is one of the min ISR - 1 tolerated losses: the last member may lead."""
     cluster = MetadataRig()
     for broker in (B, C):
         cluster.register(broker)
@@ -65,7 +65,7 @@ def test_a_known_loss_counts_against_the_fault_model() -> None:
 
 
 def test_an_answer_of_a_former_process_counts_for_nobody() -> None:
-    """Neither as the candidate's own nor as the one that it is compared with."""
+    """It is neither taken as the candidate's own nor compared with the candidate's."""
     cluster = MetadataRig()
     for broker in (A, B):
         cluster.register(broker)
@@ -79,7 +79,7 @@ def test_an_answer_of_a_former_process_counts_for_nobody() -> None:
 
 
 def test_a_candidate_that_restarts_is_none_any_more() -> None:
-    """It was named for its former process's log; its next process does not confirm that."""
+    """It was chosen for the log of its former process, which the next one may not have."""
     cluster = MetadataRig()
     cluster.fence(A)
     cluster.do(cluster.name(B))
@@ -89,7 +89,7 @@ def test_a_candidate_that_restarts_is_none_any_more() -> None:
 
 
 def test_a_mark_goes_with_the_present_broker_epoch_and_with_no_other() -> None:
-    """A leader that has not seen it to hold everything says 0, or an epoch that is over."""
+    """A leader that has not seen this process hold every record sends 0, or an old epoch."""
     cluster = MetadataRig()
     former = cluster.epoch(B)
     cluster.register(B)
@@ -101,7 +101,7 @@ def test_a_mark_goes_with_the_present_broker_epoch_and_with_no_other() -> None:
 
 
 def test_who_has_forgotten_is_not_eligible_either() -> None:
-    """Below min ISR others stay eligible; and nobody is in and forgotten at once."""
+    """Below min ISR other replicas stay eligible. No member of the ISR is marked as forgotten."""
     cluster = MetadataRig()
     cluster.register(B)
     alone = {A: cluster.epoch(A)}
@@ -152,7 +152,7 @@ def test_a_stream_that_syncs_by_interval_needs_a_clean_stop(clean: bool) -> None
 
 
 def test_an_operator_may_give_up_waiting_for_who_could_be_compared() -> None:
-    """Not while there is an election, which may turn out well; once it is offline."""
+    """Only once the partition is offline, because a running election may still succeed."""
     cluster = MetadataRig()
     for broker in (A, B, C):
         cluster.register(broker)

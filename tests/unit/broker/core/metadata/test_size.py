@@ -81,7 +81,7 @@ def _fill(state: MetadataState, make: Any) -> tuple[MetadataState, int, Headwate
 
 
 def test_streams_are_refused_at_the_limit_and_all_before_are_opened_again() -> None:
-    """The error is typed; room that is made is used; as many leases as like expire on the way."""
+    """The error is typed, and freed room is used again, however many leases expire meanwhile."""
     state, count, error = _fill(
         MetadataState(), lambda number: _create(number, PARTITIONS_MAX, STATE_WEIGHT_MAX)
     )
@@ -97,7 +97,7 @@ def test_streams_are_refused_at_the_limit_and_all_before_are_opened_again() -> N
 
 
 def test_leases_on_a_wide_stream_are_refused_at_the_limit() -> None:
-    """Each holds a floor for every partition; they share them in memory; ended ones make room."""
+    """A lease has a floor for each partition, shared in memory; an ended lease makes room."""
     limit = STATE_WEIGHT_MAX // 8
     state, _ = apply(MetadataState(), _create(1, PARTITIONS_MAX))
     state, count, error = _fill(state, lambda number: _lease(number, 1, weight_max=limit))
@@ -120,7 +120,7 @@ def test_a_command_of_an_older_build_is_applied_as_it_was() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_the_weight_that_is_kept_is_the_one_that_is_counted(seed: int) -> None:
-    """After any commands, those that change nothing among them."""
+    """Also after commands that change nothing."""
     rng = random.Random(seed)
     state = MetadataState()
     for now_us in range(120):
@@ -139,7 +139,7 @@ def test_the_weight_that_is_kept_is_the_one_that_is_counted(seed: int) -> None:
 
 
 def test_whatever_happens_to_a_state_at_the_limit_it_is_opened_again() -> None:
-    """Partitions grow by elections, which nobody may refuse: to less than a reader takes."""
+    """Elections cannot be refused and make partitions larger, but never beyond a reader's limit."""
     brokers = tuple(BrokerId(f"broker-{number:012}") for number in range(7))
     grown = LeaderEpoch(10**9)
     loss = Loss(

@@ -160,7 +160,7 @@ def test_the_answer_that_was_lost_is_given_again() -> None:
 
 
 def test_a_stream_that_is_gone_is_not_changed() -> None:
-    """Neither is its successor."""
+    """Nor is a new stream of the same name."""
     cluster = rig()
     command, present = alteration(cluster, puback=True), stream_of(cluster)
     cluster.do(DeleteStream(name="s", expected_uuid=present.uuid))
@@ -170,7 +170,7 @@ def test_a_stream_that_is_gone_is_not_changed() -> None:
 
 
 def test_older_brokers_are_not_left_behind() -> None:
-    """A build that does not know the command would refuse it alone: the level rules that out."""
+    """A build without the command would refuse it alone, so the feature level must allow it."""
     old = MetadataRig(features_max=FEATURE_LEVEL_REPLICATED)
     command = alteration(old, puback=True)
     assert isinstance(old.refused(command), FeatureLevelError)
@@ -216,7 +216,7 @@ def test_a_change_may_not_fill_the_metadata() -> None:
 
 
 def test_the_state_after_a_change_survives_a_snapshot() -> None:
-    """And needs a build of its level."""
+    """Such a snapshot needs a build of the new feature level."""
     cluster = rig()
     cluster.do(alteration(cluster, min_isr=3))
     assert decode_snapshot(encode_snapshot(cluster.state, 7)) == (cluster.state, 7)

@@ -76,7 +76,7 @@ def test_only_the_present_leader_says_what_is_committed() -> None:
 
 
 def test_records_that_are_not_in_the_table_yet_are_not_purged() -> None:
-    """It would be a hole that nobody recorded; up to the cold end there is nothing to lose."""
+    """They would be lost for good. Up to the cold end the table has every record."""
     cluster = rig(tiering=True)
     cluster.do(RecordColdEnd(**AT, cold_end=Offset(7)))
     error = cluster.refused(purge(cluster, 8))
@@ -129,7 +129,7 @@ def test_a_table_does_not_begin_in_the_middle() -> None:
 
 
 def test_replicas_hear_of_it_with_their_view() -> None:
-    """So does one that gets a snapshot."""
+    """A replica that restores a snapshot gets it, too."""
     cluster = rig()
     cluster.do(purge(cluster, 10))
     view = view_of(cluster.state, PartitionId(UUID, PartitionNumber(0)))

@@ -41,7 +41,7 @@ def _round(compare: Compare, told: dict[NodeId, Standing], *, lives: int = 1) ->
 
 
 def test_it_learns_the_highest_term_and_the_furthest_log() -> None:
-    """Of both others, asked twice; its vote in a term that it did not know of is spent."""
+    """Both other voters are asked twice; in a term that is new to it, it gives no vote."""
     compare = _compare()
     told = {B: Standing(term=6, last=Floor(5, 9)), C: Standing(term=5, last=Floor(5, 11))}
     assert _round(compare, told) is None
@@ -49,7 +49,7 @@ def test_it_learns_the_highest_term_and_the_furthest_log() -> None:
 
 
 def test_what_the_disk_knows_better_stays() -> None:
-    """A vote that it does know of, or a term that nobody else is in."""
+    """Its own vote stays, and so does its own term if that is higher than the answers."""
     for own, term in ((OWN, 3), (HardState(9, C, 2), 3)):
         compare, told = _compare(own), {B: Standing(term=term), C: Standing(term=term)}
         _round(compare, told)
@@ -93,7 +93,7 @@ def test_who_answers_and_ends_is_left_out() -> None:
 
 
 def test_two_of_five_are_left_out_whenever_the_others_answer() -> None:
-    """Those who are there need not answer between the same two looks."""
+    """The others need not all answer in the same round."""
     compare, told = _compare(members=FIVE), Standing(term=4, last=Floor(4, 7))
     _round(compare, {B: told})
     compare.leave_out_silent()
@@ -147,7 +147,7 @@ def new_core(request: pytest.FixtureRequest) -> NewConsensus:
 
 
 def test_below_the_bar_it_votes_for_those_who_reach_it(new_core: NewConsensus) -> None:
-    """A log like its own is not enough, the log that it was told of is."""
+    """A candidate needs the log end that it was told of, not only a log like its own."""
     for last, granted in ((Floor(1, 3), False), (Floor(2, 4), False), (Floor(2, 5), True)):
         one = _Restarted(new_core)
         assert one.hears(PreVote(3, last.index, last.term)) == [PreVoteReply(2, 3, granted)]

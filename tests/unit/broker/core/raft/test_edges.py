@@ -147,7 +147,7 @@ class Rig:
 
 
 def test_a_vote_in_the_present_term_is_kept_as_well() -> None:
-    """The term is on the disk already; the vote is not."""
+    """The term is on the disk already, but the vote has to be saved, too."""
     rig = Rig(hard=HardState(1))
     rig.saves = False
     assert rig.get(B, Vote(1, 0, 0, False)) == []
@@ -201,7 +201,7 @@ def test_a_voter_with_another_disk_than_the_named_one_is_none() -> None:
 
 
 def test_a_disk_s_number_is_durable_before_it_is_told() -> None:
-    """Who counts it rests on it."""
+    """Other voters count votes by this number."""
     rig = Rig(members=(A, B, C), observers=(D,), me=D)
     rig.get(B, Append(1, 0, 0, 0, 1, 0, 0, ()))
     rig.saves = False

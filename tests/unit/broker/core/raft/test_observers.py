@@ -1,4 +1,4 @@
-"""Members that do not vote: they get everything that is committed, and nothing rests on them."""
+"""Members that do not vote: they get every committed entry, and no decision counts them."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_an_observer_is_sent_what_members_are_sent() -> None:
 
 
 def test_observers_do_not_keep_a_leader_in_office() -> None:
-    """They answer, the members do not: it has to give way."""
+    """The observers answer and the voters do not, so the leader steps down."""
     rig = _leader()
     for _ in range(12):
         rig.get(D, _ok(rig, 1))
@@ -104,7 +104,7 @@ def test_observers_confirm_no_barrier() -> None:
 
 
 def test_an_observers_barrier_and_proposal_are_served() -> None:
-    """As any follower's."""
+    """The leader serves them as it serves any follower's."""
     rig = _leader()
     rig.get(B, _ok(rig, 1))
     rig.get(D, ReadIndexRequest(rig.member.term, 7))
@@ -115,7 +115,7 @@ def test_an_observers_barrier_and_proposal_are_served() -> None:
 
 
 def test_office_is_not_handed_to_an_observer() -> None:
-    """Nor does the wish keep proposals away."""
+    """The refused request does not block proposals either."""
     rig = _leader()
     rig.get(D, _ok(rig, 1))
     assert TimeoutNow(rig.member.term) not in rig.step(TransferLeadership(D))
@@ -124,7 +124,7 @@ def test_office_is_not_handed_to_an_observer() -> None:
 
 
 def test_an_observers_votes_are_not_counted() -> None:
-    """Not when it promises one, not when it gives one; it is not even asked."""
+    """Neither its pre-vote nor its vote counts, and no candidate asks it."""
     rig = MemberRig(RaftCore, members=(A, B, C), observers=(D, E))
     rig.wait(rig.config.election_ms_max + 1)
     for observer in (D, E):
@@ -147,7 +147,7 @@ def test_an_observers_votes_are_not_counted() -> None:
     ],
 )
 def test_what_only_members_may_say_is_not_heard_from_an_observer(said: object) -> None:
-    """It may believe that it is a member, by a configuration that differs."""
+    """Its own configuration may differ and name it as a voter."""
     rig = MemberRig(RaftCore, members=(A, B, C), observers=(D,))
     assert rig.get(D, said) == []  # type: ignore[arg-type]
     assert (rig.member.term, rig.member.leader, rig.last_index) == (0, None, 0)
@@ -205,7 +205,7 @@ def test_an_observer_neither_stands_nor_votes() -> None:
 
 
 def test_an_observer_follows_one_leader_after_another() -> None:
-    """What the first left behind and the second does not have makes room."""
+    """Entries of the first leader that the second does not have are cut off."""
     rig = _observer()
     rig.get(B, append(1, (0, 0), entries(1, 3, 1), commit=1))
     (reply,) = rig.get(C, append(2, (1, 1), entries(2, 2, 2), commit=2))
@@ -214,7 +214,7 @@ def test_an_observer_follows_one_leader_after_another() -> None:
 
 
 def test_an_observer_takes_a_snapshot_and_keeps_it() -> None:
-    """Also over a power cut."""
+    """The snapshot is still there after a power cut."""
     rig = _observer()
     snapshot = snapshot_of(5, 2)
     rig.get(B, Chunk(3, snapshot.id, 0, 1, snapshot.data))
@@ -249,7 +249,7 @@ def test_an_observer_asks_the_leader() -> None:
 
 
 def test_a_single_member_commits_alone_beside_observers() -> None:
-    """It is the majority."""
+    """The single voter is the majority."""
     rig = MemberRig(RaftCore, members=(A,), observers=(B, C))
     assert rig.leads()
     assert rig.member.commit == 1
@@ -257,7 +257,7 @@ def test_a_single_member_commits_alone_beside_observers() -> None:
 
 @pytest.mark.parametrize("observers", [(A,), (D, D)])
 def test_an_observer_is_no_member_and_named_once(observers: tuple[NodeId, ...]) -> None:
-    """Else it would be both."""
+    """A configuration in which a name is a voter and an observer is refused."""
     with pytest.raises(InvalidConfigError, match="observer"):
         RaftConfig(members=(A, B, C), observers=observers)
 
@@ -287,7 +287,7 @@ def test_a_wiped_member_needs_no_answer_of_observers() -> None:
 
 
 def test_a_new_group_begins_once_all_observers_say_that_they_know_nothing() -> None:
-    """In both rounds."""
+    """They have to say so in both rounds."""
     joining = _joining(A, B, C)
     assert _round(joining, {B: FRESH, C: FRESH}) is None
     assert joining.unanswered == (D,)

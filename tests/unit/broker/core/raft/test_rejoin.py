@@ -54,7 +54,7 @@ def _round(
 
 
 def test_everybody_is_asked_twice() -> None:
-    """One round says nothing yet; in each, only the answers to its own question count."""
+    """One round is not enough; in each round only the answers to its own question count."""
     joining = _joining(A, B, C)
     first = joining.request_id
     asked = [joining.unanswered]
@@ -195,7 +195,7 @@ def _append(term: int, prev: tuple[int, int], *terms: int) -> Append:
 
 
 def test_below_its_floor_it_neither_votes_nor_stands() -> None:
-    """Not for the best log, not when asked by the leader, not when its time is up."""
+    """Not for a longer log, not at a hand-over by the leader, not after its election timeout."""
     rig = Rig(Floor(4, 2))
     assert rig.get(B, PreVote(9, 100, 5)) == [PreVoteReply(5, 9, False)]
     rig.get(B, Vote(9, 100, 5, transfer=True, candidacy=3))
@@ -235,7 +235,7 @@ def test_a_longer_log_of_an_older_term_is_not_enough() -> None:
 
 
 def test_a_reached_floor_on_the_disk_is_dropped_at_once() -> None:
-    """A crash came between reaching it and noting that."""
+    """The process crashed after it reached the floor and before it noted so."""
     entries = (Entry(1, 4, EntryKind.NOOP, 0, 0, b""),)
     stored = Stored(HardState(5, A), None, LogImage(0, 0, entries), Floor(4, 1))
     core = RaftCore(RaftConfig(members=(A, B, C)), A, stored, random=lambda low, _: low)

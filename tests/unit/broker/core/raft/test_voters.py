@@ -97,7 +97,7 @@ def test_who_is_added_tells_its_disk_first_and_counts_at_once() -> None:
 
 
 def test_who_has_not_caught_up_is_not_added() -> None:
-    """Nor a silent member, nor an unknown one."""
+    """A silent member or an unknown one is not added either."""
     rig = MemberRig(RaftCore, members=(A, B, C), observers=(D,))
     rig.lead()
     rig.get(B, _ok(rig))
@@ -112,7 +112,7 @@ def test_who_has_not_caught_up_is_not_added() -> None:
 
 
 def test_what_is_so_already_is_done() -> None:
-    """A change may be asked for again."""
+    """A repeated request for the same change succeeds."""
     rig = _leader(B, C)
     rig.step(ChangeVoters(1, add=B))
     rig.step(ChangeVoters(2, remove=D))
@@ -124,7 +124,7 @@ def test_what_is_so_already_is_done() -> None:
 
 
 def test_a_new_voter_hears_of_it_once_most_of_the_old_ones_have_it() -> None:
-    """Else only it and one lost disk might know."""
+    """Otherwise only the new voter and one lost disk might know of the change."""
     rig = _leader(B, C)
     _add(rig, D, 9)
     assert not any(one.entries for one in rig.said_to(D) if isinstance(one, Append))
@@ -138,7 +138,7 @@ def test_a_new_voter_hears_of_it_once_most_of_the_old_ones_have_it() -> None:
 
 
 def test_a_change_waits_for_the_one_before() -> None:
-    """Until that is committed."""
+    """A second change is refused until the first one is committed."""
     rig = _leader(B, C)
     _add(rig, D, 9)
     rig.get(E, Invited(rig.member.term, 8))
@@ -148,7 +148,7 @@ def test_a_change_waits_for_the_one_before() -> None:
 
 
 def test_a_change_waits_for_an_entry_of_the_own_term() -> None:
-    """What an earlier leader left may be another change (Ongaro, 2015)."""
+    """An uncommitted entry of an earlier leader may be another change (Ongaro, 2015)."""
     rig = MemberRig(RaftCore, members=(A, B, C), observers=(D,))
     rig.lead()
     rig.step(ChangeVoters(1, remove=C))
@@ -156,7 +156,7 @@ def test_a_change_waits_for_an_entry_of_the_own_term() -> None:
 
 
 def test_only_a_leader_changes_voters_and_the_last_one_stays() -> None:
-    """Others refuse with the reason."""
+    """Both refusals name the reason."""
     rig = MemberRig(RaftCore, members=(A, B, C))
     rig.step(ChangeVoters(1, remove=C))
     alone = _leader()
@@ -180,7 +180,7 @@ def test_nothing_is_changed_to_what_could_not_decide() -> None:
 
 
 def test_a_removed_voter_counts_for_nothing_at_once() -> None:
-    """Neither its copies nor its answers to rounds."""
+    """Neither its copies nor its answers to rounds are counted."""
     rig = _leader(B, C)
     rig.step(ChangeVoters(1, remove=C))
     rig.get(C, _ok(rig))
@@ -227,7 +227,7 @@ def test_a_removed_voter_stands_as_long_as_that_may_be_needed() -> None:
 
 
 def test_a_configuration_is_in_force_until_it_is_cut_off() -> None:
-    """Committed or not; then the one before it is again."""
+    """It need not be committed. Once it is cut off, the configuration before it is in force."""
     rig = MemberRig(RaftCore, members=(A, B, C), observers=(D,))
     rig.get(B, append(1, (0, 0), (*entries(1, 1, 1), _entry(2, 1, WITH_D)), commit=1))
     assert rig.member.history.voters == WITH_D
@@ -240,7 +240,7 @@ def test_a_configuration_is_in_force_until_it_is_cut_off() -> None:
 
 
 def test_an_observer_that_was_asked_for_its_disk_votes_whatever_its_log_says() -> None:
-    """With the number, which it keeps; before it was asked it does not."""
+    """It votes with its disk number, which is durable; before it was asked it does not vote."""
     rig = MemberRig(RaftCore, members=(B, C, D), observers=(A,))
     rig.get(B, append(1, (0, 0), entries(1, 1, 1), commit=1))
     rig.now_ms += 5000
@@ -257,7 +257,7 @@ def test_an_observer_that_was_asked_for_its_disk_votes_whatever_its_log_says() -
 
 
 def test_a_vote_counts_with_the_disk_that_the_configuration_names() -> None:
-    """Another disk has forgotten its vote."""
+    """Another disk does not hold the votes that were given before."""
     for disk, role in ((8, Role.CANDIDATE), (9, Role.LEADER)):
         rig = MemberRig(RaftCore, members=(A, B, C), observers=(D,))
         log = (*entries(1, 1, 1), _entry(2, 1, WITH_D))
@@ -275,7 +275,7 @@ def test_before_the_first_change_nobody_else_is_voted_for() -> None:
 
 
 def test_whoever_leads_is_followed() -> None:
-    """The own log may not say yet that it votes."""
+    """The follower's own log may not name the leader as a voter yet."""
     rig = MemberRig(RaftCore, members=(A, B, C), observers=(D,))
     (reply,) = rig.get(D, append(9, (0, 0), entries(1, 1, 9)))
     assert reply == AppendReply(9, True, 1, 0, 0, 1)
@@ -331,7 +331,7 @@ def test_what_is_no_configuration_is_refused(data: bytes) -> None:
 
 
 def test_configurations_are_read_as_they_were_written() -> None:
-    """In one order, whatever the order before."""
+    """The encoded order does not depend on the order of the input."""
     assert decode_voters(encode_voters(tuple(reversed(WITH_D)))) == WITH_D
 
 
@@ -346,7 +346,7 @@ def test_a_wiped_first_voter_of_a_changed_group_becomes_an_observer() -> None:
 
 
 def test_the_only_voter_of_a_changed_group_cannot_be_wiped() -> None:
-    """Nobody else may decide; that is said, not waited for."""
+    """No other voter is left, so the start fails at once instead of waiting."""
     joining = Rejoin(RaftConfig(members=(A, B, C)), A, random=lambda low, _: low)
     with pytest.raises(ControllersLostError):
         joining.told(B, joining.request_id, 1, Standing(term=4, last=Floor(4, 9), voters=(A,)))
@@ -377,7 +377,7 @@ def test_a_restarted_voter_waits_for_those_whom_the_furthest_log_names() -> None
 
 
 def test_a_voter_alone_asks_those_who_watch_for_the_grace() -> None:
-    """Its disk may be of a time when it was alone."""
+    """Its disk may be an old copy, of a time when it was the only voter."""
     compare = _compare(A, observers=(D,), own=Standing(term=3, last=Floor(3, 5)))
     assert compare.unanswered == (D,)
     assert compare.leave_out_silent() == GoOn(HardState(3, B, 2))

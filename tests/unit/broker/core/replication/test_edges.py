@@ -60,13 +60,13 @@ def _follower(facts: LogFacts) -> PartitionFollower:
 
 
 def _refused_append(follower: PartitionFollower, facts: LogFacts, now_ms: int) -> list[Any]:
-    """Tell that a full disk refused the batches, and the log is now so."""
+    """Report that a full disk refused the batches, with the log's present ends."""
     follower._read_facts = lambda: facts
     return list(follower.step(AppendRefused(now_ms)))
 
 
 def _synced(follower: PartitionFollower, facts: LogFacts, now_ms: int) -> list[Any]:
-    """Tell that the log is durable to its end, and is now so."""
+    """Report that the log is durable to its end, with its present ends."""
     follower._read_facts = lambda: facts
     return list(follower.step(LogSynced(facts.synced_end, now_ms)))
 
@@ -105,7 +105,7 @@ def _answer(request: FetchRequest, *batches: StoredBatch, start: int = 0) -> Fet
 
 
 def test_epochs_never_fall_within_an_answer() -> None:
-    """A batch of an older epoch behind a newer one is of another log."""
+    """A batch of an older epoch after a newer one comes from another log."""
     follower = _follower(_facts(0))
     request = _fetch_of(follower.start(0))
     assert follower.step(MessageCame(_answer(request, _batch(0, 5), _batch(1, 4)), 1)) == []
@@ -113,7 +113,7 @@ def test_epochs_never_fall_within_an_answer() -> None:
 
 
 def test_an_answer_for_another_place_says_nothing() -> None:
-    """Not even that there is nothing new."""
+    """It is not taken as an answer that there is nothing new either."""
     follower = _follower(_facts(0))
     request = _fetch_of(follower.start(0))
     assert follower.step(MessageCame(_answer(request, start=4), 1)) == []
@@ -168,7 +168,7 @@ def _replica(end: int, *, process: int = 1, known: int = 0) -> PartitionReplica:
 
 
 def test_a_candidate_that_lacks_one_record_of_the_table_does_not_lead() -> None:
-    """Offset 199 is in the table; it would be given to another record."""
+    """Offset 199 is in the table, and the candidate would give it to another record."""
     named = view_of_three(status="candidate_found", leader=None, candidate=A, cold_end=Offset(200))
     assert _replica(199).step(ViewChanged(named, 1)) == [RefuseLeadership(Offset(199), Offset(200))]
     assert _replica(200).step(ViewChanged(named, 1)) == [ProposeLeadership(LeaderEpoch(3))]
@@ -210,7 +210,7 @@ def test_what_was_known_to_be_committed_outlives_the_role() -> None:
 
 
 def test_the_view_names_who_may_join_and_when_an_election_was_unclean() -> None:
-    """Not a broker that stops; and not unclean while an eligible replica has everything."""
+    """A stopping broker may not join. An election of an eligible replica is not unclean."""
     cluster = MetadataRig()
     cluster.do(StopBroker(broker=C, broker_epoch=cluster.epoch(C)))
     view = view_of(cluster.state, PartitionId(UUID, PartitionNumber(0)))

@@ -91,7 +91,7 @@ def test_a_follower_that_forgot_what_was_counted_is_proposed_out() -> None:
 
 
 def _caught_up(leader: PartitionLeader) -> list[object]:
-    leader.step(ViewChanged(_view(B, partition_epoch=3), 2_003))  # it was not taken
+    leader.step(ViewChanged(_view(B, partition_epoch=3), 2_003))  # the proposal was lost
     return list(leader.step(_fetch(10, TWO)))
 
 
@@ -119,7 +119,7 @@ def test_syncing_advances_once_and_only_forward() -> None:
 
 
 def test_a_leader_that_was_stopped_holds_it_against_nobody() -> None:
-    """Nobody could fetch meanwhile: the time in which it had no tick is given to all again."""
+    """Nobody could fetch meanwhile, so every follower's lag begins at the next tick."""
     limits = LagLimits(time_ms_max=1_000)
     leader = PartitionLeader(A, LeaderEpoch(1), Offset(0), view=_view(), limits=limits)
     leader.step(LogSynced(Offset(10)))

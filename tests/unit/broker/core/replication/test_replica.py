@@ -268,13 +268,13 @@ def _follower(facts: LogFacts, *, high_watermark: int = 0, epoch: int = 5) -> Pa
 
 
 def _truncated(follower: PartitionFollower, facts: LogFacts, now_ms: int) -> list[Any]:
-    """Tell that the log is cut, and is now so."""
+    """Report that the log is cut, with its present ends."""
     follower._read_facts = lambda: facts
     return list(follower.step(LogTruncated(now_ms)))
 
 
 def _synced(follower: PartitionFollower, facts: LogFacts, now_ms: int) -> list[Any]:
-    """Tell that the log is durable to its end, and is now so."""
+    """Report that the log is durable to its end, with its present ends."""
     follower._read_facts = lambda: facts
     return list(follower.step(LogSynced(facts.synced_end, now_ms)))
 
@@ -357,7 +357,7 @@ def test_a_follower_below_the_leaders_log_begins_where_that_begins() -> None:
 
 
 def test_a_log_that_reaches_the_leaders_start_is_never_thrown_away() -> None:
-    """Such an answer is old: of before this log had grown."""
+    """Such an answer is old: it was sent before this log had grown."""
     follower = _follower(_facts(0))
     request = _fetched(follower)
     old = FetchAnswer(
@@ -519,7 +519,7 @@ def test_roles_follow_the_metadata_and_old_views_are_ignored() -> None:
 
 
 def test_a_late_answer_to_the_former_process_is_not_taken_for_one_to_this_process() -> None:
-    """It is of the same leader epoch, and tells of a log that a crash may have cut."""
+    """It has the same leader epoch, but describes a log that a crash may have cut."""
 
     def asked(broker_epoch: int) -> tuple[PartitionReplica, EpochEndRequest]:
         replica = PartitionReplica(
@@ -556,7 +556,7 @@ def test_a_candidate_below_the_cold_end_begins_there_or_does_not_lead(floor: Any
 
 
 def test_requests_to_somebody_who_does_not_lead_are_refused_in_their_own_epoch() -> None:
-    """The asker learns which of its requests was refused."""
+    """The refusal names the request, so the follower knows which one was refused."""
     replica = _replica(_facts(10, (1, 0)))
     for request in (
         _fetch(),

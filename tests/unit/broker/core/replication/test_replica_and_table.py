@@ -34,7 +34,7 @@ ONE = BrokerEpoch(1)
 
 
 class Log:
-    """What a replica is told of its log; it may change by itself."""
+    """The log's facts as a replica gets them; the log may change between two looks."""
 
     def __init__(self, start: int, end: int, *epochs: tuple[int, int]) -> None:
         self.start, self.end = start, end
@@ -92,7 +92,7 @@ def _answered(replica: PartitionReplica, effects: list[Effect], known: int, end:
 
 
 def test_a_log_without_anything_of_the_leader_s_is_given_up() -> None:
-    """What it freed was never the leader's: cut at its own start, it would be refused for ever.
+    """Its freed records were never the leader's. Cut at its start, it would be refused for ever.
 
     Its old leader had written 24 records alone; the table's first 24 are others'.
     """
@@ -118,7 +118,7 @@ def test_records_that_are_freed_while_the_leader_is_asked_are_not_cut() -> None:
 
 
 def test_that_the_table_reaches_further_says_nothing_of_a_tail_that_nobody_followed() -> None:
-    """A leader that others replaced comes back: its own records below the cold end are no loss."""
+    """A replaced leader comes back; cutting its own records below the cold end is no loss."""
     replica = _replica(Log(0, 30, (1, 0)))
     effects = _answered(replica, replica.step(ViewChanged(_view(OTHER), 0)), known=1, end=15)
     assert effects == [TruncateLog(Offset(15))]
@@ -126,7 +126,7 @@ def test_that_the_table_reaches_further_says_nothing_of_a_tail_that_nobody_follo
 
 
 def test_a_leader_knows_that_what_is_in_the_table_was_committed() -> None:
-    """It was elected with everything committed, so with what the table has."""
+    """It was elected with every committed record, so with every record of the table."""
     replica = _replica(Log(5, 30, (1, 0)))
     effects = replica.step(ViewChanged(_view(ME, isr=frozenset({ME, OTHER}), min_isr=2), 0))
     assert effects == [StartLeading(LeaderEpoch(5)), AdvanceHighWatermark(Offset(20))]

@@ -1,4 +1,4 @@
-"""Cuts, lineages and cold ends, over metadata that is behind and a lake that fails."""
+"""Cuts, lineages and cold ends, with old metadata and a failing lake."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def leadership(epoch: int) -> Leadership:
 
 
 class Metadata:
-    """What a broker knows of the metadata, and what it hears at the next barrier."""
+    """A broker's local metadata, and the state that its next barrier brings."""
 
     def __init__(self, lineage: Lineage, *, cold_end: int = 10) -> None:
         self.lineage, self.cold_end = lineage, Offset(cold_end)
@@ -48,12 +48,12 @@ class Metadata:
 
     @property
     def state(self) -> Any:
-        """The rows of the partition, as far as they matter here."""
+        """Return the local state."""
         row = SimpleNamespace(lineage=self.lineage, cold_end=self.cold_end, purged_end=Offset(0))
         return SimpleNamespace(partitions={OURS: (row,)}, partition=lambda _: row)
 
     def barrier(self, *, timeout_ms: int) -> None:
-        """Hear what is new."""
+        """Apply the newest state."""
         assert timeout_ms == 7
         for one in self.coming:
             one()
@@ -73,7 +73,7 @@ class Metadata:
 
 
 class Lake:
-    """A lake that says what it is told to say, once somebody has looked."""
+    """A lake with a fixed table, which calls ``look`` before it answers."""
 
     def __init__(self, look: Callable[[], None] = lambda: None) -> None:
         self.look = look
@@ -85,7 +85,7 @@ class Lake:
 
 
 def cuts(metadata: Any, lake: Any, *, epoch: int = 1) -> Cuts:
-    """Return what takes cuts of a stream whose leader has this epoch."""
+    """Return a taker of cuts for a stream whose leader has this epoch."""
     standing = PartitionStanding(Offset(0), Offset(30), LeaderEpoch(epoch))
     streams: Any = SimpleNamespace(get=lambda _: STREAM)
     partitions: Any = SimpleNamespace(standing_of=lambda *_: standing)
@@ -96,7 +96,7 @@ def cuts(metadata: Any, lake: Any, *, epoch: int = 1) -> Cuts:
 
 
 def lineages(metadata: Any) -> KnownLineages:
-    """Return what looks lineages up in this metadata."""
+    """Return a finder of lineages in this metadata."""
     return KnownLineages(metadata, confirm_ms=7)
 
 
@@ -134,7 +134,7 @@ def test_cold_ends_are_read_before_the_table() -> None:
 
 
 def test_a_cut_of_another_incarnation_is_refused() -> None:
-    """Whatever positions it has."""
+    """It is refused even if its positions belong to the present history."""
     known = lineages(Metadata((leadership(1),)))
     position = CutPosition(leadership(1).lineage_id, Offset(5))
     known.require(STREAM, OURS, [position], believe_forgotten=False)
@@ -144,7 +144,7 @@ def test_a_cut_of_another_incarnation_is_refused() -> None:
 
 
 def test_nothing_is_refused_by_metadata_that_is_behind() -> None:
-    """What the newest metadata knows is ours; what it does not know either is not."""
+    """A lineage that the newest metadata knows is accepted; only one that it lacks is refused."""
     metadata = Metadata((leadership(1),))
     metadata.learns((leadership(1), leadership(2)))
     position = CutPosition(leadership(2).lineage_id, Offset(15))
@@ -164,7 +164,7 @@ def test_a_leadership_has_its_id_as_soon_as_the_newest_metadata_knows_it() -> No
 
 
 def test_a_cold_end_is_recorded_when_it_is_higher() -> None:
-    """What is known costs no command, and no cold end goes back."""
+    """A known cold end costs no command, and a lower one changes nothing."""
     metadata = Metadata((), cold_end=10)
     known: Any = metadata
     for end in (0, 9, 10):

@@ -1,4 +1,4 @@
-"""The controller's shell: leases and office only behind a barrier of the same term."""
+"""The controller's shell: it grants leases only after a barrier of its own term."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Metadata:
         self.state, _ = apply(MetadataState(), RegisterBroker(broker=B, session="s"))
 
     def barrier_soon(self, passed: _Passed, *, timeout_ms: int) -> None:
-        """Let the test say how it ends."""
+        """Begin a barrier that the test ends."""
         self.barriers.put(passed)
 
     def propose_soon(
@@ -45,12 +45,12 @@ class Metadata:
         self.proposed.put((type(command).__name__, office))
 
     def subscribe(self, subscriber: Callable[[int, MetadataState], None]) -> None:
-        """Tell the one state there is."""
+        """Give the only state."""
         subscriber(1, self.state)
 
 
 class Control:
-    """Where answers go."""
+    """A transport that keeps the answers."""
 
     def __init__(self) -> None:
         self.sent: queue.SimpleQueue[ControlMessage] = queue.SimpleQueue()
@@ -113,7 +113,7 @@ def _in_office(rig: Rig) -> None:
 
 
 def test_a_lease_waits_for_a_barrier_that_began_after_the_heartbeat(rig: Rig) -> None:
-    """Else a leader that was stopped, and replaced meanwhile, would extend it."""
+    """Otherwise a controller that was suspended and replaced meanwhile would extend a lease."""
     _in_office(rig)
     rig.beat(7)
     passed = rig.barrier()
@@ -127,7 +127,7 @@ def test_a_lease_waits_for_a_barrier_that_began_after_the_heartbeat(rig: Rig) ->
 
 
 def test_a_barrier_that_fails_grants_nothing(rig: Rig) -> None:
-    """Without a majority nobody knows who else leads."""
+    """Without a majority another controller may be active."""
     _in_office(rig)
     rig.beat(7)
     rig.barrier()(UnavailableError("no majority"))
@@ -151,6 +151,6 @@ def test_a_barrier_of_another_term_grants_nothing(rig: Rig) -> None:
 
 @pytest.mark.parametrize("rig", [300], indirect=True)
 def test_what_a_controller_decides_is_bound_to_its_term(rig: Rig) -> None:
-    """A fence that its successor commits later would cut short what that one has promised."""
+    """If a successor committed its fence, that would end a lease that the successor has granted."""
     rig.barrier()(None)
     assert rig.metadata.proposed.get(timeout=10) == ("FenceBroker", 1)

@@ -1,4 +1,4 @@
-"""What a member does once: giving up damaged replicas, handing over, asking what is committed."""
+"""A member's errands: give up damaged replicas, hand over, ask what is committed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ P0, P1 = (PartitionId(UUID, PartitionNumber(number)) for number in range(2))
 
 
 class Metadata:
-    """Metadata of which a test says what is applied, and when."""
+    """Metadata whose proposals a test applies when it wants to."""
 
     def __init__(self, *rows: tuple[BrokerId, ...], min_isr: int = 1) -> None:
         self.state = MetadataState()
@@ -85,7 +85,7 @@ class Metadata:
 
 
 class Control:
-    """A transport of which a test sees what is sent."""
+    """A transport that keeps every sent message."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[BrokerId, ControlMessage]] = []
@@ -135,7 +135,7 @@ def test_a_damaged_replica_is_withdrawn_again_until_the_metadata_shows_it() -> N
 
 
 def test_the_last_replica_is_not_given_up() -> None:
-    """What is left of it is all that there is."""
+    """Its remaining records exist nowhere else."""
     metadata = Metadata((A,))
     pump, answers = _giving_up(metadata, P0)
     assert pump.turn(0) == NEVER_MS
@@ -144,7 +144,7 @@ def test_the_last_replica_is_not_given_up() -> None:
 
 
 def test_a_replica_of_a_deleted_stream_is_nobody_s_to_give_up() -> None:
-    """It was deleted while its broker was down, or since; that must not end the start."""
+    """The stream was deleted meanwhile; the start must go on."""
     metadata = Metadata((A, B, C))
     pump, answers = _giving_up(metadata, P0)
     pump.turn(0)
@@ -154,7 +154,7 @@ def test_a_replica_of_a_deleted_stream_is_nobody_s_to_give_up() -> None:
 
 
 def test_giving_up_ends_when_the_metadata_does_not_answer() -> None:
-    """The replica is kept, damaged: it is not counted by this broker, and the next start asks."""
+    """The replica is kept as damaged, and the next start tries again."""
     metadata = Metadata((A, B, C))
     pump, answers = _giving_up(metadata, P0)
     now_ms = 0
@@ -166,7 +166,7 @@ def test_giving_up_ends_when_the_metadata_does_not_answer() -> None:
 
 
 def test_without_damage_the_answer_comes_at_once() -> None:
-    """There is nothing to ask."""
+    """Nothing is proposed."""
     pump, answers = _giving_up(Metadata((A, B, C)))
     assert pump.turn(0) == NEVER_MS
     assert answers == [[]]
@@ -227,7 +227,7 @@ def test_a_stop_that_nobody_decides_is_not_waited_for() -> None:
 
 
 def test_leaderships_that_nobody_takes_are_waited_for_so_long() -> None:
-    """The others have it, and their controllers are busy: a stop has an end all the same."""
+    """A stop ends after a bounded time, even if the controllers are too busy to take over."""
     metadata = Metadata((A, B, C))
     pump, answers = _handing_over(metadata, [])
     pump.turn(0)
@@ -245,7 +245,7 @@ def test_leaderships_that_nobody_takes_are_waited_for_so_long() -> None:
 
 
 class Asked:
-    """A question to leaders that a test answers."""
+    """An errand that asks leaders, with answers by the test."""
 
     def __init__(self, *rows: tuple[BrokerId, ...]) -> None:
         self.metadata = Metadata(*(rows or ((A, B, C),)))
@@ -283,7 +283,7 @@ def _told(high_watermark: int | None, leader_epoch: int = 1) -> NewestTold:
 
 
 def test_a_leader_that_is_mute_or_does_not_know_is_asked_again() -> None:
-    """Until one says how far it is; only the question under way is answered."""
+    """It is asked until a leader reports its end; only an answer to the present question counts."""
     asked = Asked()
     again_ms = asked.pump.turn(0)
     assert [leader for leader, _ in asked.questions] == [A]
@@ -304,7 +304,7 @@ def test_a_leader_that_is_mute_or_does_not_know_is_asked_again() -> None:
 
 
 def test_a_leader_that_was_refused_its_history_is_an_answer() -> None:
-    """Waiting would not help: it leads, and nobody can say how the partition goes on."""
+    """Waiting would not help: it leads, but its claim was refused, so its history is unknown."""
     asked = Asked()
     asked.pump.turn(0)
     asked.questions[-1][1](_told(None))
@@ -313,7 +313,7 @@ def test_a_leader_that_was_refused_its_history_is_an_answer() -> None:
 
 
 def test_a_partition_that_nobody_leads_is_told_so_after_a_while() -> None:
-    """Three seconds are time for an election."""
+    """It waits three seconds first, which is enough for an election."""
     asked = Asked()
     asked.metadata.apply(DeleteStream(name="s", expected_uuid=UUID))
     now_ms, turns = 0, 0
@@ -326,7 +326,7 @@ def test_a_partition_that_nobody_leads_is_told_so_after_a_while() -> None:
 
 
 def test_an_answer_about_another_partition_is_none() -> None:
-    """Whatever number it carries."""
+    """It does not count, whatever its question number."""
     asked = Asked()
     asked.pump.turn(0)
     asked.questions[-1][1](replace(_told(7), partition_id=P1))
@@ -335,7 +335,7 @@ def test_an_answer_about_another_partition_is_none() -> None:
 
 
 def test_no_two_processes_of_a_broker_share_the_number_of_a_question() -> None:
-    """A late answer to the former process has the end of before this question."""
+    """A late answer to the former process would report an old end."""
     numbers = []
     for epoch in (1, 2):
         metadata, control = Metadata((B, C)), Control()

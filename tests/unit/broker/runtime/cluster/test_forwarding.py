@@ -33,7 +33,7 @@ A, B = BrokerId("a"), BrokerId("b")
 
 @dataclass
 class Wire:
-    """Two transports that hand messages to each other; it may refuse or lose them."""
+    """Two joined transports; the test may let them refuse or lose messages."""
 
     ears: dict[BrokerId, Callable[[BrokerId, ForwardingMessage], None]] = field(
         default_factory=dict
@@ -99,7 +99,7 @@ class Rig:
         self.writer.submit_records(records([value]), None, self.outcomes.put, **facts)
 
     def change(self, **facts: Any) -> None:
-        """Let the metadata say something else of the partition."""
+        """Change the partition in the metadata."""
         uuid = self.partition_id.stream_uuid
         self.state = replace(self.state, partitions={uuid: (replace(self.row, **facts),)})
 
@@ -154,7 +154,7 @@ def test_what_cannot_be_handed_over_is_refused_at_once(rig: Rig) -> None:
 
 
 def test_a_broker_without_the_replica_refuses(rig: Rig) -> None:
-    """The metadata here may be old: then nothing was stored, and the publisher may try again."""
+    """The sender's metadata may be old. Nothing is stored, and the publisher may try again."""
     rig.change(leader=A, replicas=(A,), isr=(A,))
     rig.write(b"a")
     assert isinstance(rig.outcomes.get(timeout=30), NotLeaderError)
@@ -162,7 +162,7 @@ def test_a_broker_without_the_replica_refuses(rig: Rig) -> None:
 
 @pytest.mark.parametrize("why", ["late", "new leader", "deleted", "stopped"])
 def test_an_outcome_that_does_not_come_is_not_known(rig: Rig, why: str) -> None:
-    """Each write is answered once: after a time, or when no answer can come any more."""
+    """Each write is answered once: after a timeout, or once no answer can come any more."""
     rig.wire.loses = True
     rig.write(b"a")
     now = rig.clock.monotonic_ms()

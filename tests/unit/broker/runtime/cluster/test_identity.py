@@ -1,4 +1,4 @@
-"""Whose a data directory is: written once, and believed only if it is whole."""
+"""The owner of a data directory: written once, and used only if its file is undamaged."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _claim(folder: Path, broker_id: str = "b1") -> str:
 
 
 def test_a_directory_keeps_its_uuid(tmp_path: Path) -> None:
-    """And belongs to one broker of one cluster."""
+    """Each start gets the same uuid, and another broker is refused."""
     assert _claim(tmp_path) == _claim(tmp_path)
     with pytest.raises(InvalidConfigError, match="belongs to broker_id 'b1'"):
         _claim(tmp_path, "b2")
@@ -29,7 +29,7 @@ def test_a_directory_keeps_its_uuid(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("drawn", [None, 7, "", "0f0e0d0c-0b0a-4908-8706-05040302010g", "x" * 36])
 def test_a_damaged_uuid_is_named(tmp_path: Path, drawn: object) -> None:
-    """A flipped bit in it ended the process with a traceback."""
+    """A flipped bit in the file is a typed error, not a traceback."""
     _claim(tmp_path)
     path = tmp_path / "node.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "uuid": drawn}))

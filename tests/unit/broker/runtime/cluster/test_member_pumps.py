@@ -38,7 +38,7 @@ _Answered = Callable[[HeadwaterError | None], None]
 
 
 class Metadata:
-    """A metadata log whose answers a test gives."""
+    """A metadata log whose proposals a test answers."""
 
     def __init__(self) -> None:
         self.state = MetadataState()
@@ -65,7 +65,7 @@ class Metadata:
 
 
 class Control:
-    """Where messages go."""
+    """A transport that keeps the messages."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[BrokerId, ControlMessage]] = []
@@ -108,7 +108,7 @@ def _registration(
 
 
 def test_a_registration_is_proposed_again_until_it_is_taken() -> None:
-    """With the same session: an answer that was lost costs no second registration."""
+    """The repeated proposal has the same session, so a lost answer makes no second registration."""
     disk, metadata, woken = SimDisk(random.Random(1)), Metadata(), list[int]()
     told: list[tuple[str, BrokerEpoch]] = []
     registration = _registration(disk, metadata, woken, told=told)
@@ -129,7 +129,7 @@ def test_a_registration_is_proposed_again_until_it_is_taken() -> None:
 
 
 def test_a_refused_registration_says_why() -> None:
-    """Trying again would not help."""
+    """It is not proposed again, because that would not help."""
     metadata = Metadata()
     registration = _registration(SimDisk(random.Random(1)), metadata, [])
     registration.turn(0)
@@ -139,7 +139,7 @@ def test_a_refused_registration_says_why() -> None:
 
 
 def test_a_process_that_was_replaced_meanwhile_is_not_registered() -> None:
-    """The newer process has the newer broker epoch; this one would act under it."""
+    """The newer process owns the newer broker epoch, under which this one must not act."""
     metadata = Metadata()
     registration = _registration(SimDisk(random.Random(1)), metadata, [])
     registration.turn(0)
@@ -184,7 +184,7 @@ def _beats(metadata: Metadata, control: Control) -> MemberBeats:
 
 
 def test_a_heartbeat_leaves_a_few_times_a_session() -> None:
-    """It says when it was sent: the lease counts from there."""
+    """A heartbeat carries its sending time, from which the lease counts."""
     control = Control()
     beats = _beats(Metadata(), control)
     assert beats.turn(1000) == 1100
@@ -246,7 +246,7 @@ class Followed:
 
 
 def test_many_changes_are_one_reconcile() -> None:
-    """And without a change there is none."""
+    """Without a change there is no reconcile."""
     one = Followed()
     assert one.follower.turn(0) == NEVER_MS
     one.follower.changed()
@@ -272,7 +272,7 @@ def test_a_full_disk_is_asked_again_a_second_later() -> None:
 
 
 def test_what_is_refused_for_good_ends_the_pump() -> None:
-    """Another process leads this folder's history."""
+    """The refusal is that another process owns this folder's history."""
     one = Followed()
     one.errors = [NotLeaderError("another process has registered", broker=A)]
     one.follower.changed()

@@ -1,4 +1,4 @@
-"""Issue 11, item 3: a NATS publisher that puts keys elsewhere than the partitioner is counted."""
+"""Records of NATS publishers whose key belongs to another partition are counted (issue 11)."""
 
 from __future__ import annotations
 

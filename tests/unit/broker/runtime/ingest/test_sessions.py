@@ -37,7 +37,7 @@ def test_only_the_newest_are_kept() -> None:
 
 @pytest.mark.parametrize("damage", ["flipped", "cut"])
 def test_a_damaged_file_is_never_taken_for_none(damage: str) -> None:
-    """As a stranger the broker would leave every ISR; that is for an operator to decide."""
+    """Without its session the broker would leave every ISR, which an operator has to decide."""
     disk = SimDisk(random.Random(1))
     begin_session(disk.files())
     if damage == "flipped":
@@ -50,7 +50,7 @@ def test_a_damaged_file_is_never_taken_for_none(damage: str) -> None:
 
 @pytest.mark.parametrize("damage", ["flipped", "cut"])
 def test_a_broker_alone_keeps_a_damaged_file_aside(damage: str) -> None:
-    """It needs none of what it said, and says from now on that it is alone."""
+    """A single broker needs none of the file's sessions; the new file says that it is alone."""
     disk = SimDisk(random.Random(1))
     note_alone(disk.files())
     if damage == "flipped":
@@ -65,7 +65,7 @@ def test_a_broker_alone_keeps_a_damaged_file_aside(damage: str) -> None:
 
 
 def test_a_clean_stop_is_durable_and_believed_once() -> None:
-    """It is there after a power loss, and gone, durably, once the next process has read it."""
+    """The note survives a power loss. The next process reads it and removes it durably."""
     disk = SimDisk(random.Random(1))
     session, _ = begin_session(disk.files())
     assert take_clean_stop(disk.files()) is None
@@ -78,7 +78,7 @@ def test_a_clean_stop_is_durable_and_believed_once() -> None:
 
 @pytest.mark.parametrize("damage", ["flipped", "cut"])
 def test_a_damaged_note_of_a_clean_stop_is_not_believed(damage: str) -> None:
-    """Without it the folder counts as one whose process was killed; and the note is gone."""
+    """The folder then counts as that of a killed process, and the note is removed."""
     disk = SimDisk(random.Random(1))
     note_clean_stop(disk.files(), "a session")
     if damage == "flipped":

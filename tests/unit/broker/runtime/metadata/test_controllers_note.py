@@ -16,7 +16,7 @@ from simkit.disk.disk import SimDisk
 
 
 def test_the_first_list_stays_the_list() -> None:
-    """Over a power cut; a broker that would be alone beside such a note is refused."""
+    """The list survives a power cut. A start as a single broker beside the note is refused."""
     disk = SimDisk(random.Random(1))
     assert noted_controllers(disk.files()) == ()
     assert not check_controllers(disk.files(), ["b1"])

@@ -1,4 +1,4 @@
-"""The metadata of a broker alone: a Raft group of one, which nobody else can vouch for."""
+"""The metadata of a single broker: a Raft group of one, without another copy."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ ME: Final = BrokerId("b1")
 
 
 class FailingFiles:
-    """A real folder; below one name no sync succeeds once :attr:`failing` is set."""
+    """A real folder, in which syncs below one name fail while :attr:`failing` is set."""
 
     def __init__(self, files: DiskFiles) -> None:
         self._files = files
@@ -108,7 +108,7 @@ def _log(root: Path, **settings: Any) -> Iterator[RaftMetadataLog]:
 
 
 def test_what_was_answered_is_there_when_the_log_is_opened_again(tmp_path: Path) -> None:
-    """At once: nobody waits for an election's time-out, and no barrier is needed."""
+    """The state is there at once, without an election timeout and without a barrier."""
     with _log(tmp_path) as log:
         for number in range(3):
             log.propose(_create(number))
@@ -145,14 +145,14 @@ def _journal(files: Any) -> RaftJournal:
 
 @pytest.mark.parametrize("kept", ["promises", "controllers.json", "streams", "sessions"])
 def test_a_lost_folder_is_not_a_new_one(tmp_path: Path, kept: str) -> None:
-    """Each of the places that know of it is enough; nothing is made in its place."""
+    """Any one of the places that mention the folder is enough to refuse; no new folder is made."""
     with disk_broker(tmp_path, owner=OWNER) as broker:
         if kept == "streams":
             broker.streams.create(STREAM, StreamConfig(subject="s"))
     _remove(tmp_path / "raft")
     for name in {"promises", "controllers.json"} - {kept}:
         (tmp_path / name).unlink()
-    if kept == "sessions":  # the one that says nothing: a broker that was never in use is new
+    if kept == "sessions":  # without any mention the broker was never in use: it is new
         with _log(tmp_path) as log:
             assert not log.state.streams
         return
@@ -163,7 +163,7 @@ def test_a_lost_folder_is_not_a_new_one(tmp_path: Path, kept: str) -> None:
 
 
 def test_a_journal_that_lost_its_end_is_left_as_it_is(tmp_path: Path) -> None:
-    """The promise tells a lost end from a torn one, before anything is truncated."""
+    """By the promises a lost end is told from a torn one before anything is truncated."""
     with _log(tmp_path) as log:
         log.propose(_create(1))
         log.propose(_create(2))
@@ -183,7 +183,7 @@ def test_a_journal_that_lost_its_end_is_left_as_it_is(tmp_path: Path) -> None:
 
 
 def _fresh_meta(root: Path) -> bytes:
-    """The slots as they were before they knew how far the journal is: a checkpoint comes late."""
+    """Return the slots as they were before a checkpoint noted the journal's end."""
     data = (root / "raft" / "meta").read_bytes()
     slot = decode_meta(data[:META_SLOT_SIZE])
     older = encode_meta(replace(slot, synced=1, hard=replace(slot.hard, commit=0)))
@@ -193,7 +193,7 @@ def _fresh_meta(root: Path) -> bytes:
 
 
 def test_a_broker_alone_leaves_the_proof_of_its_folder(tmp_path: Path) -> None:
-    """With it, it keeps what it holds when it becomes one of several; a clean stop counts once."""
+    """With it the broker keeps its records when it joins a cluster; a clean stop counts once."""
     note = tmp_path / "clean_stop.json"
     for _ in range(2):
         with disk_broker(tmp_path, owner=OWNER):
@@ -210,7 +210,7 @@ def test_a_broker_alone_leaves_the_proof_of_its_folder(tmp_path: Path) -> None:
 def test_a_full_disk_takes_commands_for_a_while_and_makes_no_snapshot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What frees disk has to be written down; a snapshot without room would stand in its way."""
+    """Commands that free disk space need the remaining room, so no snapshot is made."""
     monkeypatch.setattr(lone, "_JOURNAL_BYTES_MAX", 40_000)
     disks: list[BadFiles] = []
 
@@ -237,7 +237,7 @@ def _remove(folder: Path) -> None:
 
 
 def test_the_folder_of_a_broker_of_a_cluster_is_refused(tmp_path: Path) -> None:
-    """Alone it would lead what others hold; also when only it was ever registered."""
+    """It could lead partitions of others. It is refused even if no other broker was registered."""
     with _log(tmp_path) as log:
         log.propose(RegisterBroker(broker=ME, session="s", known_sessions=("",)))
     files = DiskFiles(tmp_path)
@@ -251,7 +251,7 @@ def test_the_folder_of_a_broker_of_a_cluster_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_fails_ends_the_metadata_and_no_reads(tmp_path: Path) -> None:
-    """Nobody else could serve what is here; what needs the metadata is refused by that name."""
+    """Reads go on, because no other broker has the records; metadata commands are refused."""
     disks: list[FailingFiles] = []
 
     def wrapped(files: DiskFiles) -> Any:

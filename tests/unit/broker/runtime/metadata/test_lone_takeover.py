@@ -72,7 +72,7 @@ def _state(count: int = len(COMMANDS)) -> MetadataState:
 
 
 def _files_of(snapshot: int, journal_from: int) -> dict[str, bytes]:
-    """The folder after all commands, with a snapshot at one of them and a journal from another."""
+    """Return a folder after all commands, with a snapshot at one and a journal from another."""
     found = {
         "metadata/journal": journal_of(
             list(map(encode, COMMANDS[journal_from:])), first=journal_from + 1
@@ -120,7 +120,7 @@ def _restored(journal: RaftJournal) -> tuple[MetadataState, int]:
 
 
 def _require_taken_over(disk: SimDisk, image: dict[str, bytes]) -> None:
-    """The state is what the commands make, at their index, and the old files are kept."""
+    """Check that state and index are those of the commands, and that the old files are kept."""
     journal = _open(disk)
     state, index = _restored(journal)
     before = _state()
@@ -149,7 +149,7 @@ def test_what_the_old_folder_holds_is_the_first_snapshot(name: str) -> None:
 @pytest.mark.parametrize("name", FOLDERS)
 @pytest.mark.parametrize("end", ["kill", "lose_power"])
 def test_a_crash_at_any_disk_operation_changes_nothing_of_the_result(name: str, end: str) -> None:
-    """And a second crash in the start after it: the third start has the whole."""
+    """Also with a second crash in the next start: the third start has the whole state."""
     image = FOLDERS[name]
     steps = 0
     while _crashed(disk := _disk(image, steps), steps, end):
@@ -160,7 +160,7 @@ def test_a_crash_at_any_disk_operation_changes_nothing_of_the_result(name: str, 
 
 
 def _crashed(disk: SimDisk, step: int, end: str) -> bool:
-    """Start, and end at an operation; False: the start got through before."""
+    """Start and crash at a disk operation; return False if the start ended before it."""
     files = disk.files()
     disk.stop_after = step
     try:
@@ -175,7 +175,7 @@ def _crashed(disk: SimDisk, step: int, end: str) -> bool:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_an_entry_that_only_the_page_cache_has_is_made_durable_first(seed: int) -> None:
-    """The process ended at a failed sync: either start may find the entry, and then both do."""
+    """The old process ended at a failed sync. Once a start has found the entry, later ones do."""
     image = FOLDERS["journal"]
     short = journal_of(list(map(encode, COMMANDS[:-1])))
     disk = _disk({**image, "metadata/journal": short}, seed, noted=len(COMMANDS) - 1)
@@ -189,7 +189,7 @@ def test_an_entry_that_only_the_page_cache_has_is_made_durable_first(seed: int) 
 
 
 def test_a_torn_last_entry_was_never_answered() -> None:
-    """At every length of it the entries before it stay, and the old file is as it was."""
+    """At every torn length the earlier entries stay, and the old file is unchanged."""
     whole = FOLDERS["journal"]["metadata/journal"]
     last = len(journal_of(list(map(encode, COMMANDS[:-1]))))
     for cut in range(last, len(whole), 5):
@@ -229,7 +229,7 @@ def _damages(image: dict[str, bytes]) -> Iterator[dict[str, bytes]]:
 
 
 def test_logs_that_the_old_metadata_does_not_know_are_named() -> None:
-    """An older copy beside promises as old: newer logs are no leftovers."""
+    """The metadata and the promises are an equally old copy: newer logs are not leftovers."""
     image = {**FOLDERS["journal"], f"streams/{_uuid(9)}/0/epochs": b"x"}
     disk = _disk(image)
     with pytest.raises(MetadataCorruptError, match=_uuid(9)):
@@ -238,7 +238,7 @@ def test_logs_that_the_old_metadata_does_not_know_are_named() -> None:
 
 
 def test_an_old_folder_put_back_beside_a_raft_in_use_is_refused() -> None:
-    """Which of the two is the newest is for the operator to say."""
+    """The operator has to say which of the two is the newer one."""
     image = FOLDERS["journal"]
     disk = _disk(image)
     _require_taken_over(disk, image)
@@ -267,7 +267,7 @@ def test_a_folder_that_never_held_anything_is_taken_over_too() -> None:
 
 
 def test_a_full_disk_refuses_the_start_and_the_next_one_goes_on() -> None:
-    """At every amount of room that is too small; the old folder is whole until the new one is."""
+    """With any too small amount of room the old folder stays whole until the new one is done."""
     image = dict(FOLDERS["snapshot and journal"])
     del image["metadata/ballast"]
     refused = 0
@@ -284,7 +284,7 @@ def test_a_full_disk_refuses_the_start_and_the_next_one_goes_on() -> None:
 
 
 def test_the_old_ballast_is_the_room_that_a_full_disk_needs() -> None:
-    """Else a broker whose tiering is to make room could not be started by the new release."""
+    """Otherwise a broker that needs tiering to free its disk could not start on the new release."""
     image = {**FOLDERS["snapshot and journal"], "metadata/ballast": bytes(256 * 1024)}
     disk = _disk(image)
     disk.capacity_bytes = disk.used_bytes()

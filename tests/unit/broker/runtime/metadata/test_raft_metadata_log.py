@@ -58,7 +58,7 @@ class Rig:
         return int(self.log.propose(REGISTER)["broker_epoch"])
 
     def register_many(self) -> None:
-        """Go on as long as there is room, at most ten thousand times."""
+        """Register until the disk is full, at most ten thousand times."""
         for _ in range(10_000):
             self.register()
 
@@ -72,7 +72,7 @@ def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
 
 
 def test_what_was_answered_survives_a_power_cut(rig: Rig) -> None:
-    """Also when it is a snapshot that most of it lies in."""
+    """Also if a snapshot holds most of it."""
     assert rig.register() == 1
     rig.log.close()
     rig.start(journal_bytes_max=3000)
@@ -100,7 +100,7 @@ def test_a_full_disk_refuses_and_heals_without_a_restart(rig: Rig) -> None:
 
 
 def test_a_failed_sync_ends_the_member(rig: Rig) -> None:
-    """It is never asked again; the caller and the owner hear of it."""
+    """No further sync is tried; the caller and the owner get the error."""
     rig.register()
     rig.disk.datasync_failures = 1
     with pytest.raises(LogFailedError):
@@ -120,14 +120,14 @@ def test_a_closed_log_answers_at_once(rig: Rig) -> None:
 
 
 def test_a_command_that_no_entry_could_hold_is_refused_at_the_door(rig: Rig) -> None:
-    """The limit is named."""
+    """The error names the limit."""
     with pytest.raises(InvalidRequestError) as refused:
         rig.log.propose(RegisterBroker(broker=BrokerId("x" * PAYLOAD_BYTES_MAX)))
     assert refused.value.limit_bytes == PAYLOAD_BYTES_MAX
 
 
 def test_a_command_that_does_not_parse_is_a_refusal_not_a_crash() -> None:
-    """It is in every node's log: each must answer the same, and go on."""
+    """It is in the log of every node: each must refuse it alike, and go on."""
     machine = MetadataMachine()
     with pytest.raises(InvalidRequestError, match="not a metadata command"):
         read_reply(machine.apply(1, b"\x80\x04nonsense"))
@@ -151,7 +151,7 @@ def test_what_was_decided_in_an_office_that_is_over_is_not_proposed(rig: Rig) ->
 
 
 def test_a_member_alone_tells_who_votes_and_stays_a_voter(rig: Rig) -> None:
-    """Each implementation refuses with its reason; who votes already is left alone."""
+    """Both implementations refuse a change with a reason; adding the present voter does nothing."""
     rig.register()
     assert rig.log.voters == ("n0",)
     assert [(one.node, one.votes) for one in rig.log.group().members] == [("n0", True)]

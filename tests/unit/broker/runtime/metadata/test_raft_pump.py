@@ -94,7 +94,7 @@ def saves(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_a_proposal_is_answered_in_the_turn_after_its_save(saves: list[int]) -> None:
-    """The save's own turn tells nobody; a power cut behind the answer leaves the command there."""
+    """The turn of the save answers nobody, so an answered command survives a power cut."""
     disk, by_hand = SimDisk(random.Random(1)), ByHand()
     log = _lone(disk, by_hand)
     idle_ms = by_hand.settle()
@@ -133,7 +133,7 @@ def test_what_waits_in_the_mailbox_shares_a_save(saves: list[int]) -> None:
 
 
 def test_a_turn_that_raises_is_the_last_and_the_log_refuses() -> None:
-    """The driver gets the error; callers get it, too, and waiting ones are answered at the end."""
+    """The driver and the callers get the error; waiting callers get it at the end."""
     disk, by_hand = SimDisk(random.Random(1)), ByHand()
     log = _lone(disk, by_hand)
     by_hand.settle()
@@ -171,7 +171,7 @@ def test_a_closed_log_answers_whoever_waits_in_its_mailbox() -> None:
 
 
 class Wire:
-    """Implements ``ControlTransport``: keeps what is sent; the test says what is heard."""
+    """Implements ``ControlTransport``: keeps the sent messages; a test gives the received ones."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[BrokerId, ControlMessage]] = []
@@ -198,7 +198,7 @@ class Wire:
 
 
 def test_a_wiped_member_asks_in_turns_until_all_have_answered_twice() -> None:
-    """Each turn says when to ask again; an answer asks for a turn; the journal is the answer."""
+    """A turn returns the time of the next question; an answer wakes it; its result is a journal."""
     wire, found, wakes = Wire(), list[RaftJournal](), list[int]()
     pump = TakingPart(
         SimDisk(random.Random(1)).files(),
@@ -227,7 +227,7 @@ def test_a_wiped_member_asks_in_turns_until_all_have_answered_twice() -> None:
 
 
 def test_the_way_in_ends_when_the_process_is_to_stop() -> None:
-    """Nobody answers; the next turn says so."""
+    """Nobody answers; the next turn after the stop raises."""
     stop: list[bool] = []
     pump = TakingPart(
         SimDisk(random.Random(1)).files(),

@@ -1,4 +1,4 @@
-"""The way in, with any disk: what is asked, what is noted, and what is left alone."""
+"""A member's way into its group, with any disk: its questions, its notes, its answers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ A, B, C = NAMES
 
 
 class Wires:
-    """Delivers at once what one desk sends another; what nobody hears is lost."""
+    """Delivers messages between desks at once; a message without a listener is lost."""
 
     def __init__(self) -> None:
         self.heard: dict[str, Callable[[BrokerId, ControlMessage], None]] = {}
@@ -47,7 +47,7 @@ class Wire:
         self._me = me
 
     def start(self, deliver: Callable[[BrokerId, ControlMessage], None]) -> None:
-        """Hear."""
+        """Begin to receive."""
         self._wires.heard[self._me] = deliver
 
     def send(self, to: BrokerId, message: ControlMessage) -> None:
@@ -57,7 +57,7 @@ class Wire:
             deliver(self._me, message)
 
     def close(self) -> None:
-        """Hear no more."""
+        """Stop receiving."""
         self._wires.closed.append(self._me)
 
 
@@ -128,7 +128,7 @@ def test_too_many_lost_notes_nothing() -> None:
 
 
 def test_whoever_waits_can_be_stopped() -> None:
-    """No member answers; nothing is noted."""
+    """No member answers; the stop ends the wait, and nothing is noted."""
     disk, stopping = SimDisk(random.Random(1)), threading.Event()
     desk = ControlDesk(Wires().transport(A))
     with ThreadPoolExecutor(1) as pool:
@@ -150,7 +150,7 @@ def test_a_disk_in_use_without_a_note_gets_one() -> None:
 
 
 def test_the_desk_hands_everything_else_on() -> None:
-    """Only after the start; before it such messages are lost, as on a network."""
+    """Other messages are handed on after the start; before it they are lost, as on a network."""
     wires = Wires()
     desk, other = ControlDesk(wires.transport(A)), ControlDesk(wires.transport(B))
     heartbeat = Heartbeat(broker_epoch=BrokerEpoch(1), sent_ms=2)
@@ -185,7 +185,7 @@ def _others_tell(wires: Wires, standing: Standing, *names: NodeId) -> list[NodeI
 
 
 def test_a_disk_in_use_is_compared_with_the_others() -> None:
-    """It may have been put back to an earlier moment: it goes on from what the others tell."""
+    """The disk may be an earlier copy, so the member continues from the answers of the others."""
     wires, disk = Wires(), SimDisk(random.Random(1))
     _in_use(disk, HardState(3, B), 1, 3)
     asked = _others_tell(wires, Standing(term=7, last=Floor(6, 40)), B, C)
@@ -225,7 +225,7 @@ def test_a_majority_is_enough_after_the_grace() -> None:
 
 
 def test_without_a_majority_it_waits_on() -> None:
-    """Nothing could be decided, so nothing is lost by it."""
+    """Waiting costs nothing, because without a majority nothing could be decided."""
     disk, stopping = SimDisk(random.Random(1)), threading.Event()
     _in_use(disk, HardState(3, B), 3)
     with ThreadPoolExecutor(1) as pool:
@@ -253,7 +253,7 @@ def test_a_folder_that_lost_all_but_the_note_rejoins() -> None:
 
 
 def test_making_the_files_anew_may_be_killed_anywhere() -> None:
-    """Each time it has lost all, still, or takes part as it was told."""
+    """After each kill the member either still counts as wiped, or takes part with its notes."""
     for operation in range(24):
         disk = SimDisk(random.Random(operation))
         _in_use(disk, HardState(3, B), 1, 3)
@@ -273,7 +273,7 @@ def test_making_the_files_anew_may_be_killed_anywhere() -> None:
 
 
 def test_a_member_alone_whose_folder_is_gone_is_refused() -> None:
-    """It has been in use, as the note of the controllers says, and its content is unknown."""
+    """The controllers' note says that the folder was in use, so its content was lost."""
     disk = SimDisk(random.Random(1))
     with pytest.raises(MetadataCorruptError, match="has been in use"):
         take_part(
@@ -313,7 +313,7 @@ def _older_folder(disk: SimDisk) -> None:
 
 
 def test_a_member_alone_whose_folder_is_of_an_earlier_moment_is_refused() -> None:
-    """The promises, beside the folder, know of an entry that it does not have."""
+    """The promises beside the folder name an entry that the folder lacks."""
     disk = SimDisk(random.Random(1))
     _older_folder(disk)
     for _ in range(2):
@@ -332,7 +332,7 @@ def test_a_member_alone_whose_folder_is_of_an_earlier_moment_is_refused() -> Non
 
 
 def test_a_folder_known_to_be_older_waits_for_all_others() -> None:
-    """The grace is for those who may have forgotten; this one has. Then it is noted anew."""
+    """The grace does not apply, because entries are certainly lost. Afterwards it is noted anew."""
     wires, disk, stopping = Wires(), SimDisk(random.Random(1)), threading.Event()
     _older_folder(disk)
     standing = Standing(term=1, last=Floor(1, 2))
@@ -352,7 +352,7 @@ def test_a_folder_known_to_be_older_waits_for_all_others() -> None:
 
 
 def test_whatever_is_saved_is_noted_first() -> None:
-    """Terms, entries and cuts: a folder with all of it has forgotten nothing, after a kill."""
+    """Terms, entries and cuts: after a kill a folder with all noted values has lost nothing."""
     disk = SimDisk(random.Random(1))
     files = disk.files()
     promises = Promises(files)
@@ -368,7 +368,7 @@ def test_whatever_is_saved_is_noted_first() -> None:
 
 
 def test_a_wiped_controller_of_a_changed_group_begins_as_an_observer() -> None:
-    """With a number for its disk, by which it can be made a voter again."""
+    """Its disk gets a new number, with which an operator can make it a voter again."""
     wires, disk = Wires(), SimDisk(random.Random(1))
     _others_tell(wires, Standing(term=7, last=Floor(6, 40), voters=(B, C)), B, C)
     journal = _begin(disk, ControlDesk(wires.transport(A)), A, threading.Event())

@@ -21,13 +21,13 @@ def _opened(disk: SimDisk) -> RaftJournal:
 
 
 def test_a_save_that_met_a_full_disk_is_written_when_there_is_room() -> None:
-    """With what came behind it, in order, and durably; nothing is told as saved before."""
+    """The save and later ones are written in order and synced; none is confirmed before."""
     disk = SimDisk(random.Random(1))
     saving = Saving(disk.files(), _opened(disk))
     capacity, disk.capacity_bytes = disk.capacity_bytes, 0
     number = 1
     saving.add(_save(number))
-    while saving.write_next(0) is not None:  # until the room that the journal keeps is used up
+    while saving.write_next(0) is not None:  # until the journal's reserve is used up
         number += 1
         assert number < 1_000, "the disk is never full"
         saving.add(_save(number))

@@ -1,4 +1,4 @@
-"""When a leader answers under each ack policy: one driver, a follower and a lease of the test's."""
+"""When a leader answers under each ack policy: one driver, with a follower and a lease by hand."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ VIEW = PartitionView(
 
 
 class Turns:
-    """A scheduler whose turns are taken when the test says so."""
+    """A scheduler whose turns a test takes by hand."""
 
     def __init__(self) -> None:
         self._due: deque[Turn] = deque()
@@ -243,7 +243,7 @@ def test_without_a_lease_nothing_is_taken(scene: Scene, policy: AckPolicy) -> No
 def test_a_pause_in_the_sync_leaves_no_ack(
     scene: Scene, policy: AckPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The lease is looked at after the sync: who stood still in it acks nothing afterwards."""
+    """The lease is checked after the sync: a leader whose sync outlived its lease acks nothing."""
     sync = PartitionLog.sync
 
     def slow_sync(log: PartitionLog) -> None:
@@ -284,7 +284,7 @@ def test_a_retry_beside_a_write_that_found_no_room_waits_for_its_commit(
 def test_a_follower_below_the_log_s_start_is_told_where_it_begins_and_who_wrote_before(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It begins there, where the table ends or below; as a leader it will meet retries of both."""
+    """It begins at or below the cold end, with the producers of the records before that."""
     scene.put(ALL, sequence=0)
     scene.fetched(synced=1)
     scene.log.seal_active(1)
@@ -301,7 +301,7 @@ def test_a_follower_below_the_log_s_start_is_told_where_it_begins_and_who_wrote_
 def test_a_log_that_begins_at_the_cold_end_knows_no_epochs_below_it(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It never had those records; with epochs of its own a follower could keep others there."""
+    """The log never had these records. With epochs for them a follower could keep wrong ones."""
     scene.put(LEADER)
     begun: list[Any] = []
 
@@ -345,7 +345,7 @@ def test_a_lease_kept_in_time_keeps_leader_acks_quick(scene: Scene) -> None:
 def test_who_slept_after_a_write_asks_the_lake_before_it_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A copy may lead meanwhile, with a lease of its own: the claim is looked at first."""
+    """A copy of the broker may lead meanwhile with its own lease, so the claim is checked first."""
     asked: list[PartitionId] = []
 
     def on_leading(partition: PartitionId, _lineage: Lineage) -> bool:

@@ -25,7 +25,7 @@ from simkit.disk.disk import SimDisk
 
 P, Q = 7, 8
 EACH_LINE: Final = ("runtime/", "core/dedup", "core/replication/acks", "driver_rig")
-SLICES: Final = 8  # the first is quick enough for every day
+SLICES: Final = 8  # the smaller sample is quick enough for each run of the tests
 BEFORE: Final = ("with ", "work = Work()", "try:")
 
 
@@ -34,7 +34,7 @@ def _source(file: str, line: int) -> str:
 
 
 class Bomb:
-    """Raises at the n-th place of the broker that this thread comes to; counts without one."""
+    """Raises at the n-th traced place of the broker in this thread; without n it only counts."""
 
     def __init__(self, at: int | None) -> None:
         self._at = at
@@ -54,7 +54,7 @@ class Bomb:
             ours = "/broker/" in name and "/tests/" not in name
             if (not ours and "driver_rig" not in name) or "poison" in function:
                 return None
-            if function != "run_turn":  # without memory for it there is no turn
+            if function != "run_turn":  # a turn cannot begin without memory for this record
                 self._step()
             return self._trace if any(one in name for one in EACH_LINE) else None
         # Python is at a `with` again to leave it: raised there, a lock would stay taken.
@@ -70,7 +70,7 @@ class Bomb:
 
 
 class Story:
-    """A stream with a history, one turn that may crash, and everything that came of it."""
+    """A stream with earlier records, one turn that may crash, and the results."""
 
     def __init__(self) -> None:
         self.disk = SimDisk(random.Random(1))
@@ -88,7 +88,7 @@ class Story:
         value = b"%d.%d." % (producer, sequence) + random.Random(sequence).randbytes(1500)
         key = (producer, sequence)
         self.sent[key] = value
-        with suppress(HeadwaterError):  # refused: it is owed again
+        with suppress(HeadwaterError):  # refused: the client sends it again
             self.rig.put(
                 value, producer=producer, sequence=sequence, done=lambda one: self._told(key, one)
             )
@@ -150,7 +150,7 @@ PLACES: Final = Story().crash(None)
 
 
 def test_the_turn_has_many_places() -> None:
-    """If there are few, the rest of this file shows little."""
+    """With few places the other tests of this file would prove little."""
     assert PLACES > 300
 
 
@@ -158,7 +158,7 @@ def test_the_turn_has_many_places() -> None:
     "part", [0, *(pytest.param(one, marks=pytest.mark.slow) for one in range(1, SLICES))]
 )
 def test_wherever_a_turn_crashes_a_retry_is_answered_rightly(part: int) -> None:
-    """A crash persists nothing: a planned, unwritten record makes no duplicate later."""
+    """A planned record that was not written does not make its retry a duplicate."""
     for at in range(part, PLACES, SLICES):
         story = Story()
         story.crash(at)
@@ -168,7 +168,7 @@ def test_wherever_a_turn_crashes_a_retry_is_answered_rightly(part: int) -> None:
 
 
 def test_calls_of_a_crashed_turn_are_told_and_later_ones_refused() -> None:
-    """Nobody waits for ever, and nobody hears a result that there is not."""
+    """No caller waits for ever, and none gets a wrong result."""
     rig = DriverRig(SimDisk(random.Random(1)).files())
 
     def bug() -> None:
@@ -221,7 +221,7 @@ def test_a_partition_closes_when_every_commit_thread_met_a_bug() -> None:
 
 
 def test_stopping_does_not_wait_for_a_thread_that_hangs() -> None:
-    """It says so, and the end of the process takes the thread along."""
+    """The stop logs the thread's name and goes on; the process's end ends the thread."""
     gate = threading.Event()
 
     class Hangs:

@@ -263,7 +263,7 @@ def test_a_cut_without_a_lake_is_all_hot(node: Node) -> None:
 
 
 def test_a_cut_of_another_history_is_refused(node: Node) -> None:
-    """Its offsets may all be here: whose they are is asked for each partition, and of which."""
+    """All its offsets may exist here, so the lineage of each partition is compared."""
     partition = _open(node)
     _put(partition, b"a", b"b")
     (part,) = node.broker.cuts.take("s", owner="test", ttl_ms=60_000).partitions

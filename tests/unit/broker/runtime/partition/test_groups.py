@@ -19,7 +19,7 @@ START = Offset(10)
 
 
 def _group() -> CommitGroup:
-    """A group on a log of ten records; that of "old" stands at offset 3."""
+    """Return a group on a log of ten records, with the message id "old" at offset 3."""
     window = MessageIdWindow(window_us=1_000_000, ids_max=10)
     window.add(digest_of("old"), Offset(3), NOW_US)
     return CommitGroup(
@@ -50,7 +50,7 @@ def _write(*message_ids: str | None, heard: list[Any]) -> RecordsWrite:
 def test_a_call_waits_for_the_highest_of_its_records(
     message_ids: list[str | None], offsets: list[int], end: int
 ) -> None:
-    """Wherever in the call a repeat stands: it is not what the others wait for."""
+    """A repeat at any place of the call does not lower the offset that the call waits for."""
     heard: list[Any] = []
     group = _group()
     group.add(_write(*message_ids, heard=heard))

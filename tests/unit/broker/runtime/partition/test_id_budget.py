@@ -31,7 +31,7 @@ def test_the_largest_gives_way_before_the_budget_is_used_up() -> None:
 
 
 def test_nobody_grows_beyond_the_whole_budget() -> None:
-    """If the largest has not given way yet, who grows gives way: the bound is a bound."""
+    """While the largest window has not shrunk yet, the growing one shrinks: the bound holds."""
     budget = IdBudget(BUDGET)
     large, small = budget.share(), budget.share()
     large.resized(750)

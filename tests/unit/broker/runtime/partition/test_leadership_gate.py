@@ -24,7 +24,7 @@ LOST = HistoryClaimedError("another process leads a copy")
 
 
 class ClaimedRig(DriverRig):
-    """A driver whose leaderships the test claims."""
+    """A driver whose claims a test settles."""
 
     def __init__(self, files: DiskFiles) -> None:
         self.asked: list[str] = []
@@ -77,7 +77,7 @@ def rig(tmp_path: Path) -> Iterator[ClaimedRig]:
 
 
 def test_the_first_write_waits_for_the_claim(rig: ClaimedRig) -> None:
-    """It is stored and answered once the claim is settled; what else a turn does goes on."""
+    """It is stored and answered once the claim is settled; other work of the turns goes on."""
     answers = rig.write(b"a")
     rig.driver.maintenance.tick()
     rig.turns.run()
@@ -91,7 +91,7 @@ def test_the_first_write_waits_for_the_claim(rig: ClaimedRig) -> None:
 
 
 def test_a_lake_out_of_reach_is_waited_for_so_long(rig: ClaimedRig) -> None:
-    """Then it goes on; a claim that turns out to be lost fences it, answers that wait with it."""
+    """After a bounded time writes go on; a claim that is lost later fences the leader."""
     answers = rig.write(b"a")
     rig.pass_ms(SETTLE_MS - 500)
     assert answers == []
@@ -104,7 +104,7 @@ def test_a_lake_out_of_reach_is_waited_for_so_long(rig: ClaimedRig) -> None:
 
 
 def test_a_lost_claim_stores_nothing(rig: ClaimedRig) -> None:
-    """Who waited is told by name; nothing was written."""
+    """Waiting writes get the typed error, and nothing is written."""
     answers = rig.write(b"a")
     rig.refuse(ID)
     assert answers == [LOST]
@@ -112,7 +112,7 @@ def test_a_lost_claim_stores_nothing(rig: ClaimedRig) -> None:
 
 
 def test_a_new_leadership_is_another_claim(rig: ClaimedRig) -> None:
-    """What the one before was refused for is forgotten; news of the one before changes nothing."""
+    """A refusal of the leadership before, known or late, does not affect the new one."""
     rig.refuse(ID)
     rig.lead(NEXT, epoch=2)
     assert rig.asked == [ID, NEXT]
@@ -125,7 +125,7 @@ def test_a_new_leadership_is_another_claim(rig: ClaimedRig) -> None:
 
 
 def test_a_new_partition_waits_for_nothing(tmp_path: Path) -> None:
-    """Nobody can have copied it; it is claimed all the same."""
+    """No copy of it can exist, so writes go on while it is claimed."""
     files = DiskFiles(tmp_path)
     rig = ClaimedRig(files)
     first = first_lineage_id(rig.driver.partition_id.stream_uuid, 0)
@@ -136,7 +136,7 @@ def test_a_new_partition_waits_for_nothing(tmp_path: Path) -> None:
 
 
 def test_a_process_that_slept_looks_before_it_answers(rig: ClaimedRig) -> None:
-    """Its first write after that waits for a new answer, which may be that it was replaced."""
+    """Its first write after the sleep waits for a new check of the claim, which may be lost."""
     rig.admit(ID)
     assert isinstance(rig.write(b"a")[0], AppendResult)
     rig.pass_ms(60_000)
@@ -150,7 +150,7 @@ def test_a_process_that_slept_looks_before_it_answers(rig: ClaimedRig) -> None:
 
 
 def test_a_ticker_that_wakes_first_does_not_hide_the_sleep(rig: ClaimedRig) -> None:
-    """Whichever thread looks at the clock first."""
+    """The sleep is noticed whichever thread reads the clock first."""
     rig.admit(ID)
     rig.clock.advance(us=(SLEPT_MS + 1) * 1000)
     rig.driver.replication.tick()
@@ -162,7 +162,7 @@ def test_a_ticker_that_wakes_first_does_not_hide_the_sleep(rig: ClaimedRig) -> N
 
 
 def test_a_driver_that_closes_refuses_what_waited(rig: ClaimedRig) -> None:
-    """It neither stores it unclaimed nor waits."""
+    """The writes are neither stored without a claim nor kept waiting."""
     answers = rig.write(b"a")
     rig.close()
     assert isinstance(answers[0], ShuttingDownError)

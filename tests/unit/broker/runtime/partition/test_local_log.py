@@ -81,7 +81,7 @@ def test_a_log_that_is_cut_to_its_start_still_knows_the_producers_of_freed_recor
 ) -> None:
     """A follower frees what is shipped, and cuts its tail: it may lead next, and meet a retry.
 
-    Found by the house (a mixed life with a lake, seed 25).
+    Found by the simulator (a mixed life with a lake, seed 25).
     """
     assert local.log.log_start == 5
     local.truncate(Offset(5))
@@ -95,7 +95,7 @@ def test_a_log_that_is_cut_to_its_start_still_knows_the_producers_of_freed_recor
 def test_a_cut_waits_for_room_for_the_producers_of_freed_records(
     local: LocalLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without room nothing is cut: who called tries again."""
+    """Without room nothing is cut, and the caller tries again."""
     with monkeypatch.context() as patch:
         patch.setattr(PartitionLog, "write_producer_state", lambda *_, **__: False)
         with pytest.raises(DiskFullError):

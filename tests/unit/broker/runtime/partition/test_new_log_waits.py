@@ -1,4 +1,4 @@
-"""A follower that has to begin anew on a full disk asks the disk again, not for another epoch."""
+"""A follower that has to begin a new log on a full disk tries again until there is room."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Links:
 
 
 def test_a_log_that_begins_anew_waits_for_room() -> None:
-    """ENOSPC in the middle of it; when there is room the follower fetches from where it begins."""
+    """After ENOSPC in the middle, once there is room, the follower fetches from its new start."""
     disk = SimDisk(random.Random(1))
     links = Links()
     rig = DriverRig(disk.files(), links=links)

@@ -1,4 +1,4 @@
-"""One partition's disk hangs, at a gate: nothing that serves the others waits for it."""
+"""One partition's disk hangs: no work for other partitions waits for it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class GatedFiles:
 
 
 class Scene:
-    """A broker with a stream ``slow`` whose fsync hangs, and whatever else the test wants."""
+    """A broker with a stream ``slow`` whose fsync hangs, and further streams of the test."""
 
     def __init__(self, broker: Broker, root: Path, gates: dict[str, Gate]) -> None:
         self.broker, self._root, self._gates = broker, root, gates
@@ -84,7 +84,7 @@ class Scene:
 
 @pytest.fixture
 def scene(tmp_path: Path) -> Iterator[Scene]:
-    """A broker whose patience is short."""
+    """Return a scene whose broker has short timeouts."""
     gates: dict[str, Gate] = {}
     with disk_broker(
         tmp_path,
@@ -112,7 +112,7 @@ def offset(answers: SimpleQueue[Any]) -> int:
 
 
 def until(condition: Any) -> None:
-    """Wait for something that a tick brings about."""
+    """Tick until a condition holds."""
     done = threading.Event()
     for _ in range(WAIT_S * 50):
         if condition():
@@ -122,7 +122,7 @@ def until(condition: Any) -> None:
 
 
 def test_others_publish_roll_expire_and_free(scene: Scene) -> None:
-    """The ticker posts and does not wait; maintenance of the slow one is owed, once."""
+    """The ticker does not wait; one maintenance of the slow partition stays queued."""
     slow = scene.stream("slow", segment_age_ms_max=100)
     other = scene.stream("other", segment_age_ms_max=100, local_retention_bytes=0)
     pending = scene.hang(slow)
@@ -136,7 +136,7 @@ def test_others_publish_roll_expire_and_free(scene: Scene) -> None:
 
 
 def test_nothing_that_a_tick_wants_of_a_slow_partition_is_waited_for(scene: Scene) -> None:
-    """Segments of the slow one could be freed: the ticker asks, once, and goes on."""
+    """The slow partition could free segments: the ticker queues that once, and goes on."""
     slow = scene.stream("slow", segment_bytes_max=4096, local_retention_bytes=0)
     for number in range(6):
         assert offset(send(slow, bytes(1500))) == number
@@ -157,7 +157,7 @@ def test_nothing_that_a_tick_wants_of_a_slow_partition_is_waited_for(scene: Scen
 
 
 def test_new_streams_open_and_old_ones_go(scene: Scene) -> None:
-    """Metadata is followed; what the slow one has to do for it is done when it can."""
+    """The broker follows its metadata; the slow partition does its part later."""
     slow, other = scene.stream("slow"), scene.stream("other")
     pending = scene.hang(slow)
     assert offset(send(scene.stream("new"), b"a")) == 0
@@ -170,7 +170,7 @@ def test_new_streams_open_and_old_ones_go(scene: Scene) -> None:
 
 
 def test_a_slow_stream_is_deleted_when_it_lets_go(scene: Scene) -> None:
-    """Its files stay until its fsync has come back; nobody waits for that, and then they go."""
+    """Its files are removed once its fsync has returned, and no thread waits for that."""
     slow = scene.stream("slow")
     scene.hang(slow)
     uuid = scene.broker.streams.delete("slow").uuid
@@ -183,7 +183,7 @@ def test_a_slow_stream_is_deleted_when_it_lets_go(scene: Scene) -> None:
 
 
 def test_others_are_closed_while_one_hangs(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A polite stop has an end: all logs are closed together, and a hanging one is left."""
+    """An ordered stop ends: all logs are closed in parallel, and a hanging one is left open."""
     monkeypatch.setattr(hosted_partitions, "CLOSE_S", 0.2)
     slow, other = scene.stream("slow"), scene.stream("other")
     scene.hang(slow)
@@ -204,11 +204,11 @@ def test_views_that_wait_are_one(scene: Scene) -> None:
 
 
 def test_what_waits_for_a_turn_is_bounded() -> None:
-    """Messages of replicas are lost beyond a number and a size; threads are refused."""
+    """Beyond a number and a size messages of replicas are dropped, and calls are refused."""
 
     class Owner:
         def run_turn(self) -> None:
-            """Never comes to it."""
+            """Never take a turn."""
 
     queue = TurnQueue(Owner(), ManualTurns(), "s/0")
     taken: Sequence[bool] = [queue.offer(lambda: None, 10) for _ in range(MESSAGES_MAX + 5)]

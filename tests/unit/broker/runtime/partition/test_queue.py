@@ -9,7 +9,7 @@ from broker.runtime.partition.queue import MESSAGES_MAX, TurnQueue, Work
 
 
 class _Owner:
-    """Takes its turns when the test says so."""
+    """An owner whose turns a test takes by hand."""
 
     def run_turn(self) -> None:
         raise AssertionError("the test takes the turns")

@@ -1,4 +1,4 @@
-"""What a replica is doing has one name at any moment, and the driver says it."""
+"""A replica has one named state at any moment, and its driver reports it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LINEAGE = "1" * 32
 
 
 class QuietLinks:
-    """Links to others who do not answer."""
+    """Links to brokers that never answer."""
 
     def send(self, to: BrokerId, message: ReplicaMessage) -> None:
         """Nobody hears it."""
@@ -43,7 +43,7 @@ class QuietLinks:
         """Nobody hears it."""
 
     def lease_until_ms(self) -> int:
-        """It has a lease for a long time."""
+        """Return a lease that lasts for a long time."""
         return 1 << 40
 
     def withdraw(self, reason: HeadwaterError) -> None:
@@ -62,7 +62,7 @@ def files(tmp_path: Path) -> Iterator[DiskFiles]:
 
 
 def test_a_replica_without_a_view_is_opening(files: DiskFiles) -> None:
-    """The log is open, and nobody has said yet what to do with it."""
+    """Its log is open, and no view of the metadata has named its role yet."""
     rig = DriverRig(files, links=QuietLinks())
     assert rig.driver.state is ReplicaState.OPENING
     rig.close()
@@ -85,7 +85,7 @@ def test_the_metadata_says_who_does_what(
     status: PartitionStatus,
     state: ReplicaState,
 ) -> None:
-    """One name for each place in a view."""
+    """Each role in a view is one state."""
     rig = DriverRig(files, links=QuietLinks())
     both = {ME: BrokerEpoch(1), OTHER: BrokerEpoch(2)}
     rig.view(
@@ -106,7 +106,7 @@ def test_the_metadata_says_who_does_what(
 
 
 def test_a_leader_claims_before_it_leads_and_may_be_replaced(files: DiskFiles) -> None:
-    """Writes wait for the claim; a claim that another process has is the end of writes."""
+    """Writes wait for the claim; if another process has it, they are refused for good."""
     rig = DriverRig(files, claims=Claims(lambda _stream, _source: True))
     begun = Leadership(leader_epoch=LeaderEpoch(1), lineage_id=LINEAGE, start=Offset(0))
     rig.view(replace(alone_view(), lineage=(begun,)))
@@ -123,7 +123,7 @@ def test_a_leader_claims_before_it_leads_and_may_be_replaced(files: DiskFiles) -
 
 
 def test_a_disk_that_refuses_a_sync_fails_the_replica() -> None:
-    """It stays failed: what the disk has is not known."""
+    """It stays failed, because the disk's content is unknown."""
     disk = SimDisk(random.Random(1))
     rig = DriverRig(disk.files())
     disk.datasync_failures = 1
@@ -160,7 +160,7 @@ def test_a_damaged_log_shows_only_what_is_committed(
 
 
 def test_a_log_that_is_cut_is_damaged_from_its_opening_on(files: DiskFiles, tmp_path: Path) -> None:
-    """Nothing is removed, and the state says why nothing is served."""
+    """Nothing is removed, and the state tells why reads are refused."""
     rig = DriverRig(files)
     for value in (b"one", b"two"):
         rig.put(value)

@@ -41,7 +41,7 @@ def publish(partition: PartitionDriver, message_id: str) -> tuple[int, bool]:
 
 
 def no_lease() -> Offset:
-    """Hold nothing."""
+    """Return the floor of no lease."""
     return Offset(OFFSET_MAX)
 
 

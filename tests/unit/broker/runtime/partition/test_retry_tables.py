@@ -17,7 +17,7 @@ def _segment(base: int, stamp_us: int) -> SegmentInfo:
 
 
 def test_who_follows_keeps_the_window_for_the_day_it_leads() -> None:
-    """It remembers no ids; once it leads it has to find them in its log (chaos, seed 41)."""
+    """A follower keeps no ids; as a leader it reads them from its log (found by chaos, seed 41)."""
     tables = RetryTables(CONFIG)
     plan = [_segment(0, NOW_US - 3_000_000), _segment(10, NOW_US - 500_000)]
     assert tables.free_of_ids(plan, NOW_US, leads=False) == [0]
@@ -25,7 +25,7 @@ def test_who_follows_keeps_the_window_for_the_day_it_leads() -> None:
 
 
 def test_who_leads_keeps_the_segments_of_the_ids_it_remembers() -> None:
-    """To the record."""
+    """The boundary is exact to one record."""
     tables = RetryTables(CONFIG)
     tables.window.add(digest_of("an-id"), Offset(12), NOW_US)
     plan = [_segment(0, NOW_US), _segment(10, NOW_US)]

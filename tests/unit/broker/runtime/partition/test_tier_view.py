@@ -1,4 +1,4 @@
-"""What one partition knows of its table: the cold end goes forward, and bounds what is freed."""
+"""A partition's view of its table: the cold end only grows, and limits what is freed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _view(cold_end: int) -> TierView:
 
 
 def test_old_news_do_not_move_the_cold_end_back() -> None:
-    """The metadata may be read after the table was: what this process knows stays."""
+    """Metadata that was read later may be older than the table; the known cold end stays."""
     view = _view(10)
     assert not view.learn(Offset(10))
     assert not view.learn(Offset(4))
@@ -34,7 +34,7 @@ def test_old_news_do_not_move_the_cold_end_back() -> None:
 
 
 def test_nothing_above_the_cold_end_or_a_lease_is_freed() -> None:
-    """Whichever is lower."""
+    """The lower of the two is the limit."""
     view = _view(20)
     segments = [
         SegmentInfo(Offset(at), Offset(at + 10), 100, max_timestamp_us=0, sealed=True)
@@ -50,7 +50,7 @@ def test_nothing_above_the_cold_end_or_a_lease_is_freed() -> None:
 
 
 def test_a_bound_that_comes_later_counts_the_writes_that_wait() -> None:
-    """They were accepted without a bound, and settle under it: the count stays right."""
+    """Writes accepted before the bound are counted when they settle, so the count stays right."""
     view = _view(0)
     write = _Write(size_bytes=100)
     view.accept(100)

@@ -1,4 +1,4 @@
-"""A log at the edges of its promises: what a crash, a stranger or an old file leaves behind.
+"""A log at the edges of its promises: what a crash, a foreign file or an old file leaves behind.
 
 `make plant` takes these checks away one by one, and each test here is the one that notices.
 """
@@ -62,7 +62,7 @@ def fill(log: PartitionLog, groups: int, *, epoch: int = 1, size: int = BODY) ->
 
 
 def test_a_log_whose_writer_crashed_takes_no_writes(disk: SimDisk) -> None:
-    """The crash may have been in the middle of one; the files stay as they are."""
+    """The crash may have been in the middle of a write; the files stay as they are."""
     log = open_log(disk.files(), LARGE)
     fill(log, 2)
     log.poison("the writing thread has crashed")
@@ -94,7 +94,7 @@ def test_a_segment_rolls_before_it_would_be_too_large(disk: SimDisk) -> None:
 
 
 def test_what_a_replaced_log_had_promised_is_no_loss(disk: SimDisk) -> None:
-    """Wherever the power goes: the promise is renewed before the old log is removed."""
+    """At whichever step the power fails: the promise is renewed before the old log is removed."""
     for step in range(1, 60):
         disk = SimDisk(random.Random(step))
         log, promises = promised(disk)
@@ -176,7 +176,7 @@ def test_a_sealed_segment_of_another_size_is_scanned(disk: SimDisk, change: str)
 
 
 def test_a_segment_of_another_partition_is_damage(disk: SimDisk) -> None:
-    """It has the right base offset, and records that are whole."""
+    """It is refused although its base offset is right and its records are whole."""
     other = PartitionId(PARTITION.stream_uuid, PartitionNumber(1))
     for folder, partition in ((FOLDER, PARTITION), ("streams/s/1", other)):
         log = PartitionLog.open(disk.files(), folder, partition, SMALL)
@@ -192,7 +192,7 @@ def test_a_segment_of_another_partition_is_damage(disk: SimDisk) -> None:
 
 
 def test_the_epochs_of_another_partition_are_not_taken(disk: SimDisk) -> None:
-    """Nor those of an older copy: what the log's batches say counts."""
+    """The epochs of an older copy are not taken either: those of the log's batches count."""
     log = open_log(disk.files(), LARGE)
     fill(log, 2, epoch=4)
     older = disk.peek(f"{FOLDER}/epochs")
@@ -231,7 +231,7 @@ def test_the_newer_point_counts_and_the_other_slot_survives_a_torn_write(disk: S
 
 
 def test_the_last_record_below_the_recovery_point_is_never_torn(disk: SimDisk) -> None:
-    """It reads as zeros, as if it had never been written; but the point says that it had been."""
+    """It reads as zeros, as if never written, but the recovery point proves that it was."""
     log = open_log(disk.files(), LARGE)
     fill(log, 3, size=128)
     start = log.segments()[0].size_bytes * 2 // 3 // 8 * 8 + 64
@@ -246,7 +246,7 @@ def test_the_last_record_below_the_recovery_point_is_never_torn(disk: SimDisk) -
 
 
 def test_a_batch_of_an_older_epoch_is_of_another_log(disk: SimDisk) -> None:
-    """It has the right offset, size and checksum; but epochs never fall along a log."""
+    """Offset, size and checksum are right, but epochs never fall along a log."""
     folders = {FOLDER: 3, "streams/s/1": 1}
     for folder, epoch in folders.items():
         log = PartitionLog.open(disk.files(), folder, PARTITION, LARGE)
@@ -280,7 +280,7 @@ def test_reads_stop_before_damage_and_times_do_not_look_over_it(disk: SimDisk) -
 
 
 def test_what_was_freed_is_out_of_range(disk: SimDisk) -> None:
-    """Even by one offset: the table has it."""
+    """A read one offset below the log start is refused: the table has that record."""
     log = open_log(disk.files())
     fill(log, 16, size=128)
     log.free([log.segments()[0].base_offset])
@@ -302,7 +302,7 @@ def test_a_time_leads_to_the_segment_that_reaches_it_exactly(disk: SimDisk) -> N
 
 
 def test_a_producer_state_beyond_the_end_is_of_another_log(disk: SimDisk) -> None:
-    """And the one before the newest is there when the newest is damaged."""
+    """The state before the newest is used when the newest is damaged."""
     log = open_log(disk.files(), LARGE)
     states = []
     for number in range(3):
@@ -341,7 +341,7 @@ def test_a_batch_in_the_place_of_another_is_not_handed_out(disk: SimDisk) -> Non
 
 
 def test_the_index_of_another_partition_leads_nobody(disk: SimDisk) -> None:
-    """It has the right base offset; its positions are those of other batches."""
+    """Its base offset is right, but its positions are those of other batches."""
     other = PartitionId(PARTITION.stream_uuid, PartitionNumber(1))
     for folder, partition, size in ((FOLDER, PARTITION, 120), ("streams/s/1", other, 136)):
         log = PartitionLog.open(disk.files(), folder, partition, SMALL)

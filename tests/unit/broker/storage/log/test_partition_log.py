@@ -209,7 +209,7 @@ def test_a_time_is_not_looked_for_past_a_segment_that_is_gone(disk: SimDisk) -> 
 
 @pytest.mark.parametrize("how", ["read", "offset_at"])
 def test_a_sealed_segment_of_another_log_is_not_read_as_ours(disk: SimDisk, how: str) -> None:
-    """Put in place of ours it has the same name and good checksums; its header says whose it is."""
+    """It has the same name and good checksums; only its header names another log."""
     files = disk.files()
     for folder in (FOLDER, "streams/other/0"):
         other = PartitionId(StreamUuid("00000000-0000-4000-8000-00000000000b"), PARTITION.number)
@@ -341,7 +341,7 @@ def test_a_full_disk_can_be_freed(disk: SimDisk) -> None:
 
 
 def test_a_failed_fsync_ends_the_log(disk: SimDisk) -> None:
-    """It is not asked again: the log refuses writes until it is reopened, and still reads."""
+    """No further fsync is tried: the log refuses writes until it is reopened, and still reads."""
     log = open_log(disk.files())
     fill(log, 3)
     log.append([raw_batch()], leader_epoch=EPOCH, now_us=1)
@@ -428,7 +428,7 @@ def test_readers_beside_a_writer(tmp_path: Path) -> None:
 
 
 def test_ticks_move_the_recovery_point(disk: SimDisk) -> None:
-    """A while after the last write everything is vouched for, and a restart scans only zeros."""
+    """A while after the last write the point is at the log end, and a restart scans only zeros."""
     config = LogConfig(checkpoint_ms=5, preallocate_bytes=512)
     log = open_log(disk.files(), config)
     log.roll_if_due(1_000_000)

@@ -130,7 +130,7 @@ def test_proof_c_no_sector_is_missing(disk: SimDisk, batch: int, where: int) -> 
 
 
 def test_proof_a_below_the_recovery_point(disk: SimDisk) -> None:
-    """What a checkpoint vouched for is rot when it is missing, whatever it looks like."""
+    """A missing record below the recovery point is rot, whatever it looks like."""
     log = open_log(disk.files(), LARGE)
     log.append([raw_batch(size=BODY)] * 4, leader_epoch=EPOCH, now_us=1)
     log.checkpoint()
@@ -181,7 +181,7 @@ def test_rot_in_a_sealed_segment_is_met_by_its_reader(disk: SimDisk) -> None:
 
 @pytest.mark.parametrize("sealed", [True, False])
 def test_a_suspect_log_is_scanned_whole(disk: SimDisk, sealed: bool) -> None:
-    """What a reader met is found by the next openings, until a whole scan finds nothing."""
+    """Damage that a reader met is found by each opening, until a whole scan finds nothing."""
     written(disk, [6])
     log = open_log(disk.files(), LARGE)
     if sealed:
@@ -262,7 +262,7 @@ def test_caches_are_rebuilt(disk: SimDisk, kind: str, way: str) -> None:
 
 
 def test_nothing_legible_is_refused(disk: SimDisk) -> None:
-    """Without a segment and with a damaged recovery point nobody may start from zero."""
+    """Without a segment and with a damaged recovery point the log does not begin at zero."""
     written(disk, [1])
     disk.delete(FIRST)
     for slot in (0, 4096):

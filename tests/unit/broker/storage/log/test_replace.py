@@ -29,7 +29,7 @@ def _replace(disk: SimDisk) -> None:
 
 
 def test_it_begins_at_the_offset_with_the_epochs_of_what_was_before() -> None:
-    """And goes on like any log."""
+    """Afterwards it takes writes like any log."""
     disk = SimDisk(random.Random(1))
     _written(disk)
     _replace(disk)

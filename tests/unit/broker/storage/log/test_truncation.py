@@ -30,7 +30,7 @@ def _write(log: PartitionLog, count: int) -> None:
 
 
 def test_a_cut_is_finished_although_the_index_of_what_went_is_back() -> None:
-    """The name of the index was removed and not synced when the power went; the mark was kept."""
+    """The power failed after the index was removed, before that was synced; the mark was kept."""
     disk = SimDisk(random.Random(1))
     log, _ = _start(disk)
     _write(log, 12)

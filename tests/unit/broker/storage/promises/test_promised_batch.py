@@ -1,4 +1,4 @@
-"""Of two copies of a data folder that went on apart, a log of one is not taken for the other's."""
+"""Two copies of a data folder were written apart: a log of one is not taken for the other's."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Node:
 
     @property
     def reason(self) -> str:
-        """Why the log is damaged; empty: it is not."""
+        """Return why the log is damaged, or an empty text."""
         damaged = self.log.recovery.damaged
         return damaged[0].message if damaged else ""
 
@@ -138,7 +138,7 @@ def test_a_log_that_was_freed_or_cut_is_healthy(change: Callable[[Node], None]) 
 
 
 def test_promises_of_an_older_build_have_no_mark_and_are_believed_once() -> None:
-    """Then the log says which batch it is."""
+    """The missing mark is then taken from the log."""
     node = Node(3)
     node.write(1)
     promise = node.promises.replica(PARTITION)

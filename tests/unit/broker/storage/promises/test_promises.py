@@ -1,4 +1,4 @@
-"""The second place: exact after a kill, never above what was synced after a power cut."""
+"""Promises: exact after a kill, and after a power cut never above the synced end."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_one_damaged_copy_is_survived_and_said(copy: int) -> None:
 
 
 def test_nothing_is_promised_after_a_failed_sync() -> None:
-    """Nobody knows then what is on the disk: every owner hears it at the next word it gives."""
+    """The disk's content is unknown then, so each owner's next promise raises."""
     disk = SimDisk(random.Random(5))
     promises = Promises(disk.files())
     replica = _begun(promises, 0)
@@ -250,7 +250,7 @@ def test_a_file_that_is_exchanged_below_a_running_broker_ends_its_promises(remov
 
 
 def test_a_file_that_cannot_be_opened_a_second_time_is_no_other_file() -> None:
-    """A process without a descriptor left goes on, and looks again."""
+    """A process without a free descriptor goes on, and checks again later."""
     disk = SimDisk(random.Random(6))
     files = disk.files()
     promises = Promises(files)

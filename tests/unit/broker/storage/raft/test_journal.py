@@ -1,4 +1,4 @@
-"""A Raft node's files: what was saved is there after anything, or the node refuses to start."""
+"""A Raft node's files: every save is there after a crash, or the node refuses to start."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ def test_a_full_disk_refuses_and_the_same_save_goes_through_later(thin: bool) ->
 
 @pytest.mark.parametrize("before", range(1, 30, 3))
 def test_room_ahead_takes_small_saves_on_a_full_disk(before: int) -> None:
-    """Wherever the journal's end was when the disk became full; then it refuses, as ever."""
+    """This holds at any end of the journal; once the reserve is used up, saves are refused."""
     disk = _disk()
     journal = RaftJournal(
         disk.files(), "raft", cluster="c", node=A, preallocate_bytes=1024, ahead_bytes=2048
@@ -265,7 +265,7 @@ def test_a_folder_is_fresh_until_its_node_takes_part() -> None:
 
 
 def test_term_and_floor_of_a_rejoin_outlive_a_power_cut() -> None:
-    """Together, or not at all; in that term the node has voted, for nobody else."""
+    """Both or neither survive. In that term the node counts as having voted for itself."""
     disk = _disk()
     journal = _open(disk)
     journal.take_part(9, Floor(7, 30))
@@ -289,7 +289,7 @@ def test_term_and_floor_of_a_rejoin_outlive_a_power_cut() -> None:
 
 
 def test_a_later_term_is_kept_beside_the_note() -> None:
-    """The note is of the start; what was voted since stands in the slots."""
+    """The note is from the start; later votes are in the meta slots."""
     disk = _disk()
     _open(disk).take_part(9, Floor(7, 30))
     journal = _open(disk)
@@ -298,7 +298,7 @@ def test_a_later_term_is_kept_beside_the_note() -> None:
 
 
 def test_a_dropped_floor_stays_dropped() -> None:
-    """And the node stays a member: it does not ask again."""
+    """The node stays a member, and does not ask the others again."""
     disk = _disk()
     _open(disk).take_part(9, Floor(7, 30))
     _open(disk).drop_floor()
@@ -309,7 +309,7 @@ def test_a_dropped_floor_stays_dropped() -> None:
 
 
 def test_a_damaged_note_stops_the_node() -> None:
-    """Every bit of it: a floor that is not known must not be taken for none."""
+    """Every flipped bit does: an unknown floor must not be taken for no floor."""
     disk = _disk()
     _open(disk).take_part(9, Floor(7, 30))
     for position in range(len(disk.peek("raft/member"))):
@@ -326,7 +326,7 @@ def test_a_damaged_note_stops_the_node() -> None:
 
 
 def test_a_snapshot_of_the_largest_state_is_opened_again() -> None:
-    """What a member writes it takes: 64 MiB were written, and refused by the next start."""
+    """A start takes every snapshot that a member can write (64 MiB were refused once)."""
     disk = _disk()
     data = bytes(64 * 1024 * 1024 + 1)
     _open(disk).save(snapshot=_snapshot(5, data=data), image=LogImage(5, 3, ()))

@@ -1,4 +1,4 @@
-"""A Raft node's files at the edges: what a crash or a stranger leaves, and what is noted elsewhere.
+"""A Raft node's files at the edges: after a crash, with a foreign file, beside older promises.
 
 `make plant` takes each of these checks away, and each test here is the one that notices.
 """
@@ -63,7 +63,7 @@ def _filled(disk: SimDisk, *, node: NodeId = A) -> RaftJournal:
 
 
 def test_nothing_of_a_torn_write_stays_behind_the_end() -> None:
-    """Else a later record could be followed by an older one's bytes."""
+    """Otherwise the bytes of an old record could follow a later record."""
     disk = _disk()
     _filled(disk)
     disk.kill()
@@ -77,7 +77,7 @@ def test_nothing_of_a_torn_write_stays_behind_the_end() -> None:
 
 
 def test_what_a_start_reads_survives_the_next_power_cut() -> None:
-    """After a failed sync the page cache shows more than the disk has; it is told of, so kept."""
+    """After a failed sync the page cache has more than the disk; a start syncs what it has read."""
     disk = _disk()
     journal = _open(disk)
     journal.save(hard=HARD, entries=[_entry(1), _entry(2)])
@@ -111,7 +111,7 @@ def test_a_log_that_ends_below_the_noted_commit_is_damage() -> None:
 
 @pytest.mark.parametrize("name", ["snapshot", "meta"])
 def test_one_file_of_another_node_is_refused(name: str) -> None:
-    """Each file says whose it is: another node's vote or state is none of ours."""
+    """Each file names its node, so another node's vote or state is not used."""
     disks = {node: _disk() for node in (A, B)}
     for node, disk in disks.items():
         journal = _filled(disk, node=node)
@@ -134,7 +134,7 @@ def test_a_log_without_the_snapshot_before_it_is_refused() -> None:
 
 
 def test_a_node_that_took_part_does_not_begin_anew() -> None:
-    """Its member file says so, if meta and journal are gone: its vote is not known."""
+    """The member file proves it when meta and journal are gone, and then its vote is unknown."""
     disk = _disk()
     _open(disk).take_part(9, Floor(7, 30))
     for name in ("meta", "journal"):
@@ -168,7 +168,7 @@ def test_each_save_is_noted_in_the_second_place() -> None:
 
 
 def test_a_write_that_did_not_fit_leaves_nothing_behind_the_end() -> None:
-    """A part of it could be taken for a record once the end has moved."""
+    """A part of the refused write could be taken for a record once the end has moved."""
     disk = _disk()
     disk.thin = True
     journal = _open(disk)

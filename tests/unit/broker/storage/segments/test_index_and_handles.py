@@ -62,7 +62,7 @@ def test_epochs_answer_where_an_epoch_ends() -> None:
 
 
 def test_epochs_are_cut_with_the_log() -> None:
-    """What began above the new end is forgotten; growth is only upward."""
+    """Epochs that begin above the new end are forgotten; epochs are added only at the end."""
     epochs = history((1, 0), (3, 10), (7, 30))
     assert epochs.cut(Offset(29)) == history((1, 0), (3, 10))
     assert epochs.cut(Offset(30)) == epochs
