@@ -168,8 +168,10 @@ class ElectionCore:
     def _take_state(self, state: MetadataState, now_ms: int) -> Iterator[ElectionEffect]:
         """Take a newer state; partitions without a leader get their next step at once."""
         for change in partition_changes(self._state, state):
-            one = change.after
+            before, one = change.before, change.after
             partition_id = change.partition_id
+            if before is not None and (one is None or one.leader_epoch != before.leader_epoch):
+                self._reports.pop((partition_id, before.leader_epoch), None)
             if one is None or one.status == "online":
                 self._races.pop(partition_id, None)
             if one is None or one.status not in ("election", "candidate_found"):

@@ -68,7 +68,7 @@ class LiftbridgeService:
         """Bind and serve; returns when the port is bound.
 
         Raises:
-            InvalidConfigError: the address is taken or the certificates are not usable.
+            InvalidConfigError: the address or the certificates cannot be used.
         """
         self._thread.start()
         self._started.wait(_START_S)
@@ -106,7 +106,7 @@ class LiftbridgeService:
     def _run(self) -> None:
         try:
             asyncio.run(self._serve())
-        except (OSError, ssl.SSLError) as error:
+        except (OSError, ValueError) as error:  # of ssl, too; UnicodeError of an impossible host
             self._failure = error
         finally:
             self._started.set()

@@ -227,6 +227,15 @@ def test_a_report_is_of_this_epoch_and_of_a_registered_process(wrong: dict[str, 
     assert room.report(C, 3) == []
 
 
+def test_reports_about_an_earlier_leader_are_forgotten() -> None:
+    """They can never count again; a controller keeps its office for months."""
+    room = Room()
+    assert room.report(B, 0) == []
+    assert room.core._reports
+    room.do(FenceBroker(broker=A, broker_epoch=room.epoch(A)))
+    assert not room.core._reports
+
+
 # ---------------------------------------------------------------------------- candidates
 
 
