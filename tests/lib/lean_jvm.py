@@ -29,9 +29,13 @@ if TYPE_CHECKING:
 ROOT: Final = Path(__file__).resolve().parents[2]
 ARCHIVE: Final = Path(sys.prefix) / "classes.jsa"
 # Every JVM that a test starts runs for seconds: compile quickly rather than well, collect garbage
-# on one thread, map prepared classes where they were (which is a diagnostic option: without it
-# the JVM rewrites all addresses in the archive, a second of CPU), and do not talk about it.
-_QUICK: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+# on one thread and seldom (by half of a larger first heap for what is new, and no whole collection
+# because classes were loaded), map prepared classes where they were (which is a diagnostic option:
+# without it the JVM rewrites all addresses in the archive, a second of CPU), and be silent.
+_QUICK: Final = (
+    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC "
+    "-XX:InitialRAMPercentage=4 -XX:NewRatio=1 -XX:MetaspaceSize=512m"
+)
 OPTIONS: Final = (
     f"{_QUICK} -Xshare:auto -Xlog:disable -XX:SharedArchiveFile={ARCHIVE} "
     "-XX:+UnlockDiagnosticVMOptions -XX:ArchiveRelocationMode=0"
