@@ -14,6 +14,7 @@ from hypothesis import settings
 
 import lean_jvm
 from broker.adapters.raft_pysyncobj.pinned import sockets_kept
+from stale_seeds import StaleSeeds
 
 if TYPE_CHECKING:
     from lanes import LaneScheduling
@@ -51,7 +52,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Count CPU seconds if that is asked for."""
+    """Name known seeds that are stale; count CPU seconds if that is asked for."""
+    config.pluginmanager.register(StaleSeeds())
     target = config.getoption("--cpu-report")
     if target:
         from cpu_report import CpuReport

@@ -5,19 +5,17 @@ HEADWATER_SIM_SEED replays one seed, HEADWATER_SIM_SEEDS sets how many are run (
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 
 import pytest
 
 from simkit.house.house import opened
 from simkit.mistakes.changes import FIRST_SEEDS, MUTANTS, WITH_LAKE
-from simkit.seed_hunt import hunted, whole_hunt
+from simkit.seed_hunt import Hunt, hunted_here, seed_count, seeds_of
 
-MANY = os.environ.get("HEADWATER_SIM_SEEDS")
-SEEDS = int(MANY or 0) // 16 or 12
+SEEDS = seed_count(12, one_in=16)
 GROUPS = 2  # so that workers share them
-MUTANT_SEEDS_MAX = 100
+HUNT = Hunt("simkit/mistakes/changes.py: FIRST_SEEDS", FIRST_SEEDS, seeds_max=100)
 QUICK = ("purge_is_heard_at_the_next_start", "unshipped_records_are_purged")
 
 
@@ -39,22 +37,17 @@ def _life(seed: int, *, with_lake: bool) -> Counter[str]:
 @pytest.mark.parametrize("group", range(GROUPS))
 def test_changed_and_purged_streams_keep_every_promise(group: int, with_lake: bool) -> None:
     """What was acknowledged is read, or was purged on purpose; no replica brings it back."""
-    only = os.environ.get("HEADWATER_SIM_SEED")
-    seeds = [int(only)] if only else range(group, SEEDS, GROUPS)
+    seeds = seeds_of(group, GROUPS, SEEDS)
     counts = sum((_life(seed, with_lake=with_lake) for seed in seeds), Counter[str]())
-    if not only:
+    if len(seeds) >= 6:
         assert counts.keys() >= {"altered", "purged", "CommitTimeoutError"}, counts
         if not with_lake:
             assert counts["reader told"], "no reader was behind a purge"
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("mutant", [one for one in MUTANTS if MANY or whole_hunt() or one in QUICK])
+@pytest.mark.parametrize("mutant", hunted_here(MUTANTS, QUICK))
 def test_each_mutant_of_changes_is_caught(mutant: str) -> None:
     """A change or a purge with one known mistake breaks a promise in some seed."""
     with MUTANTS[mutant]():
-        assert hunted(
-            lambda seed: _life(seed, with_lake=mutant in WITH_LAKE),
-            FIRST_SEEDS.get(mutant, 0),
-            MUTANT_SEEDS_MAX,
-        )
+        assert HUNT.catches(mutant, lambda seed: _life(seed, with_lake=mutant in WITH_LAKE))

@@ -1,7 +1,7 @@
 """Lives in which publishers call over Flight, and the proof that they would notice a mistake.
 
 HEADWATER_SIM_SEED replays one seed, HEADWATER_SIM_SEEDS sets how many are run (`make sim`).
-HEADWATER_WHOLE_HUNT looks for every mutant from the first seed on (`make mutants`).
+HEADWATER_WHOLE_HUNT hunts for every mutant, each from its known seed (`make mutants`).
 """
 
 from __future__ import annotations
@@ -10,27 +10,23 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 
 import pytest
 
 from projectfiles import ROOT
 from simkit.house.house import run_seed
 from simkit.mistakes.flight import FIRST_SEEDS, MUTANTS
-from simkit.seed_hunt import broken_seed, hunting_order, never_seen
+from simkit.seed_hunt import Hunt, never_seen, seed_count, seeds_of
 
-MANY = os.environ.get("HEADWATER_SIM_SEEDS")
-SEEDS = int(MANY or 0) // 8 or 16
+SEEDS = seed_count(16, one_in=8)
 SIGHT_SEEDS_MAX = 200
 MUTANT_SEEDS_MAX = 60
+HUNT = Hunt("simkit/mistakes/flight.py: FIRST_SEEDS", FIRST_SEEDS, MUTANT_SEEDS_MAX)
+# Lives in which, together, everything was met; a change of the product moves some elsewhere.
+KNOWN_LIVES = (0,)
 GROUPS = 2  # so that workers share them
 FILES = [ROOT / f"tests/lib/simkit/house/{one}.py" for one in ("flight", "flight_clients")]
-
-
-def _seeds(group: int) -> range:
-    only = os.environ.get("HEADWATER_SIM_SEED")
-    if only:
-        return range(int(only), int(only) + 1 if group == 0 else int(only))
-    return range(group, SEEDS, GROUPS)
 
 
 @pytest.mark.seeds
@@ -38,7 +34,7 @@ def _seeds(group: int) -> range:
 @pytest.mark.parametrize("group", range(GROUPS))
 def test_nothing_acknowledged_over_flight_is_lost(group: int) -> None:
     """Answers come in the order of the batches, once each, and are kept; every fifth over Raft."""
-    seeds = _seeds(group)
+    seeds = seeds_of(group, GROUPS, SEEDS)
     assert all(run_seed(one, with_flight=True, with_raft=one % 5 == 4).seen for one in seeds)
 
 
@@ -50,17 +46,20 @@ def test_every_situation_of_a_call_is_reached() -> None:
     wanted |= {f"Flight publish refused: {one}" for one in ("OverloadedError", "NotLeaderError")}
     wanted |= {"retry answered with its first offset (producer)"}
     assert len(wanted) > 8
-    seeds = range(SIGHT_SEEDS_MAX)
-    assert never_seen(wanted, lambda seed: run_seed(seed, with_flight=True).seen, seeds) == []
+    lives, table = range(SIGHT_SEEDS_MAX), "tests/sim/test_house_flight_sim.py: KNOWN_LIVES"
+    assert never_seen(wanted, _seen, lives, KNOWN_LIVES, table) == []
+
+
+def _seen(seed: int) -> Counter[str]:
+    return run_seed(seed, with_flight=True).seen
 
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_each_mutant_of_a_call_is_caught(mutant: str) -> None:
     """The product's session with one known mistake breaks a promise in some seed."""
-    seeds = hunting_order(FIRST_SEEDS.get(mutant, 0), MUTANT_SEEDS_MAX)
     with MUTANTS[mutant]():
-        assert broken_seed(lambda seed: run_seed(seed, with_flight=True), seeds) is not None
+        assert HUNT.catches(mutant, lambda seed: run_seed(seed, with_flight=True))
 
 
 def test_a_life_with_calls_is_a_whole_story() -> None:

@@ -1,7 +1,7 @@
 """The product's shells over the product's Raft: brokers, controllers and their journals, together.
 
 HEADWATER_SIM_SEED replays one seed, HEADWATER_SIM_SEEDS sets how many are run (`make sim`).
-HEADWATER_WHOLE_HUNT looks for every mutant from the first seed on (`make mutants`).
+HEADWATER_WHOLE_HUNT hunts for every mutant, each from its known seed (`make mutants`).
 """
 
 from __future__ import annotations
@@ -10,29 +10,23 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 
 import pytest
 
 from projectfiles import ROOT
 from simkit.house.beneath.mutants import BIASED, FIRST_SEEDS, MUTANTS, QUICK
 from simkit.house.house import run_seed
-from simkit.seed_hunt import broken_seed, hunting_order, never_seen
+from simkit.seed_hunt import Hunt, hunted_here, never_seen, seed_count, seeds_of
 
-MANY = os.environ.get("HEADWATER_SIM_SEEDS")
-WHOLE_HUNT = bool(os.environ.get("HEADWATER_WHOLE_HUNT"))
-SEEDS = int(MANY or 0) // 16 or 10
+SEEDS = seed_count(10, one_in=16)
 SIGHT_SEEDS_MAX = 200
 MUTANT_SEEDS_MAX = 120
 GROUPS = 2  # so that workers share them
-RARE_SEEDS = (0,)
+# Lives in which, together, everything was met; a change of the product moves some elsewhere.
+KNOWN_LIVES = (0,)
+HUNT = Hunt("simkit/house/beneath/mutants.py: FIRST_SEEDS", FIRST_SEEDS, MUTANT_SEEDS_MAX)
 FILE = ROOT / "tests/lib/simkit/house/beneath/raft.py"
-
-
-def _seeds(group: int) -> range:
-    only = os.environ.get("HEADWATER_SIM_SEED")
-    if only:
-        return range(int(only), int(only) + 1 if group == 0 else int(only))
-    return range(group, SEEDS, GROUPS)
 
 
 @pytest.mark.seeds
@@ -40,7 +34,7 @@ def _seeds(group: int) -> range:
 @pytest.mark.parametrize("group", range(GROUPS))
 def test_nothing_acknowledged_is_lost_over_raft(group: int) -> None:
     """Kills, power cuts, partitions, pauses and wiped disks, of brokers that are controllers."""
-    assert all(run_seed(seed, with_raft=True).seen for seed in _seeds(group))
+    assert all(run_seed(seed, with_raft=True).seen for seed in seeds_of(group, GROUPS, SEEDS))
 
 
 @pytest.mark.timeout(900)  # until the rarest was seen
@@ -48,20 +42,21 @@ def test_every_situation_of_raft_is_reached() -> None:
     """A floor that nobody rejoins below, or a leader that is never asked, proves nothing."""
     wanted = set(re.findall(r'note\(\s*"([^"]+)"', FILE.read_text("utf-8")))
     assert len(wanted) > 4
-    order = [*RARE_SEEDS, *range(SIGHT_SEEDS_MAX)]
-    assert never_seen(wanted, lambda seed: run_seed(seed, with_raft=True).seen, order) == []
+    lives, table = range(SIGHT_SEEDS_MAX), "tests/sim/test_house_raft_sim.py: KNOWN_LIVES"
+    assert never_seen(wanted, _seen, lives, KNOWN_LIVES, table) == []
+
+
+def _seen(seed: int) -> Counter[str]:
+    return run_seed(seed, with_raft=True).seen
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("mutant", [one for one in MUTANTS if MANY or WHOLE_HUNT or one in QUICK])
+@pytest.mark.parametrize("mutant", hunted_here(MUTANTS, QUICK))
 def test_each_mutant_around_raft_is_caught(mutant: str) -> None:
     """A shell around the core with one known mistake breaks a promise in some seed."""
-    seeds = hunting_order(FIRST_SEEDS.get(mutant, 0), MUTANT_SEEDS_MAX)
+    faults = BIASED.get(mutant)
     with MUTANTS[mutant]():
-        found = broken_seed(
-            lambda seed: run_seed(seed, with_raft=True, faults=BIASED.get(mutant)), seeds
-        )
-        assert found is not None
+        assert HUNT.catches(mutant, lambda seed: run_seed(seed, with_raft=True, faults=faults))
 
 
 def test_a_seed_over_raft_is_a_whole_story() -> None:

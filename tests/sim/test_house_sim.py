@@ -1,7 +1,7 @@
 """Seeds of a cluster of the product's own shells, and the proof that they would notice.
 
 HEADWATER_SIM_SEED replays one seed, HEADWATER_SIM_SEEDS sets how many are run (`make sim`).
-HEADWATER_WHOLE_HUNT looks for every mutant from the first seed on (`make mutants`).
+HEADWATER_WHOLE_HUNT hunts for every mutant, each from its known seed (`make mutants`).
 """
 
 from __future__ import annotations
@@ -24,24 +24,20 @@ from simkit.mistakes.tiering import FIRST_MIXED_SEEDS, MIXED_MUTANTS
 from simkit.mistakes.tiering import FIRST_SEEDS as FIRST_LAKE_SEEDS
 from simkit.mistakes.tiering import MUTANTS as LAKE_MUTANTS
 from simkit.mistakes.tiering import QUICK as QUICK_LAKE
-from simkit.seed_hunt import broken_seed, hunting_order, never_seen
+from simkit.seed_hunt import Hunt, hunted_here, never_seen, seed_count, seeds_of
 
-MANY = os.environ.get("HEADWATER_SIM_SEEDS")
-WHOLE_HUNT = bool(os.environ.get("HEADWATER_WHOLE_HUNT"))
-SEEDS = int(MANY or 0) // 8 or 24
-LAKE_SEEDS = int(MANY or 0) // 16 or 8
-MIXED_SEEDS = int(MANY or 0) // 8 or 24
+SEEDS = seed_count(24, one_in=8)
+LAKE_SEEDS = seed_count(8, one_in=16)
+MIXED_SEEDS = seed_count(24, one_in=8)
 SIGHT_SEEDS_MAX = 400
 MUTANT_SEEDS_MAX = 260
 GROUPS = 2  # so that workers share them
 FOLDER = ROOT / "tests/lib/simkit/house"
-
-
-def _seeds(group: int, count: int) -> range:
-    only = os.environ.get("HEADWATER_SIM_SEED")
-    if only:
-        return range(int(only), int(only) + 1 if group == 0 else int(only))
-    return range(group, count, GROUPS)
+_MISTAKES = "simkit/mistakes/"
+SHELLS = Hunt(_MISTAKES + "shells.py: FIRST_SEEDS", FIRST_SEEDS, MUTANT_SEEDS_MAX)
+LAKE = Hunt(_MISTAKES + "tiering.py: FIRST_SEEDS", FIRST_LAKE_SEEDS, MUTANT_SEEDS_MAX)
+MIXED_LAKE = Hunt(_MISTAKES + "tiering.py: FIRST_MIXED_SEEDS", FIRST_MIXED_SEEDS, MUTANT_SEEDS_MAX)
+CORES = Hunt(_MISTAKES + "cores.py: HOUSE_SEEDS", cores.HOUSE_SEEDS, MUTANT_SEEDS_MAX)
 
 
 @pytest.mark.seeds
@@ -49,7 +45,7 @@ def _seeds(group: int, count: int) -> range:
 @pytest.mark.parametrize("group", range(GROUPS))
 def test_nothing_acknowledged_is_lost(group: int) -> None:
     """What the product's shells do under faults keeps every promise, and heals in time."""
-    assert all(run_seed(seed).seen for seed in _seeds(group, SEEDS))
+    assert all(run_seed(seed).seen for seed in seeds_of(group, GROUPS, SEEDS))
 
 
 @pytest.mark.seeds
@@ -57,7 +53,7 @@ def test_nothing_acknowledged_is_lost(group: int) -> None:
 @pytest.mark.parametrize("group", range(GROUPS))
 def test_nothing_acknowledged_is_lost_between_the_tiers(group: int) -> None:
     """With a lake: records ship and are freed, cuts and leases hold, tables are verified."""
-    assert all(run_seed(seed, with_lake=True).seen for seed in _seeds(group, LAKE_SEEDS))
+    assert all(run_seed(seed, with_lake=True).seen for seed in seeds_of(group, GROUPS, LAKE_SEEDS))
 
 
 @pytest.mark.seeds
@@ -68,7 +64,7 @@ def test_only_what_an_operator_gave_up_is_lost(group: int) -> None:
 
     Every fourth seed has a lake.
     """
-    seeds = _seeds(group, MIXED_SEEDS)
+    seeds = seeds_of(group, GROUPS, MIXED_SEEDS)
     assert all(run_seed(seed, mixed=True, with_lake=seed % 4 == 3).seen for seed in seeds)
 
 
@@ -90,25 +86,24 @@ def test_every_named_situation_is_reached() -> None:
     """A fault that never strikes, or a refusal that nobody meets, proves nothing."""
     wanted = _named_situations() - SCRIPTED - SELDOM
     assert len(wanted) > 75
-    known = [(kind, seed) for kind, seeds in KNOWN_LIVES.items() for seed in seeds]
-    others = [(kind, seed) for seed in range(SIGHT_SEEDS_MAX) for kind in KNOWN_LIVES]
-    lives = [*known, *others]
-    first, all_lives = range(len(known)), range(len(lives))
-    assert never_seen(wanted, lambda one: _seen(*lives[one]), all_lives[len(known) :], first) == []
+    kinds = ("plain", "lake", "mixed", "mixed, lake")
+    lives = [(kind, seed) for seed in range(SIGHT_SEEDS_MAX) for kind in kinds]
+    table = "tests/sim/test_house_sim.py: KNOWN_LIVES"
+    assert never_seen(wanted, _seen, lives, KNOWN_LIVES, table) == []
 
 
-def _seen(kind: str, seed: int) -> Counter[str]:
-    lake, mixed = "lake" in kind, "mixed" in kind
-    return run_seed(seed, with_lake=lake, mixed=mixed).seen
+def _seen(life: tuple[str, int]) -> Counter[str]:
+    kind, seed = life
+    return run_seed(seed, with_lake="lake" in kind, mixed="mixed" in kind).seen
 
 
 # Lives in which, together, everything was met; a change of the product moves some elsewhere.
-KNOWN_LIVES = {
-    "plain": (36,),
-    "lake": (9, 14, 17),
-    "mixed": (43, 46, 87),
-    "mixed, lake": (21, 52, 76),
-}
+KNOWN_LIVES = (
+    *(("plain", one) for one in (36,)),
+    *(("lake", one) for one in (9, 14, 17)),
+    *(("mixed", one) for one in (43, 46, 87)),
+    *(("mixed, lake", one) for one in (21, 52, 76)),
+)
 # Met, and asked for, in `test_house_scenarios.py`.
 SCRIPTED = {
     "A2 walked back over more than one epoch",
@@ -130,46 +125,36 @@ SELDOM = {
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("mutant", [one for one in MUTANTS if MANY or WHOLE_HUNT or one in QUICK])
+@pytest.mark.parametrize("mutant", hunted_here(MUTANTS, QUICK))
 def test_each_mutant_is_caught(mutant: str) -> None:
     """A shell of the product with one known mistake breaks a promise in some seed."""
-    seeds = hunting_order(FIRST_SEEDS.get(mutant, 0), MUTANT_SEEDS_MAX)
+    mixed, faults = mutant in MIXED, BIASED.get(mutant)
     with MUTANTS[mutant]():
-        mixed, faults = mutant in MIXED, BIASED.get(mutant)
-        found = broken_seed(lambda seed: run_seed(seed, faults=faults, mixed=mixed), seeds)
-        assert found is not None
+        assert SHELLS.catches(mutant, lambda seed: run_seed(seed, faults=faults, mixed=mixed))
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(
-    "mutant", [one for one in LAKE_MUTANTS if MANY or WHOLE_HUNT or one in QUICK_LAKE]
-)
+@pytest.mark.parametrize("mutant", hunted_here(LAKE_MUTANTS, QUICK_LAKE))
 def test_each_mutant_of_tiering_is_caught(mutant: str) -> None:
     """Shipping, freeing or cutting with one known mistake breaks a promise in some seed."""
-    seeds = hunting_order(FIRST_LAKE_SEEDS[mutant], MUTANT_SEEDS_MAX)
     with LAKE_MUTANTS[mutant]():
-        assert broken_seed(lambda seed: run_seed(seed, with_lake=True), seeds) is not None
+        assert LAKE.catches(mutant, lambda seed: run_seed(seed, with_lake=True))
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(
-    "mutant", [one for one in cores.HOUSE_SEEDS if MANY or WHOLE_HUNT or one in cores.QUICK]
-)
-def test_a_life_notices_mistakes_of_the_pure_machines(mutant: str) -> None:
+@pytest.mark.parametrize("mutant", hunted_here(cores.HOUSE_SEEDS, cores.QUICK))
+def test_a_life_notices_each_mutant_of_the_pure_machines(mutant: str) -> None:
     """Beside the unit tests of `test_core_mutants.py`: so the oracle and the judge see them too."""
-    seeds = hunting_order(cores.HOUSE_SEEDS[mutant], MUTANT_SEEDS_MAX)
     with cores.MUTANTS[mutant]():
-        assert broken_seed(lambda seed: run_seed(seed, mixed=True), seeds) is not None
+        assert CORES.catches(mutant, lambda seed: run_seed(seed, mixed=True))
 
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("mutant", FIRST_MIXED_SEEDS)
 def test_a_mixed_life_with_a_lake_notices_each_mutant(mutant: str) -> None:
     """What replication does with the table, with one known mistake, breaks a promise."""
-    seeds = hunting_order(FIRST_MIXED_SEEDS[mutant], MUTANT_SEEDS_MAX)
     with MIXED_MUTANTS[mutant]():
-        found = broken_seed(lambda seed: run_seed(seed, mixed=True, with_lake=True), seeds)
-        assert found is not None
+        assert MIXED_LAKE.catches(mutant, lambda seed: run_seed(seed, mixed=True, with_lake=True))
 
 
 def test_a_seed_is_a_whole_story(tmp_path: Path) -> None:

@@ -1,23 +1,23 @@
 """Seeds of a partition log's life on a failing disk, and the proof that they would notice.
 
 HEADWATER_SIM_SEED replays one seed, HEADWATER_SIM_SEEDS sets how many are run (`make sim`).
-HEADWATER_WHOLE_HUNT looks for every mutant and situation from the first seed on (`make mutants`).
+HEADWATER_WHOLE_HUNT hunts for every mutant, each from its known seed (`make mutants`).
 """
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 
 import pytest
 
 from simkit.log.mutants import FIRST_SEEDS, MUTANTS
 from simkit.log.sim import run_seed
-from simkit.seed_hunt import hunted, never_seen
+from simkit.seed_hunt import Hunt, never_seen, seed_count, seeds_of
 
-SEEDS = int(os.environ.get("HEADWATER_SIM_SEEDS") or 1000)
+SEEDS = seed_count(1000)
 GROUPS = 4  # so that workers share them
 MUTANT_SEEDS_MAX = 4000
+HUNT = Hunt("simkit/log/mutants.py: FIRST_SEEDS", FIRST_SEEDS, MUTANT_SEEDS_MAX)
 
 # What has to happen in some seed, or the simulation is blind. Most do by a thousand seeds.
 SOMETIMES = (
@@ -82,35 +82,31 @@ KNOWN_SEEDS = (
 )
 
 
-def _seeds(group: int) -> range:
-    only = os.environ.get("HEADWATER_SIM_SEED")
-    if only:
-        return range(int(only), int(only) + 1 if group == 0 else int(only))
-    return range(group, SEEDS, GROUPS)
-
-
 @pytest.mark.seeds
 @pytest.mark.parametrize("group", range(GROUPS))
 def test_promised_records_survive_or_are_named(group: int) -> None:
     """Whatever the disk does, promised records are there bit for bit or their damage is named."""
     seen: Counter[str] = Counter()
-    for seed in _seeds(group):
+    seeds = seeds_of(group, GROUPS, SEEDS)
+    for seed in seeds:
         seen += run_seed(seed)
-    if len(_seeds(group)) >= SEEDS // GROUPS >= 250:
+    if len(seeds) >= SEEDS // GROUPS >= 250:
         rare = [what for what in SOMETIMES if not seen[what]]
         assert len(rare) <= len(SOMETIMES) // 5, f"these seeds are blind for {rare}"
 
 
 def test_every_situation_is_reached() -> None:
     """Each situation that the log is built for occurs in some seed."""
-    assert never_seen(SOMETIMES, run_seed, range(MUTANT_SEEDS_MAX), KNOWN_SEEDS) == []
+    table = "tests/sim/test_log_sim.py: KNOWN_SEEDS"
+    assert never_seen(SOMETIMES, run_seed, range(MUTANT_SEEDS_MAX), KNOWN_SEEDS, table) == []
 
 
+@pytest.mark.timeout(1800)  # if the known seed is stale
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_each_mutant_is_caught(mutant: str) -> None:
     """A log with one known mistake breaks a promise in some seed."""
     with MUTANTS[mutant]():
-        assert hunted(run_seed, FIRST_SEEDS[mutant], MUTANT_SEEDS_MAX)
+        assert HUNT.catches(mutant, run_seed)
 
 
 def test_a_seed_is_a_whole_story() -> None:

@@ -9,11 +9,22 @@ from collections import Counter
 
 import pytest
 
-from simkit.raft.observer_mutants import OBSERVER_HINTS, OBSERVER_MUTANTS, OBSERVER_SCRIPTS
+from simkit.raft.observer_mutants import (
+    OBSERVER_FIRST_SEEDS,
+    OBSERVER_HINTS,
+    OBSERVER_MUTANTS,
+    OBSERVER_SCRIPTS,
+)
 from simkit.raft.sim import run_seed
+from simkit.seed_hunt import Hunt
 
 SEEDS = 60
-MUTANT_SEEDS_MAX = 300
+HUNT = Hunt(
+    "simkit/raft/observer_mutants.py: OBSERVER_FIRST_SEEDS",
+    OBSERVER_FIRST_SEEDS,
+    seeds_max=300,
+    scripts=OBSERVER_SCRIPTS,
+)
 
 
 @pytest.mark.parametrize("observers", [1, 2])
@@ -29,18 +40,11 @@ def test_no_promise_is_broken_and_everybody_comes_to_the_same_place(observers: i
 @pytest.mark.parametrize("mutant", OBSERVER_MUTANTS)
 def test_each_observer_mutant_is_caught(mutant: str) -> None:
     """A group with one known mistake breaks a promise in some seed, or in its script."""
+    faults, size, observers = OBSERVER_HINTS.get(mutant, (None, None, None))
     with OBSERVER_MUTANTS[mutant]():
-        if mutant in OBSERVER_SCRIPTS:
-            with pytest.raises(AssertionError):
-                OBSERVER_SCRIPTS[mutant]()
-            return
-        faults, size, observers = OBSERVER_HINTS[mutant]
-        for seed in range(MUTANT_SEEDS_MAX):
-            try:
-                run_seed(seed, faults=faults, size=size, observers=observers)
-            except AssertionError:
-                return
-    raise AssertionError(f"{mutant} was not caught by {MUTANT_SEEDS_MAX} seeds")
+        assert HUNT.catches(
+            mutant, lambda seed: run_seed(seed, faults=faults, size=size, observers=observers)
+        )
 
 
 @pytest.mark.parametrize("script", OBSERVER_SCRIPTS)

@@ -5,7 +5,6 @@ The same seeds, faults and promises; HEADWATER_SIM_SEED and HEADWATER_SIM_SEEDS 
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 
 import pytest
@@ -19,10 +18,13 @@ from simkit.raft.pysyncobj_mutants import (
     in_simulation,
 )
 from simkit.raft.sim import run_seed
-from simkit.seed_hunt import hunting_order, is_caught
+from simkit.seed_hunt import Hunt, seed_count, seeds_of
 
-SEEDS = int(os.environ.get("HEADWATER_SIM_SEEDS") or 150)
+SEEDS = seed_count(150)
 MUTANT_SEEDS_MAX = 1500
+HUNT = Hunt(
+    "simkit/raft/pysyncobj_mutants.py: FIRST_SEEDS", FIRST_SEEDS, MUTANT_SEEDS_MAX, SCRIPTS, REASONS
+)
 
 # What has to happen in some seed, or the simulation is blind.
 SOMETIMES = (
@@ -41,19 +43,15 @@ SOMETIMES = (
 )
 
 
-def _seeds() -> range:
-    only = os.environ.get("HEADWATER_SIM_SEED")
-    return range(int(only), int(only) + 1) if only else range(SEEDS)
-
-
 @pytest.mark.seeds
 def test_no_promise_is_broken_and_the_group_comes_back() -> None:
     """Whatever fails, safety holds after every step, and healing brings progress."""
     seen: Counter[str] = Counter()
+    seeds = seeds_of(0, 1, SEEDS)
     with in_simulation():
-        for seed in _seeds():
+        for seed in seeds:
             seen += run_seed(seed, observers=0)[0]
-    if len(_seeds()) >= 150:
+    if len(seeds) >= 150:
         assert [what for what in SOMETIMES if not seen[what]] == []
 
 
@@ -65,17 +63,14 @@ def test_a_seed_is_a_whole_story() -> None:
         ]
 
 
+@pytest.mark.timeout(1800)  # if the known seed is stale
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_each_correction_is_needed(mutant: str) -> None:
     """Without one of them a promise is broken in some seed, or in its script."""
     faults, size = HINTS.get(mutant, (None, None))
     with in_simulation(), MUTANTS[mutant]():
-        assert is_caught(
-            mutant,
-            SCRIPTS,
-            lambda seed: run_seed(seed, faults=faults, size=size, observers=0),
-            hunting_order(FIRST_SEEDS.get(mutant, 0), MUTANT_SEEDS_MAX),
-            REASONS[mutant],
+        assert HUNT.catches(
+            mutant, lambda seed: run_seed(seed, faults=faults, size=size, observers=0)
         )
 
 

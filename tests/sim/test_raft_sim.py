@@ -1,7 +1,7 @@
 """Seeds of a Raft group's life among failing networks, disks and processes, and proof of sight.
 
 HEADWATER_SIM_SEED replays one seed, HEADWATER_SIM_SEEDS sets how many are run (`make sim`).
-HEADWATER_WHOLE_HUNT looks for every mutant from the first seed on (`make mutants`).
+HEADWATER_WHOLE_HUNT hunts for every mutant, each from its known seed (`make mutants`).
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ import pytest
 from simkit.raft.mutants import FIRST_SEEDS, HINTS, MUTANTS, REASONS
 from simkit.raft.scenarios import SCRIPTS
 from simkit.raft.sim import run_seed
-from simkit.seed_hunt import hunting_order, is_caught, never_seen
+from simkit.seed_hunt import Hunt, never_seen, seed_count, seeds_of
 
-SEEDS = int(os.environ.get("HEADWATER_SIM_SEEDS") or 400)
+SEEDS = seed_count(400)
 GROUPS = 4  # so that workers share them
 MUTANT_SEEDS_MAX = 1500
+HUNT = Hunt("simkit/raft/mutants.py: FIRST_SEEDS", FIRST_SEEDS, MUTANT_SEEDS_MAX, SCRIPTS, REASONS)
 
 # What has to happen in some seed, or the simulation is blind. Most do by a few hundred seeds.
 SOMETIMES = (
@@ -78,21 +79,15 @@ SOMETIMES = (
 KNOWN_SEEDS = (5008, 5123, 5132, 5217, 5233, 5244, 5269)
 
 
-def _seeds(group: int) -> range:
-    only = os.environ.get("HEADWATER_SIM_SEED")
-    if only:
-        return range(int(only), int(only) + 1 if group == 0 else int(only))
-    return range(group, SEEDS, GROUPS)
-
-
 @pytest.mark.seeds
 @pytest.mark.parametrize("group", range(GROUPS))
 def test_no_promise_is_broken_and_the_group_comes_back(group: int) -> None:
     """Whatever fails, safety holds after every step, and healing brings progress."""
     seen: Counter[str] = Counter()
-    for seed in _seeds(group):
+    seeds = seeds_of(group, GROUPS, SEEDS)
+    for seed in seeds:
         seen += run_seed(seed)[0]
-    if len(_seeds(group)) >= SEEDS // GROUPS >= 250:
+    if len(seeds) >= SEEDS // GROUPS >= 250:
         rare = [what for what in SOMETIMES if not seen[what]]
         assert len(rare) <= 5, f"these seeds are blind for {rare}"
 
@@ -100,21 +95,21 @@ def test_no_promise_is_broken_and_the_group_comes_back(group: int) -> None:
 def test_every_situation_is_reached() -> None:
     """Each situation that the group is built for occurs in some seed."""
     seeds = range(5000, 5000 + MUTANT_SEEDS_MAX)
-    assert never_seen(SOMETIMES, lambda seed: run_seed(seed)[0], seeds, KNOWN_SEEDS) == []
+    table = "tests/sim/test_raft_sim.py: KNOWN_SEEDS"
+    assert never_seen(SOMETIMES, _seen, seeds, KNOWN_SEEDS, table) == []
 
 
+def _seen(seed: int) -> Counter[str]:
+    return run_seed(seed)[0]
+
+
+@pytest.mark.timeout(1800)  # if the known seed is stale
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_each_mutant_is_caught(mutant: str) -> None:
     """A group with one known mistake breaks a promise in some seed, or in its script."""
     faults, size = HINTS.get(mutant, (None, None))
     with MUTANTS[mutant]():
-        assert is_caught(
-            mutant,
-            SCRIPTS,
-            lambda seed: run_seed(seed, faults=faults, size=size),
-            hunting_order(FIRST_SEEDS.get(mutant, 0), MUTANT_SEEDS_MAX),
-            REASONS[mutant],
-        )
+        assert HUNT.catches(mutant, lambda seed: run_seed(seed, faults=faults, size=size))
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

@@ -1,12 +1,11 @@
 """Seeds of a Raft group whose voters change while everything fails, and proof of sight.
 
 HEADWATER_SIM_SEED replays one seed, HEADWATER_SIM_SEEDS sets how many are run (`make sim`).
-HEADWATER_WHOLE_HUNT looks for every mutant from the first seed on (`make mutants`).
+HEADWATER_WHOLE_HUNT hunts for every mutant, each from its known seed (`make mutants`).
 """
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 
 import pytest
@@ -19,11 +18,18 @@ from simkit.raft.changing_mutants import (
     CHANGING_REASONS,
     CHANGING_SCRIPTS,
 )
-from simkit.seed_hunt import hunting_order, is_caught
+from simkit.seed_hunt import Hunt, seed_count, seeds_of
 
-SEEDS = int(os.environ.get("HEADWATER_SIM_SEEDS") or 240)
+SEEDS = seed_count(240)
 GROUPS = 2  # so that workers share them
 MUTANT_SEEDS_MAX = 1500
+HUNT = Hunt(
+    "simkit/raft/changing_mutants.py: CHANGING_FIRST_SEEDS",
+    CHANGING_FIRST_SEEDS,
+    MUTANT_SEEDS_MAX,
+    CHANGING_SCRIPTS,
+    CHANGING_REASONS,
+)
 
 # What has to happen in some seed, or the simulation is blind.
 SOMETIMES = (
@@ -53,36 +59,28 @@ SOMETIMES = (
 )
 
 
-def _seeds(group: int) -> range:
-    only = os.environ.get("HEADWATER_SIM_SEED")
-    if only:
-        return range(int(only), int(only) + 1 if group == 0 else int(only))
-    return range(group, SEEDS, GROUPS)
-
-
 @pytest.mark.seeds
 @pytest.mark.parametrize("group", range(GROUPS))
 def test_no_promise_is_broken_while_the_voters_change(group: int) -> None:
     """Through every change of voters safety holds after each step, and healing brings progress."""
     seen: Counter[str] = Counter()
-    for seed in _seeds(group):
+    seeds = seeds_of(group, GROUPS, SEEDS)
+    for seed in seeds:
         seen += run_changing_seed(seed)[0]
-    if len(_seeds(group)) >= 120:
+    if len(seeds) >= 120:
         rare = [what for what in SOMETIMES if not seen[what]]
         assert len(rare) <= 4, f"these seeds are blind for {rare}"
 
 
+@pytest.mark.timeout(1800)  # if the known seed is stale
 @pytest.mark.parametrize("mutant", CHANGING_MUTANTS)
 def test_each_mutant_is_caught(mutant: str) -> None:
     """A group that changes its voters by a wrong rule breaks a promise."""
     faults, size, observers = CHANGING_HINTS.get(mutant, (None, None, None))
     with CHANGING_MUTANTS[mutant]():
-        assert is_caught(
+        assert HUNT.catches(
             mutant,
-            CHANGING_SCRIPTS,
             lambda seed: run_changing_seed(seed, faults=faults, size=size, observers=observers),
-            hunting_order(CHANGING_FIRST_SEEDS.get(mutant, 0), MUTANT_SEEDS_MAX),
-            CHANGING_REASONS[mutant],
         )
 
 

@@ -1,24 +1,88 @@
-"""Looking through seeds: for the one in which a promise breaks, and for what never happens."""
+"""Looking through seeds: for the one in which a promise breaks, and for what never happens.
+
+Lives are functions of bytes: whatever changes a message or a file moves what happens in a seed to
+another one. So a hunt begins at the seed that is known to show what it looks for. A known seed that
+shows it no longer is stale: the hunt goes on, and `tests/lib/stale_seeds.py` prints the seed that
+does at the end of the run, ready to be put into the table.
+"""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+Life = TypeVar("Life", bound=Hashable)
+NOTHING: Final[Mapping[str, Callable[[], None]]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Stale:
+    """A line of a table of known seeds, as it should be."""
+
+    table: str
+    line: str
+    why: str
+
+
+_found: Final[list[Stale]] = []
+
+
+def take_stale() -> list[Stale]:
+    """Return what was found stale since the last call."""
+    taken = _found[:]
+    _found.clear()
+    return taken
+
+
+# ---------------------------------------------------------------------- what is asked for
+
+
+def seeds_asked() -> int:
+    """Return how many seeds somebody asks for by HEADWATER_SIM_SEEDS; 0: nobody does."""
+    return int(os.environ.get("HEADWATER_SIM_SEEDS") or 0)
+
+
+def seed_count(default: int, *, one_in: int = 1) -> int:
+    """Return how many seeds a test runs: of those asked for one in so many, or its own number."""
+    asked = seeds_asked()
+    return max(1, asked // one_in) if asked else default
+
+
+def seeds_of(group: int, groups: int, count: int) -> range:
+    """Return the seeds of one of several tests that share ``count``.
+
+    HEADWATER_SIM_SEED asks for one seed: the first group has it, the others have none.
+    """
+    only = os.environ.get("HEADWATER_SIM_SEED")
+    if only:
+        return range(int(only), int(only) + (group == 0))
+    return range(group, count, groups)
 
 
 def whole_hunt() -> bool:
-    """Tell whether hunts begin at the first seed, and judge the known ones (`make mutants`)."""
+    """Tell whether every mutant is hunted, not the quick ones only (`make mutants`)."""
     return bool(os.environ.get("HEADWATER_WHOLE_HUNT"))
 
 
-def hunting_order(known: int, count: int) -> list[int]:
-    """Return ``count`` seeds, from the one on that is known to show it; then those before it.
+def hunted_here(mutants: Iterable[str], quick: Collection[str]) -> list[str]:
+    """Return the mutants of this run: the quick ones, or all if more than `make test` is asked."""
+    return [one for one in mutants if whole_hunt() or seeds_asked() or one in quick]
 
-    HEADWATER_WHOLE_HUNT asks for all of them in order (`make mutants`).
+
+# ---------------------------------------------------------------------- mutants
+
+
+def hunting_order(known: int, count: int) -> list[int]:
+    """Return the seeds below ``count`` in the order of a hunt; the known seed is the first.
+
+    In a whole hunt the others follow from 0 on, so that what is found is the first seed that shows
+    it. Else those after the known one come first: a change that moves lives moves them a little.
     """
-    first = 0 if whole_hunt() else known
-    return [*range(first, count), *range(first)]
+    others = [*range(count)] if whole_hunt() else [*range(known, count), *range(known)]
+    return [known, *(one for one in others if one != known)]
 
 
 def broken_seed(run: Callable[[int], object], seeds: Iterable[int], reason: str = "") -> int | None:
@@ -35,57 +99,64 @@ def broken_seed(run: Callable[[int], object], seeds: Iterable[int], reason: str 
     return None
 
 
-def hunted(run: Callable[[int], object], known: int, count: int) -> bool:
-    """Tell whether one of ``count`` seeds breaks a promise, looking at the known one first.
+@dataclass(frozen=True, slots=True)
+class Hunt:
+    """What is known of the mutants of one simulation.
 
-    Raises:
-        LookupError: in a whole hunt, the known seed breaks none any more; with one that does.
+    ``table`` says where ``known`` is written, the seeds at which hunts begin (0, if a mutant is not
+    in it); empty, no stale seed is noted. A mutant with a script is not looked for in seeds. A
+    broken promise counts if what is said of it matches the mutant's reason.
     """
-    found = broken_seed(run, hunting_order(known, count))
-    if whole_hunt() and found is not None and broken_seed(run, [known]) is None:
-        raise LookupError(f"seed {known} shows it no longer; the first that does is {found}")
-    return found is not None
+
+    table: str
+    known: Mapping[str, int]
+    seeds_max: int
+    scripts: Mapping[str, Callable[[], None]] = field(default_factory=lambda: NOTHING)
+    reasons: Mapping[str, str] | None = None
+
+    def catches(self, mutant: str, run: Callable[[int], object]) -> bool:
+        """Tell whether a mistake is noticed: in its script, or if it has none in a seed."""
+        if mutant in self.scripts:
+            return broken_seed(lambda _: self.scripts[mutant](), range(1)) is not None
+        known = self.known.get(mutant, 0)
+        reason = "" if self.reasons is None else self.reasons[mutant]
+        found = broken_seed(run, hunting_order(known, self.seeds_max), reason)
+        if self.table and found not in (None, known):
+            _found.append(Stale(self.table, f'"{mutant}": {found},', f"{known} shows it no longer"))
+        return found is not None
 
 
-def is_caught(
-    mutant: str,
-    scripts: Mapping[str, Callable[[], None]],
-    run: Callable[[int], object],
-    seeds: Iterable[int],
-    reason: str = "",
-) -> bool:
-    """Tell whether a mistake is noticed: in its script, or if it has none in a seed."""
-    if mutant in scripts:
-        return broken_seed(lambda _: scripts[mutant](), range(1)) is not None
-    return broken_seed(run, seeds, reason) is not None
+# ---------------------------------------------------------------------- situations
 
 
 def never_seen(
     wanted: Collection[str],
-    run: Callable[[int], Mapping[str, int]],
-    seeds: Iterable[int],
-    known: Collection[int] = (),
+    run: Callable[[Life], Mapping[str, int]],
+    lives: Iterable[Life],
+    known: Collection[Life] = (),
+    table: str = "",
 ) -> list[str]:
-    """Return what happens in none of the seeds; stops when everything has.
+    """Return what happens in none of the lives; stops when everything has.
 
-    A life counts what it sees; what it counted zero times did not happen. The ``known`` seeds, in
-    which together everything is known to happen, are looked at first.
-
-    Raises:
-        LookupError: in a whole hunt, it does not all happen in the known seeds; with others.
+    A life counts what it sees; what it counted zero times did not happen. The ``known`` lives, in
+    which together everything was met once, are looked at first. If they are stale, the lives that
+    show everything are noted for the ``table`` in which the known ones are written.
     """
-    missing, shown = set(wanted), list[int]()
-    for seed in seeds if whole_hunt() else [*known, *seeds]:
-        met = missing & {what for what, count in run(seed).items() if count}
-        if met:
-            shown.append(seed)
-            missing -= met
+    missing, shown, looked_at = set(wanted), list[Life](), set[Life]()
+    left: set[str] | None = None
+    for is_known, life in [*((True, one) for one in known), *((False, one) for one in lives)]:
+        if not is_known and left is None:
+            left = set(missing)
         if not missing:
             break
-    if whole_hunt() and known and not missing:
-        left = missing.union(wanted)
-        for seed in known:
-            left.difference_update(what for what, count in run(seed).items() if count)
-        if left:
-            raise LookupError(f"not in the known seeds: {sorted(left)}; all of it is in {shown}")
+        if life in looked_at:
+            continue
+        looked_at.add(life)
+        met = missing & {what for what, count in run(life).items() if count}
+        if met:
+            shown.append(life)
+            missing -= met
+    if table and left and not missing:
+        line = "".join(f"{one!r}, " for one in shown).rstrip()
+        _found.append(Stale(table, line, f"not in the known ones: {', '.join(sorted(left))}"))
     return sorted(missing)

@@ -2,9 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
-from simkit.seed_hunt import broken_seed, hunted, hunting_order, is_caught, never_seen
+from simkit.seed_hunt import (
+    Hunt,
+    Stale,
+    broken_seed,
+    hunted_here,
+    hunting_order,
+    never_seen,
+    seed_count,
+    seeds_of,
+    take_stale,
+)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Ask for nothing, and leave no note for the summary of this run."""
+    for name in ("WHOLE_HUNT", "SIM_SEED", "SIM_SEEDS"):
+        monkeypatch.delenv(f"HEADWATER_{name}", raising=False)
+    yield
+    take_stale()
 
 
 def _breaks_at_three(seed: int) -> None:
@@ -26,24 +47,47 @@ def test_a_seed_has_to_say_what_the_mutant_stands_for() -> None:
         assert seed not in {2, 4}, f"seed {seed}: " + ("KeyError" if seed == 2 else "a lost entry")
 
     assert broken_seed(breaks, range(10), "a lost entry") == 4
-    assert not is_caught("other", {}, breaks, range(4), "a lost entry")
+    assert not Hunt("", {}, 4, reasons={"one": "a lost entry"}).catches("one", breaks)
+    assert Hunt("", {}, 4, reasons={"one": "KeyError"}).catches("one", breaks)
 
 
 def test_a_hunt_begins_where_the_mutant_is_known_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All seeds have their turn; the whole hunt goes through them in order."""
-    monkeypatch.delenv("HEADWATER_WHOLE_HUNT", raising=False)
+    """All seeds have their turn; after the known one the whole hunt goes through them in order."""
     assert hunting_order(3, 5) == [3, 4, 0, 1, 2]
     monkeypatch.setenv("HEADWATER_WHOLE_HUNT", "1")
-    assert hunting_order(3, 5) == [0, 1, 2, 3, 4]
+    assert hunting_order(3, 5) == [3, 0, 1, 2, 4]
+    assert hunting_order(7, 2) == [7, 0, 1], "a known seed beyond the range is tried as well"
 
 
 def test_a_script_decides_where_there_is_one() -> None:
     """A mutant with a script is not looked for in seeds."""
     scripts = {"seen": lambda: _breaks_at_three(3), "unseen": lambda: _breaks_at_three(0)}
-    assert is_caught("seen", scripts, lambda _: None, range(3))
-    assert not is_caught("unseen", scripts, _breaks_at_three, range(10))
-    assert is_caught("other", scripts, _breaks_at_three, range(10))
-    assert not is_caught("other", scripts, _breaks_at_three, range(3))
+    hunt = Hunt("", {}, 10, scripts=scripts)
+    assert hunt.catches("seen", lambda _: None)
+    assert not hunt.catches("unseen", _breaks_at_three)
+    assert hunt.catches("other", _breaks_at_three)
+    assert not Hunt("", {}, 3, scripts=scripts).catches("other", _breaks_at_three)
+
+
+def test_a_known_seed_that_shows_a_mutant_no_longer_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The mutant dies all the same; the line is the one that belongs into the table."""
+    take_stale()
+    assert Hunt("table", {"good": 3}, 5).catches("good", _breaks_at_three)
+    assert take_stale() == []
+    assert Hunt("table", {"old": 4}, 5).catches("old", _breaks_at_three)
+    assert take_stale() == [Stale("table", '"old": 3,', "4 shows it no longer")]
+    assert take_stale() == []
+    monkeypatch.setenv("HEADWATER_WHOLE_HUNT", "1")
+
+    def breaks_late(seed: int) -> None:
+        assert seed not in {2, 4}
+
+    assert Hunt("table", {"old": 3}, 5).catches("old", breaks_late)
+    assert [one.line for one in take_stale()] == ['"old": 2,'], "the first of all"
+    assert not Hunt("table", {}, 2).catches("old", breaks_late)
+    assert take_stale() == []
 
 
 def test_what_never_happens_is_named() -> None:
@@ -59,33 +103,38 @@ def test_what_never_happens_is_named() -> None:
     assert lived == [0, 1, 2, 3, 4, 0, 1]
 
 
-def test_what_is_known_to_happen_in_some_seeds_is_looked_for_there_first(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A whole hunt says when the known seeds do not suffice, and which do."""
-    monkeypatch.delenv("HEADWATER_WHOLE_HUNT", raising=False)
+def test_what_is_known_to_happen_in_some_seeds_is_looked_for_there_first() -> None:
+    """When the known seeds do not suffice, those that do are told; nothing is lived twice."""
+    take_stale()
     lived: list[int] = []
 
     def run(seed: int) -> dict[str, int]:
         lived.append(seed)
         return {str(seed): 1}
 
-    assert never_seen(["3", "1"], run, range(5), known=[3]) == []
-    assert lived == [3, 0, 1]
-    monkeypatch.setenv("HEADWATER_WHOLE_HUNT", "1")
-    assert never_seen(["3", "1"], run, range(5), known=[3, 1]) == []
-    with pytest.raises(LookupError, match=r"\['1'\]; all of it is in \[1, 3\]"):
-        never_seen(["3", "1"], run, range(5), known=[3])
+    assert never_seen(["3", "1"], run, range(5), [3, 1], "table") == []
+    assert take_stale() == []
+    assert never_seen(["3", "1"], run, range(5), [4, 3], "table") == []
+    assert lived == [3, 1, 4, 3, 0, 1]
+    assert take_stale() == [Stale("table", "3, 1,", "not in the known ones: 1")]
+    assert never_seen(["3", "9"], run, range(5), [3], "table") == ["9"]
+    assert take_stale() == []
 
 
-def test_a_known_seed_that_shows_a_mutant_no_longer_is_named(
+def test_seeds_are_shared_and_one_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups have every seed once; one that is asked for alone is run once."""
+    assert [[*seeds_of(group, 2, 5)] for group in range(2)] == [[0, 2, 4], [1, 3]]
+    monkeypatch.setenv("HEADWATER_SIM_SEED", "7")
+    assert [[*seeds_of(group, 2, 5)] for group in range(2)] == [[7], []]
+
+
+def test_a_run_has_as_many_seeds_and_mutants_as_are_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The hunt goes on from it, and a whole one names the seed that does."""
-    monkeypatch.delenv("HEADWATER_WHOLE_HUNT", raising=False)
-    assert hunted(_breaks_at_three, known=2, count=5)
-    assert not hunted(_breaks_at_three, known=0, count=3)
+    """The slower simulations take one seed in so many; `make mutants` has every mutant."""
+    assert (seed_count(24, one_in=8), hunted_here("abc", "b")) == (24, ["b"])
+    monkeypatch.setenv("HEADWATER_SIM_SEEDS", "2000")
+    assert (seed_count(24, one_in=8), hunted_here("abc", "b")) == (250, ["a", "b", "c"])
+    monkeypatch.setenv("HEADWATER_SIM_SEEDS", "")
     monkeypatch.setenv("HEADWATER_WHOLE_HUNT", "1")
-    assert hunted(_breaks_at_three, known=3, count=5)
-    with pytest.raises(LookupError, match="seed 2 shows it no longer; the first that does is 3"):
-        hunted(_breaks_at_three, known=2, count=5)
+    assert (seed_count(24, one_in=8), hunted_here("abc", "b")) == (24, ["a", "b", "c"])

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Final, cast
+from typing import Any, TypedDict, Unpack, cast
 
 from broker.core.election import ElectionTiming
 from broker.core.metadata.commands import CreateStream
@@ -69,7 +69,18 @@ class Result:
     heal_ms: int
 
 
-_DRAWN: Final = Shape()
+class Choices(TypedDict, total=False):
+    """What a life is told and does not draw; whatever is left out is false, or drawn."""
+
+    faults: frozenset[str] | None
+    with_lake: bool
+    # Ack policies, streams that sync by interval, late copies of messages, failing syncs, disks
+    # that are put back, and an operator who accepts losses.
+    mixed: bool
+    with_raft: bool  # the product's Raft beneath the brokers, instead of an ideal log
+    with_flight: bool  # publishers call over Flight, instead of writing at a partition
+    changing: bool  # an operator changes and purges the streams
+    shape: Shape
 
 
 class House:
@@ -81,31 +92,19 @@ class House:
     def __init__(
         self,
         seed: int,
-        *,
-        faults: frozenset[str] | None = None,
-        with_lake: bool = False,
-        mixed: bool = False,
-        shape: Shape = _DRAWN,
-        with_raft: bool = False,
-        with_flight: bool = False,
-        changing: bool = False,
+        **choices: Unpack[Choices],
     ) -> None:
-        """Draw what is not given. With ``changing`` an operator changes and purges the streams.
-
-        With ``mixed`` more is drawn: ack policies, streams that sync by interval, late copies of
-        messages, failing syncs, disks that are put back, and an operator who accepts losses.
-        """
-        self.mixed = mixed
+        """Draw what is not given; see `Choices`."""
+        self.mixed = mixed = choices.get("mixed", False)
         self._more = random.Random(f"more {seed}")
-        if mixed:
-            shape = drawn_shape(self._more)
-        if with_flight:
+        shape = drawn_shape(self._more) if mixed else choices.get("shape", Shape())
+        if choices.get("with_flight"):
             shape = replace(
                 shape, flight=True, policies=shape.policies or drawn_policies(self._more)
             )
         self.shape = shape
         self.world = world = World(seed)
-        self.lake = HouseLake(world) if with_lake else None
+        self.lake = HouseLake(world) if choices.get("with_lake") else None
         rng = world.rng
         self.network = Network(
             world,
@@ -122,7 +121,7 @@ class House:
         }
         self.house: Beneath = (
             RaftHouse(world, machines, seed)
-            if with_raft
+            if choices.get("with_raft")
             else MetadataHouse(world, self.network, machines)
         )
         for node in self.nodes.values():
@@ -142,8 +141,8 @@ class House:
             node.closes_politely = mixed or shape.interval
         self.damage = Damage(self)
         self.operator = Operator(self)
-        self.changes = Changes(self, seed) if changing else None
-        self.faults = Faults(self, faults)
+        self.changes = Changes(self, seed) if choices.get("changing") else None
+        self.faults = Faults(self, choices.get("faults"))
         self.heal_ms = 0  # how long it took
 
     def draw_more(self, probability: float) -> bool:
@@ -514,27 +513,11 @@ def _rows(part: PartReading) -> list[Row]:
 @contextmanager
 def opened(
     seed: int,
-    *,
-    faults: frozenset[str] | None = None,
-    with_lake: bool = False,
-    mixed: bool = False,
-    with_raft: bool = False,
-    with_flight: bool = False,
-    changing: bool = False,
-    shape: Shape = _DRAWN,
+    **choices: Unpack[Choices],
 ) -> Iterator[House]:
     """Lend a house, and record the effects of its replicas."""
-    with own_world(seed, with_flight=with_flight):
-        house = House(
-            seed,
-            faults=faults,
-            with_lake=with_lake,
-            mixed=mixed,
-            with_raft=with_raft,
-            with_flight=with_flight,
-            changing=changing,
-            shape=shape,
-        )
+    with own_world(seed, with_flight=choices.get("with_flight", False)):
+        house = House(seed, **choices)
         try:
             with together(watching(house), counting(house)):
                 yield house
@@ -547,28 +530,10 @@ def opened(
 
 def run_seed(
     seed: int,
-    *,
-    faults: frozenset[str] | None = None,
-    with_lake: bool = False,
-    mixed: bool = False,
-    with_raft: bool = False,
-    with_flight: bool = False,
-    changing: bool = False,
+    **choices: Unpack[Choices],
 ) -> Result:
-    """Run one seed; raise AssertionError, with the seed in it, when a promise was broken.
-
-    ``with_raft`` puts the product's Raft beneath the brokers, instead of an ideal log.
-    ``with_flight`` lets publishers call over Flight, instead of writing at a partition.
-    """
-    with opened(
-        seed,
-        faults=faults,
-        with_lake=with_lake,
-        mixed=mixed,
-        with_raft=with_raft,
-        with_flight=with_flight,
-        changing=changing,
-    ) as house:
+    """Run one seed; raise AssertionError, with the seed in it, when a promise was broken."""
+    with opened(seed, **choices) as house:
         try:
             return house.run()
         except Exception as error:

@@ -22,6 +22,7 @@ from broker.model.ids import BrokerId, PartitionId
 from broker.model.offsets import Offset
 from broker.model.records import AckPolicy
 from broker.model.replica_messages import FetchRequest
+from broker.runtime.hosted_partitions import HostedPartitions
 from broker.runtime.partition.driver import PartitionDriver
 from broker.runtime.partition.replica_shell import ReplicaShell
 from broker.storage.log.partition_log import PartitionLog
@@ -80,7 +81,7 @@ class Oracle:
         self.truths: dict[PartitionId, Truth] = {}
         self._looked = (-1, -1)
         # The newest replica of each partition and broker, and the process that opened it.
-        self._seen: dict[tuple[PartitionId, str], tuple[str, PartitionDriver]] = {}
+        self._opened: dict[tuple[PartitionId, str], tuple[str, PartitionDriver]] = {}
         self.on_joining: Callable[[str, str], None] | None = None  # hears of one that may join
 
     def of(self, partition_id: PartitionId) -> Truth:
@@ -88,6 +89,11 @@ class Oracle:
         return self.truths.setdefault(partition_id, Truth())
 
     # ------------------------------------------------------------------ what happens
+
+    def opened(self, name: str, driver: PartitionDriver) -> None:
+        """A broker's process has opened a replica."""
+        process = self._house.nodes[name].machine.process
+        self._opened[driver.partition_id, name] = process, driver
 
     def wrote(self, partition_id: PartitionId, epoch: int, offset: int, checksum: int) -> None:
         """One offset and epoch hold the same bytes everywhere."""
@@ -216,7 +222,7 @@ class Oracle:
         driver = self._house.nodes[name].log_holder(partition_id)
         machine = self._house.nodes[name].machine
         if driver is None and machine.alive:  # closed, to be opened again under another epoch
-            process, former = self._seen.get((partition_id, name), ("", driver))
+            process, former = self._opened.get((partition_id, name), ("", driver))
             driver = former if process == machine.process else None
         if driver is not None and not driver.health.is_damaged:
             found = [Kept.of(log_of(driver))]
@@ -231,11 +237,6 @@ class Oracle:
 
     def look(self) -> None:
         """Look at every member of every ISR, after a change of the metadata and now and then."""
-        for name, node in self._house.nodes.items():
-            for partition_id in self._house.partitions:
-                driver = node.log_holder(partition_id)
-                if driver is not None:
-                    self._seen[partition_id, name] = node.machine.process, driver
         now = (self._house.house.index, self._house.world.now_ms // _CHECK_MS)
         if now == self._looked:
             return
@@ -282,6 +283,7 @@ def watching(house: House) -> Iterator[None]:
     place: list[situations.Place] = []  # of the message that is being taken
     append: Any = PartitionLog.append
     append_stored: Any = PartitionLog.append_stored
+    open_replica: Any = vars(HostedPartitions)["_open"]
 
     def watched_effect(self: Any, effect: does.Effect) -> None:
         where = house.place_of(self)
@@ -317,6 +319,11 @@ def watching(house: House) -> Iterator[None]:
                 oracle.counted(place[0].partition_id, leader.leader_epoch, taken)
         return effects
 
+    def watched_opening(self: Any, *about: Any) -> Any:
+        driver = open_replica(self, *about)
+        oracle.opened(self._me, driver)
+        return driver
+
     def watched_append(self: Any, batches: Sequence[Any], **how: Any) -> Any:
         offsets = append(self, batches, **how)
         for offset, batch in zip(offsets, batches, strict=True):
@@ -335,6 +342,7 @@ def watching(house: House) -> Iterator[None]:
         replaced(ReplicaShell, "_do_one", watched_effect),
         replaced(ReplicaShell, "message", watched_message),
         replaced(PartitionReplica, "step", watched_step),
+        replaced(HostedPartitions, "_open", watched_opening),
         replaced(PartitionLog, "append", watched_append),
         replaced(PartitionLog, "append_stored", watched_copy),
     ):

@@ -8,7 +8,6 @@ import secrets
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
 
 import structlog
 
@@ -17,9 +16,8 @@ from broker.ports.pumps import PumpTurn
 from broker.ports.system import Clock
 from broker.runtime.cluster import member
 from broker.runtime.partition import queue as turn_queue
+from broker.runtime.pumps import Answer
 from simkit.replacing import replaced, together
-
-Answer = TypeVar("Answer")
 
 
 @contextmanager

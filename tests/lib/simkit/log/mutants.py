@@ -197,7 +197,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
     )
 }
 
-# The first seed that shows each; a whole hunt (`make mutants`) says when one no longer does.
+# The first seed that is known to show each: a hunt begins there.
 FIRST_SEEDS: Final[dict[str, int]] = {
     "ack_before_sync": 0,
     "cut_at_first_bad_batch": 63,

@@ -139,6 +139,9 @@ OBSERVER_HINTS: Final[dict[str, tuple[tuple[str, ...], int, int]]] = {
     "observers_vote": (("cut", "kill"), 3, 1),
 }
 
+# The first seed that is known to show it, if that is not 0.
+OBSERVER_FIRST_SEEDS: Final[dict[str, int]] = {}
+
 # The windows of the other mutants are too rare for seeds.
 OBSERVER_SCRIPTS: Final[dict[str, Callable[[], None]]] = {
     "observers_confirm_reads": reads_that_observers_confirm,
