@@ -118,7 +118,8 @@ class SimDisk:
                 else:
                     self.seen["name lost"] += 1
         self._pending.clear()
-        for inode in set(self._durable_names.values()) | set(self._names.values()):
+        # In the order of their names: a set's would be that of addresses in memory.
+        for inode in dict.fromkeys([*self._durable_names.values(), *self._names.values()]):
             self._settle(inode, keep)
             inode.content[:] = inode.durable
         self._names = dict(self._durable_names)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 from broker.model.offsets import Offset
 from broker.storage.log import partition_log, recovery, segment_loading
@@ -143,12 +144,12 @@ def promise_after_the_ack() -> Any:
     """Say that records are durable first, and note it with the next ones."""
 
     def synced(self: LogPromise, *now: Any) -> None:
-        late = waiting.get(id(self))
-        waiting[id(self)] = now
+        late = waiting.get(self)
+        waiting[self] = now
         if late is not None:
             original(self, *late)
 
-    waiting: dict[int, Any] = {}
+    waiting: WeakKeyDictionary[LogPromise, Any] = WeakKeyDictionary()
     original = LogPromise.synced
     return replaced(LogPromise, "synced", synced)
 

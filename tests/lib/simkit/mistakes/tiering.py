@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 from broker.core.dedup import ProducerTable
 from broker.core.replication.events import LogTruncated
@@ -85,13 +86,13 @@ def unshipped_segments_are_freed() -> Any:
 def table_is_looked_at_before_the_lease() -> Any:
     """Take the lease of a cut after the table was looked at."""
     original: Any = ColdTier.table_state
-    seen: dict[tuple[int, str], Any] = {}
+    seen: WeakKeyDictionary[ColdTier, dict[str, Any]] = WeakKeyDictionary()
 
     def state(self: Any, stream: Any) -> Any:
-        key = (id(self), stream.uuid)
-        before = seen.get(key)
-        seen[key] = original(self, stream)
-        return before or seen[key]
+        states = seen.setdefault(self, {})
+        before = states.get(stream.uuid)
+        states[stream.uuid] = original(self, stream)
+        return before or states[stream.uuid]
 
     return replaced(ColdTier, "table_state", state)
 
