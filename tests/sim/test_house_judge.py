@@ -31,7 +31,12 @@ KINDS = {
     "same_epoch_after_restart": "leaders",
 }
 # The first seed that is known to show it, if that is not 0.
-FIRST_SEEDS = {"group_is_not_remembered": 22, "same_epoch_after_restart": 1}
+FIRST_SEEDS = {
+    "group_is_not_remembered": 22,
+    "last_replica_standing": 38,
+    "no_alignment": 1,
+    "same_epoch_after_restart": 1,
+}
 HUNT = Hunt("tests/sim/test_house_judge.py: FIRST_SEEDS", FIRST_SEEDS, seeds_max=40, reasons=KINDS)
 
 

@@ -9,7 +9,7 @@ no disk: a look must not change what happens.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -273,6 +273,17 @@ class Oracle:
 # ---------------------------------------------------------------------- where it listens
 
 
+def _openings_told_to(oracle: Oracle) -> AbstractContextManager[None]:
+    open_replica: Any = vars(HostedPartitions)["_open"]
+
+    def watched_opening(self: Any, *about: Any) -> Any:
+        driver = open_replica(self, *about)
+        oracle.opened(self._me, driver)
+        return driver
+
+    return replaced(HostedPartitions, "_open", watched_opening)
+
+
 @contextmanager
 def watching(house: House) -> Iterator[None]:
     """Let the oracle of a house check its replicas' effects, for the length of a ``with``."""
@@ -283,7 +294,6 @@ def watching(house: House) -> Iterator[None]:
     place: list[situations.Place] = []  # of the message that is being taken
     append: Any = PartitionLog.append
     append_stored: Any = PartitionLog.append_stored
-    open_replica: Any = vars(HostedPartitions)["_open"]
 
     def watched_effect(self: Any, effect: does.Effect) -> None:
         where = house.place_of(self)
@@ -319,11 +329,6 @@ def watching(house: House) -> Iterator[None]:
                 oracle.counted(place[0].partition_id, leader.leader_epoch, taken)
         return effects
 
-    def watched_opening(self: Any, *about: Any) -> Any:
-        driver = open_replica(self, *about)
-        oracle.opened(self._me, driver)
-        return driver
-
     def watched_append(self: Any, batches: Sequence[Any], **how: Any) -> Any:
         offsets = append(self, batches, **how)
         for offset, batch in zip(offsets, batches, strict=True):
@@ -342,7 +347,7 @@ def watching(house: House) -> Iterator[None]:
         replaced(ReplicaShell, "_do_one", watched_effect),
         replaced(ReplicaShell, "message", watched_message),
         replaced(PartitionReplica, "step", watched_step),
-        replaced(HostedPartitions, "_open", watched_opening),
+        _openings_told_to(oracle),
         replaced(PartitionLog, "append", watched_append),
         replaced(PartitionLog, "append_stored", watched_copy),
     ):

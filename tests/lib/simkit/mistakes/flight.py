@@ -152,4 +152,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
 }
 
 # The first seed that is known to show it, if that is not 0.
-FIRST_SEEDS: Final = {"acknowledged_under_none": 1}
+FIRST_SEEDS: Final = {
+    "acknowledged_under_none": 1,
+    "alone_though_others_wait": 6,
+}

@@ -206,7 +206,7 @@ FIRST_SEEDS: Final = {
     "ledger_is_not_repaired": 3,
     "lease_is_not_asked": 10,
     "unshipped_segments_are_freed": 9,
-    "table_is_looked_at_before_the_lease": 1,
-    "successor_is_taken_for_a_copy": 64,
+    "table_is_looked_at_before_the_lease": 8,
+    "successor_is_taken_for_a_copy": 20,
 }
 QUICK: Final = ("object_is_not_read_back", "lease_is_not_asked", "successor_is_taken_for_a_copy")
