@@ -112,7 +112,8 @@ class FlightSink:
     @property
     def acked(self) -> int:
         """Records that were acknowledged under the ack policy; 0 under NONE."""
-        return self._acked
+        since = [one.result() for one in self._unanswered if one.done() and not one.exception()]
+        return self._acked + sum(map(_acked_count, since))
 
     def send(self, records: list[OutgoingRecord]) -> None:
         """Send a batch per partition; blocks while a window is full."""
@@ -156,9 +157,7 @@ class FlightSink:
 
     def _count_next(self) -> None:
         """Count the oldest batch: wait for its answer; raises the broker's error if refused."""
-        result = self._unanswered.popleft().result()
-        if result.acks is not AckPolicy.NONE:
-            self._acked += result.records_count
+        self._acked += _acked_count(self._unanswered.popleft().result())
 
     def __enter__(self) -> Self:
         return self
@@ -170,3 +169,7 @@ class FlightSink:
         trace: TracebackType | None,
     ) -> None:
         self._stack.__exit__(kind, error, trace)
+
+
+def _acked_count(result: AppendResult) -> int:
+    return 0 if result.acks is AckPolicy.NONE else result.records_count

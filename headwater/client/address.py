@@ -75,6 +75,11 @@ def resolve_addresses(
             a certificate file cannot be read.
     """
     env = os.environ if environment is None else environment
+    if url is not None and not isinstance(url, str):
+        raise InvalidConfigError(
+            f"{url!r} is not a text with a broker's address, such as grpc://host:port; several "
+            "addresses are one text, with commas between them"
+        )
     texts = [one.strip() for one in (url or env.get("HEADWATER_SERVER") or DEFAULT_URL).split(",")]
     found = tuple(
         resolve_address(

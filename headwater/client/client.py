@@ -352,12 +352,19 @@ class Client:
         record. ``isolation="uncommitted"`` reads up to the end of the leader's log; the tail of
         that log may be truncated later.
 
+        Raises:
+            InvalidRequestError: ``isolation`` is another word.
+
         Raises (with the first batch):
             UnknownStreamError, UnknownPartitionError, StreamRecreatedError.
             OffsetOutOfRangeError: with the facts offset, start, end.
             SchemaMismatchError: a column that rows do not have.
             TruncatedError: the log has lost records that were read; never skipped over.
         """
+        if isolation not in ("committed", "uncommitted"):
+            raise InvalidRequestError(
+                f"isolation must be committed or uncommitted, not {isolation!r}", field="isolation"
+            )
         epoch = None if leader_epoch is None else LeaderEpoch(leader_epoch)
         start_at: StartAt = start
         request = ReadRequest(
@@ -391,8 +398,19 @@ class Client:
 
         ``start`` may be the :attr:`Consumer.positions` of an earlier consumer; a partition that is
         not among them begins at its first record. The rest is as in :meth:`fetch`.
+
+        Raises:
+            UnknownStreamError.
+            UnknownPartitionError: ``start`` names a partition that the stream does not have.
         """
         found = self.stream(stream)
+        count = found.config.partitions
+        for number in start if isinstance(start, Mapping) else ():
+            if number not in range(count):
+                raise UnknownPartitionError(
+                    f"stream {stream!r} has partitions 0 to {count - 1}, not {number!r}",
+                    partitions_count=count,
+                )
 
         def opened(partition: int) -> Fetch:
             place: StartAt = start if not isinstance(start, Mapping) else "earliest"
@@ -402,7 +420,7 @@ class Client:
                 stream, partition, place, columns=columns, follow=follow, stream_uuid=found.uuid
             )
 
-        return Consumer(range(found.config.partitions), opened)
+        return Consumer(range(count), opened)
 
     # ------------------------------------------------------------------ leases and cuts
 

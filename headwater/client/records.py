@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -28,10 +28,20 @@ def to_batch(records: Records) -> pa.RecordBatch:
     if isinstance(records, pa.Table):
         records = _one_batch(records)
     if not isinstance(records, pa.RecordBatch):
-        records = _from_rows(list(records))
+        records = _from_rows(_rows(records))
     if not records.num_rows:
         raise InvalidRequestError("there is no record to send")
     return records
+
+
+def _rows(records: Iterable[RecordLike]) -> list[RecordLike]:
+    """Return a list of records; refuse one record, whose parts would be taken as records."""
+    one = isinstance(records, bytes | bytearray | str | Mapping)
+    if one or not isinstance(records, Iterable):
+        raise InvalidRequestError(
+            f"send takes a list of records, not {type(records).__name__}: send([record]) sends one"
+        )
+    return list(records)
 
 
 def _one_batch(table: pa.Table) -> pa.RecordBatch:
@@ -45,7 +55,7 @@ def _from_rows(rows: list[RecordLike]) -> pa.RecordBatch:
     if all(row is None or isinstance(row, bytes) for row in rows):
         return pa.RecordBatch.from_arrays([pa.array(rows, pa.binary())], names=["value"])
     fields = [_fields(row) for row in rows]
-    names = [name for name in PRODUCER_FIELDS if any(name in row for row in fields)]
+    names = [name for name in PRODUCER_FIELDS if any(name in row for row in fields)] or ["value"]
     schema = pa.schema([PRODUCER_FIELDS[name] for name in names])
     try:
         return pa.RecordBatch.from_arrays(

@@ -114,14 +114,24 @@ def _open_table(cut: Cut) -> tuple[Table | None, TableSnapshot | None]:
 def _projection(columns: Sequence[str] | None) -> pa.Schema:
     if columns is None:
         return ROW_SCHEMA
-    unknown = [name for name in columns if name not in ROW_SCHEMA.names]
-    if unknown or len(set(columns)) != len(columns) or not columns:
+    wrong = _wrong_columns(columns)
+    if wrong is not None:
         raise SchemaMismatchError(
-            f"columns must be some of {', '.join(ROW_SCHEMA.names)}, each once; "
-            f"not {', '.join(columns)}",
+            f"columns must be some of {', '.join(ROW_SCHEMA.names)}, each once; {wrong}",
             columns=ROW_SCHEMA.names,
         )
     return pa.schema([ROW_SCHEMA.field(name) for name in columns])
+
+
+def _wrong_columns(columns: Sequence[str]) -> str | None:
+    """Return what is wrong with the names, if anything is."""
+    if not columns:
+        return "no column was named"
+    unknown = [name for name in columns if name not in ROW_SCHEMA.names]
+    if unknown:
+        return f"not {', '.join(map(str, unknown))}"
+    twice = [name for name in columns if columns.count(name) > 1]
+    return f"{twice[0]} is named twice" if twice else None
 
 
 def _certificate(

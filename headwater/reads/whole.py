@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import pyarrow as pa
 
 from broker.codec.schema import ROW_SCHEMA
-from broker.errors import InvalidCutError
+from broker.errors import InvalidCutError, SchemaMismatchError
 from broker.model.certificate import Certificate
 from broker.model.cut import Cut
 from headwater.client import Client
@@ -23,7 +24,7 @@ def read_table(
     columns: Sequence[str] | None = None,
     as_of: AsOf | None = None,
     latest: bool = False,
-    server: str | None = None,
+    server: str | Client | None = None,
 ) -> tuple[pa.Table, Certificate]:
     """Read every record of a stream, each once, from its Delta table and the broker's tail.
 
@@ -34,18 +35,23 @@ def read_table(
         columns: Names of the record's columns, in the order of the result; None means all.
         as_of: An earlier moment: a cut or its text, a time, or offsets by partition.
         latest: Only the newest record of each key, without tombstones.
-        server: The broker's address; the default is HEADWATER_SERVER, then this machine.
+        server: A client of the broker, or its address; the default is HEADWATER_SERVER, then this
+            machine.
 
     Returns:
         The rows, by partition and offset, and the certificate of what was checked.
 
     Raises:
         UnknownStreamError, UnavailableError.
+        SchemaMismatchError: ``columns`` is not a list of names of the record's columns.
         InvalidCutError, OffsetOutOfRangeError: ``as_of`` is of another stream, or not kept.
         CorruptDataError: the read cannot be exact; a subclass says why.
     """
     moment = None if as_of is None else parse_as_of(as_of)
-    with Client(server) as client:
+    if isinstance(columns, str):
+        raise SchemaMismatchError(f"columns takes a list of names: [{columns!r}]", column=columns)
+    # A client of the caller's stays open.
+    with nullcontext(server) if isinstance(server, Client) else Client(server) as client:
         if isinstance(moment, Cut):
             if moment.stream != stream:
                 raise InvalidCutError(f"the cut is of stream {moment.stream!r}, not of {stream!r}")
