@@ -63,7 +63,9 @@ def from_json(text: str) -> pa.Schema:
     try:
         body = json.loads(text)
         kind = _from_json(body)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as cause:
+    except ValueError as cause:
+        raise InvalidRequestError(f"the text is not JSON: {cause}") from cause
+    except (KeyError, TypeError, AttributeError, RecursionError) as cause:
         raise InvalidRequestError(f"the text is not a Spark schema in JSON: {cause!r}") from cause
     if not pa.types.is_struct(kind):
         raise InvalidRequestError("a schema in JSON must be a struct")

@@ -110,6 +110,14 @@ class _Totals:
         self.chunks_count += bool(done.ranges)
 
 
+def check(args: argparse.Namespace) -> backfill_range.Bounds:
+    """Return the range; raises InvalidRequestError. Needs neither broker nor Spark."""
+    if args.records_per_chunk < 1:
+        raise InvalidRequestError("--records-per-chunk must be at least 1")
+    ingest_setup.check(args)
+    return backfill_range.parse(args)
+
+
 def run(spark: SparkSession, args: argparse.Namespace, report: Report) -> Facts:
     """Append the range, or the rest of it; see the module docstring. Blocks.
 
@@ -119,9 +127,7 @@ def run(spark: SparkSession, args: argparse.Namespace, report: Report) -> Facts:
         OverlapError: another appender has appended a part of a range that was given by offsets.
         HeadwaterError: appending failed; retriable errors are raised after several attempts.
     """
-    if args.records_per_chunk < 1:
-        raise InvalidRequestError("--records-per-chunk must be at least 1")
-    bounds = backfill_range.parse(args)
+    bounds = check(args)
     client = client_of(args.server)
     stream = client.stream(args.stream)
     source = Source(stream=stream.name, stream_uuid=stream.uuid, server=client.address.url)
@@ -143,7 +149,8 @@ def run(spark: SparkSession, args: argparse.Namespace, report: Report) -> Facts:
         lookup = BrokerLookup(client)
         wanted = backfill_range.resolve(bounds, lookup, stream.name, stream.uuid, found)
         total = sum(len(offsets) for offsets in wanted.values())
-        report.progress("begins", records=total, table=target.uri, version=found.version)
+        version = "no table" if found.version < 0 else found.version
+        report.progress("begins", records=total, table=target.uri, version=version)
         totals = _Totals(version=found.version, ends={n: int(e) for n, e in found.ends.items()})
         _append_all(appender, wanted, totals, report, chunk_max=args.records_per_chunk)
     finally:
@@ -318,7 +325,7 @@ def _pin(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run from a command line; return the exit status."""
-    return run_job(NAME, PARSER, run, argv)
+    return run_job(NAME, PARSER, run, argv, check=check)
 
 
 if __name__ == "__main__":

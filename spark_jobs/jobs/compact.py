@@ -60,14 +60,19 @@ PARSER.add_argument(
 )
 
 
-def run(spark: SparkSession, args: argparse.Namespace, report: Report) -> Facts:
-    """Compact one table; see the module docstring. Blocks."""
+def check(args: argparse.Namespace) -> None:
+    """Refuse wrong arguments; raises InvalidRequestError."""
     if args.stream is None and args.table is None:
         raise InvalidRequestError("give --stream or --table")
     if args.target_mib < 1:
         raise InvalidRequestError("--target-mib must be at least 1")
     if args.retain_hours is not None and not args.vacuum:
         raise InvalidRequestError("--retain-hours needs --vacuum")
+
+
+def run(spark: SparkSession, args: argparse.Namespace, report: Report) -> Facts:
+    """Compact one table; see the module docstring. Blocks."""
+    check(args)
     if args.table is not None:
         return _compact_table(args)
     return _compact_stream(spark, args, report)
@@ -172,7 +177,7 @@ def _now_us() -> int:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the job from the command line; return the exit status."""
-    return run_job(NAME, PARSER, run, argv)
+    return run_job(NAME, PARSER, run, argv, check=check)
 
 
 if __name__ == "__main__":

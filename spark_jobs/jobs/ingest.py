@@ -108,6 +108,13 @@ def _parser() -> argparse.ArgumentParser:
 PARSER: Final = _parser()
 
 
+def check(args: argparse.Namespace) -> dict[str, Any]:
+    """Return Spark's trigger; raises InvalidRequestError. Needs neither broker nor Spark."""
+    ingest_setup.check(args)
+    ingest_setup.begin(args.starting_offsets)
+    return _trigger(args.trigger)
+
+
 def run(spark: SparkSession, args: argparse.Namespace, report: Report) -> Facts:
     """Ingest until the table is up to date, or until a stop; see the module docstring. Blocks.
 
@@ -115,7 +122,7 @@ def run(spark: SparkSession, args: argparse.Namespace, report: Report) -> Facts:
         HeadwaterError: typed, see :func:`spark_jobs.jobs.ingest_setup.settle` and
             :class:`spark_jobs.jobs.ingest_batches.Batches`.
     """
-    trigger = _trigger(args.trigger)
+    trigger = check(args)
     client = client_of(args.server)
     described = client.describe(args.stream)
     source = Source(
@@ -144,10 +151,10 @@ def run(spark: SparkSession, args: argparse.Namespace, report: Report) -> Facts:
         grow=args.evolve == "add",
         firsts=firsts,
         report=report,
-        behind=lambda ends: _behind(client.describe(source.stream), ends),
+        behind=lambda ends: _behind(client.describe(source.stream), ends, pin.starts),
     )
     gate = _Gate(batches, report.stop)
-    behind = _behind(described, batches.totals.ends)
+    behind = _behind(described, batches.totals.ends, pin.starts)
     report.progress("reading", stream=source.stream, table=target.uri, behind=behind)
     query = _started(
         spark,
@@ -174,7 +181,7 @@ def run(spark: SparkSession, args: argparse.Namespace, report: Report) -> Facts:
         "bytes": totals.bytes_count,
         "batches": totals.batches_count,
         "version": totals.version,
-        "behind": _behind(client.describe(source.stream), totals.ends),
+        "behind": _behind(client.describe(source.stream), totals.ends, pin.starts),
         "pin": batches.pin.number,
         "stopped_by": report.stop.signal,
     }
@@ -264,10 +271,16 @@ def _finish(query: StreamingQuery, gate: _Gate, report: Report) -> None:
         raise gate.error
 
 
-def _behind(described: StreamDescription, ends: Mapping[int, int]) -> int:
-    """Return the number of committed records that the table does not have yet."""
+def _behind(
+    described: StreamDescription, ends: Mapping[int, int], starts: Mapping[int, int]
+) -> int:
+    """Return the number of committed records that the table should have, and has not yet.
+
+    ``starts`` are the table's first offsets, of partitions that it has not from their beginning.
+    """
+    known = {**starts, **ends}
     return sum(
-        max(0, part.high_watermark - ends.get(part.partition, int(part.start)))
+        max(0, part.high_watermark - known.get(part.partition, int(part.start)))
         for part in described.partitions
     )
 
@@ -294,7 +307,7 @@ def _spark_path(uri: str) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the job from the command line; return the exit status."""
-    return run_job(NAME, PARSER, run, argv)
+    return run_job(NAME, PARSER, run, argv, check=check)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
@@ -120,6 +120,14 @@ def add_arguments(made: argparse.ArgumentParser) -> None:
             default=None,
             help=f"limit; records beyond it are rejected, schemas are refused (default: {value})",
         )
+
+
+def check(args: argparse.Namespace) -> None:
+    """Refuse arguments that are wrong whatever stream and table have; raises InvalidRequestError.
+
+    Reads the files that are named; needs neither broker nor Spark.
+    """
+    _spec(args)
 
 
 def settle(
@@ -272,7 +280,14 @@ def _schema(args: argparse.Namespace) -> pa.Schema | None:
         return pa.schema([pa.field(each.name, types.normal(each.type)) for each in found])
     text = _text(args.schema_file)
     assert text is not None, "the file is named"
-    return types.from_json(text) if args.schema_file.suffix == ".json" else ddl.parse(text)
+    if args.schema_file.suffix != ".json":
+        return ddl.parse(text)
+    try:
+        return types.from_json(text)
+    except InvalidRequestError as error:
+        raise InvalidRequestError(
+            f"{args.schema_file}: {error.message}; a file of any other name is read as DDL"
+        ) from error
 
 
 def _inferred(args: argparse.Namespace, described: StreamDescription, client: Client) -> DecodeSpec:
@@ -313,15 +328,24 @@ def _inferred(args: argparse.Namespace, described: StreamDescription, client: Cl
     )
 
 
-def _starts(text: str | None, described: StreamDescription) -> Mapping[int, Offset]:
-    """Return the first offset of each partition that does not begin at its first record."""
-    if text is None or text == positions.EARLIEST:
-        return {}
-    if text == positions.LATEST:
-        return {part.partition: part.high_watermark for part in described.partitions}
+def begin(text: str | None) -> str | dict[Any, Any]:
+    """Return where a table begins: a word, or offsets; raises InvalidRequestError."""
+    if text is None or text in (positions.EARLIEST, positions.LATEST):
+        return text or positions.EARLIEST
     found = positions.parse_bound("--from", text)
     if not isinstance(found, dict):
         raise InvalidRequestError(f"--from takes earliest, latest or JSON, not {text}")
+    return found
+
+
+def _starts(text: str | None, described: StreamDescription) -> Mapping[int, Offset]:
+    """Return the first offset of each partition that does not begin at its first record."""
+    found = begin(text)
+    if found == positions.EARLIEST:
+        return {}
+    if found == positions.LATEST:
+        return {part.partition: part.high_watermark for part in described.partitions}
+    assert isinstance(found, dict), "the other two are words"
     known = {part.partition: part for part in described.partitions}
     starts: dict[int, Offset] = {}
     for number, at in found.items():

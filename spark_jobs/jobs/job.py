@@ -98,9 +98,17 @@ def parser(name: str, description: str) -> argparse.ArgumentParser:
 
 
 def run_job(
-    name: str, made: argparse.ArgumentParser, run: Run, argv: Sequence[str] | None = None
+    name: str,
+    made: argparse.ArgumentParser,
+    run: Run,
+    argv: Sequence[str] | None = None,
+    *,
+    check: Callable[[argparse.Namespace], object] = lambda _args: None,
 ) -> int:
-    """Run one job from the command line; return the exit status. A typed error is one line."""
+    """Run one job from the command line; return the exit status. A typed error is one line.
+
+    ``check`` refuses wrong arguments before Spark starts, which takes seconds.
+    """
     args = made.parse_args(argv)
     report = Report(name, sys.stderr)
     conf = {}
@@ -110,6 +118,7 @@ def run_job(
             made.error(f"--conf takes NAME=VALUE, not {item!r}")
         conf[key] = value
     try:
+        check(args)
         with report.stop.on_sigterm():
             facts = dict(run(_session(name, args.master, conf), args, report))
     except HeadwaterError as error:
@@ -121,8 +130,23 @@ def run_job(
         print(json.dumps({"ok": True, **facts}), flush=True)
     else:
         for key, value in facts.items():
-            print(f"{key:>24}  {value}", flush=True)
+            if value is not None:
+                print(f"{key:>24}  {_for_people(key, value)}", flush=True)
     return EXIT_OK if facts.get("ok", True) else EXIT_FAILED  # a check that found damage
+
+
+def _for_people(name: str, value: object) -> str:
+    if name == "version" and value == -1:
+        return "no table"
+    if isinstance(value, Mapping):
+        return (
+            ", ".join(f"{each}: {_for_people(each, one)}" for each, one in value.items()) or "none"
+        )
+    if isinstance(value, list):
+        return "; ".join(_for_people(name, one) for one in value) or "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return str(value)
 
 
 def exit_status(error: HeadwaterError) -> int:

@@ -51,20 +51,26 @@ PARSER.add_argument(
 )
 
 
-def run(spark: SparkSession, args: argparse.Namespace, report: Report) -> Facts:
-    """Verify a stream or its key snapshot; see the module docstring. Blocks."""
-    refuse_lossy(spark)
-    client = client_of(args.server)
+def check(args: argparse.Namespace) -> Cut | None:
+    """Return the cut that is given; raises InvalidRequestError and InvalidCutError."""
     saved = None if args.cut is None else Cut.load(args.cut)
     if saved is not None and saved.stream != args.stream:
         raise InvalidRequestError(
             f"the cut belongs to stream {saved.stream!r}, not to {args.stream!r}"
         )
+    if saved is not None and args.latest:
+        raise InvalidRequestError(
+            "--latest verifies the present key snapshot, so it takes no --cut"
+        )
+    return saved
+
+
+def run(spark: SparkSession, args: argparse.Namespace, report: Report) -> Facts:
+    """Verify a stream or its key snapshot; see the module docstring. Blocks."""
+    refuse_lossy(spark)
+    saved = check(args)
+    client = client_of(args.server)
     if args.latest:
-        if saved is not None:
-            raise InvalidRequestError(
-                "--latest verifies the present key snapshot, so it takes no --cut"
-            )
         return _verify_latest(spark, client, args.stream, report)
     with held_stream(client, args.stream, what=NAME, cut=saved) as held:
         facts: dict[str, Any] = {
@@ -152,7 +158,7 @@ def _tell(verdict: TableVerdict, report: Report) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the job from the command line; return the exit status."""
-    return run_job(NAME, PARSER, run, argv)
+    return run_job(NAME, PARSER, run, argv, check=check)
 
 
 if __name__ == "__main__":

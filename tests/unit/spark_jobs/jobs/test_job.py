@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -139,3 +142,80 @@ def test_help_needs_no_pyspark() -> None:
     text += "assert 'pyspark' not in sys.modules, 'a job imports pyspark early'\n"
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_facts_for_people_are_no_python(capsys: pytest.CaptureFixture[str]) -> None:
+    """It said "ends  {'0': 5}", "stopped_by  None", "version  -1"; as JSON nothing changes."""
+    facts = {
+        "ends": {"0": 5, "1": 7}, "counts": {}, "stopped_by": None, "version": -1, "bytes": 0,
+        "dry_run": False, "findings": [], "vacuumed": [{"table": "t", "first": ["a", "b"]}],
+    }  # fmt: skip
+    assert run(lambda _: facts) == job.EXIT_OK
+    assert [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()] == [
+        ["ends", "0: 5, 1: 7"],
+        ["counts", "none"],
+        ["version", "no table"],
+        ["bytes", "0"],
+        ["dry_run", "no"],
+        ["findings", "none"],
+        ["vacuumed", "table: t, first: a; b"],
+    ]
+    assert run(lambda _: facts, "--json") == job.EXIT_OK
+    assert json.loads(capsys.readouterr().out) == {"ok": True, **facts}
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "told"),
+    [
+        ("ingest", ["--trigger", "5x"], "--trigger takes"),
+        ("ingest", ["--schema", "id bigit"], "bigit"),
+        ("ingest", ["--schema-file", "absent.json"], "cannot read absent.json"),
+        ("ingest", ["--schema-file", "ddl.json"], "ddl.json.*any other name"),
+        ("ingest", ["--format", "avro", "--avro-schema", "absent.avsc"], "cannot read absent.avsc"),
+        (
+            "ingest",
+            ["--format", "protobuf", "--descriptors", "absent.ds", "--message", "a.B"],
+            "cannot read absent.ds",
+        ),
+        ("ingest", ["--from", "yesterday"], "--from"),
+        ("backfill", ["--to-timestamp", "tomorrow"], "--to-timestamp"),
+        ("backfill", ["--records-per-chunk", "0"], "--records-per-chunk"),
+        ("backfill", ["--schema-file", "absent"], "cannot read absent"),
+        ("compact", ["--retain-hours", "5"], "--retain-hours needs --vacuum"),
+        ("compact", ["--target-mib", "0"], "--target-mib"),
+        ("verify", ["--cut", "nonsense"], "cut"),
+    ],
+)
+def test_wrong_arguments_are_told_before_spark_starts(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    words: list[str],
+    told: str,
+) -> None:
+    """Issue 11, second tour: a file that is not there was told half a minute later."""
+
+    def starts(*_: object) -> None:
+        raise AssertionError("Spark was started")
+
+    monkeypatch.setattr(job, "_session", starts)
+    monkeypatch.chdir(tmp_path)
+    Path("ddl.json").write_text("id bigint, item string")
+    module = importlib.import_module(f"spark_jobs.jobs.{name}")
+    table = ["--table", "t"] if name in ("ingest", "backfill") else []
+    assert module.main(["--stream", "s", *table, *words]) == job.EXIT_USAGE
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.search(told, line), line
+
+
+def test_records_before_the_first_offset_of_a_table_are_not_behind() -> None:
+    """Issue 11, second tour: after ``--from latest`` the job said "behind=1" of what it skips."""
+    parts = [
+        SimpleNamespace(partition=number, start=2, high_watermark=10 * number) for number in (1, 2)
+    ]
+    described: Any = SimpleNamespace(partitions=parts)
+    assert ingest._behind(described, {1: 10, 2: 18}, {}) == 2
+    assert ingest._behind(described, {}, {1: 10, 2: 15}) == 5
+    assert ingest._behind(described, {2: 18}, {1: 10, 2: 15}) == 2
+    assert ingest._behind(described, {}, {}) == 8 + 18
