@@ -161,6 +161,8 @@ def main() -> None:
             app(prog_name="headwater")
         finally:  # here, because an error at the interpreter's exit is only a traceback
             console.flush()
+    except KeyboardInterrupt:  # while typer put the commands together
+        sys.exit(failures.EXIT_INTERRUPTED)
     except BrokenPipeError:
         _forget_stdout()
         sys.exit(_EXIT_BROKEN_PIPE)

@@ -55,6 +55,36 @@ def test_an_interrupt_while_modules_are_loaded_leaves_no_trace(
     assert (process.returncode, err) == (-signal.SIGINT, "")
 
 
+_BUILDING = """
+import signal, sys, time
+import typer.main
+from headwater.cli import main
+
+def slow(*_):
+    print("loading", flush=True)
+    time.sleep(100)
+
+typer.main.get_command = slow
+signal.signal(signal.SIGINT, signal.default_int_handler)
+main.main()
+"""
+
+
+def test_an_interrupt_while_the_command_line_is_built_leaves_no_trace() -> None:
+    """That takes typer half a second on a busy machine."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", _BUILDING],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "loading\n"
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (130, "")
+
+
 def test_after_loading_an_interrupt_means_what_it_meant() -> None:
     """Python's own handler is back; a process that ignores interrupts goes on ignoring them."""
     for handler in (signal.default_int_handler, signal.SIG_IGN):

@@ -83,9 +83,9 @@ def test_an_empty_mapping_is_a_record_without_a_value(client: Client) -> None:
             "key is named twice",
         ),
         (
-            lambda c: headwater.read_table("s", columns=["key", "valeu"], server=c.address.url),
+            lambda c: headwater.read_table("s", columns=["key", "colour"], server=c.address.url),
             SchemaMismatchError,
-            "not valeu$",
+            "not colour$",
         ),
     ],
 )
