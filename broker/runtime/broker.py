@@ -183,7 +183,7 @@ class Broker:
 
     def start(self) -> None:
         """Take a new broker epoch, recover every log, start ticking. Blocks."""
-        wait_for_answer(self._clock, lambda *ears: self.starting(*ears).turn)
+        wait_for_answer(self._clock, lambda *calls: self.starting(*calls).turn)
 
     def starting(
         self, wake: Callable[[], None], answered: Callable[[BrokerEpoch], None]

@@ -1,4 +1,4 @@
-"""The partitions whose replicas are on this broker: opened, told of the metadata, closed.
+"""The replicas on this broker: opens them, passes changed metadata to them, and closes them.
 
 ``reconcile`` opens and closes replicas until they equal those of a metadata state. No other code
 opens or removes a partition's log, on a single broker as in a cluster.
@@ -44,7 +44,7 @@ class Reconciled:
 
 @dataclass(frozen=True, slots=True)
 class Closing:
-    """Logs that were all told to close."""
+    """The closing of all logs, begun and perhaps not ended."""
 
     begun: Sequence[tuple[PartitionDriver, OwnerCall]]
 

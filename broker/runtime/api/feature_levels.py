@@ -1,4 +1,4 @@
-"""Raises the feature level of the metadata, when somebody uses what needs it."""
+"""Raises the feature level of the metadata at the first use of a feature that needs it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from broker.runtime.metadata.metadata_log import WaitingMetadata
 
 
 def raise_level(metadata: WaitingMetadata, wanted: int) -> None:
-    """Let the cluster take commands that older builds do not know; once, and for good. Blocks.
+    """Let the metadata hold commands that older builds cannot read. Blocks.
+
+    A level is never lowered: after this, older builds cannot join the cluster. Nothing happens if
+    the level is ``wanted`` or higher.
 
     Raises:
         FeatureLevelError: a registered broker runs a build that does not know the level.

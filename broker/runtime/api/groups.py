@@ -1,4 +1,4 @@
-"""Cursors and consumer groups: the metadata holds them, so that no broker's disk does alone."""
+"""Cursors and consumer groups. The metadata holds them, so they survive the loss of a broker."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ from broker.runtime.metadata.metadata_log import SharedMetadata, WaitingMetadata
 
 _log = structlog.get_logger(__name__)
 
-CONSUMER_MS: Final = 15_000
-COORDINATOR_MS: Final = 15_000
+CONSUMER_MS: Final = 15_000  # a member that is silent for longer is expelled
+COORDINATOR_MS: Final = 15_000  # members report a coordinator that is silent for longer
 _LOOK_MS: Final = 500
 _PROPOSE_MS: Final = 5_000
-_PROTOCOL: Final = "liftbridge"  # a coordinator has to be reached by members
+_PROTOCOL: Final = "liftbridge"  # members ask the coordinator for assignments over this protocol
 
 
 class Cursors:
     """Implements ``CursorsApi``. Any thread."""
 
     def __init__(self, metadata: WaitingMetadata) -> None:
-        """Keep positions in ``metadata``."""
+        """``metadata`` holds the positions."""
         self._metadata = metadata
 
     def set(self, cursor_id: str, stream: str, partition: int, offset: int) -> None:
@@ -58,7 +58,7 @@ class Cursors:
 
 
 class Groups:
-    """Implements ``GroupsApi``, and is the pump that expels silent members. Any thread."""
+    """Implements ``GroupsApi``. A pump calls ``turn``, which expels silent members. Any thread."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Groups:
         self._lock = threading.Lock()
 
     def turn(self, now_ms: int) -> int:
-        """Expel who is silent for too long."""
+        """Expel members that were silent for too long; return the time of the next turn."""
         groups = self._metadata.state.groups
         with self._lock:
             silent = self._liveness.step(groups, now_ms)
@@ -125,7 +125,7 @@ class Groups:
             raise GroupChangedError(
                 f"consumer {member!r} is not a member of group {group!r}", group=group
             )
-        with self._lock:  # it lives, whatever it knows of the group
+        with self._lock:  # also a member with an old epoch is alive
             self._liveness.heard(group, member, self._clock.monotonic_ms())
         if epoch != present.epoch:
             raise GroupChangedError(
@@ -172,12 +172,16 @@ class Groups:
         return found
 
     def _candidate(self, silent: BrokerId) -> BrokerId:
-        """Return who may coordinate a group: the living broker with the fewest, not ``silent``."""
+        """Return the broker to coordinate a group, other than ``silent``."""
         return candidate(self._metadata.state, self._me, silent)
 
 
 def candidate(state: MetadataState, me: BrokerId, silent: BrokerId) -> BrokerId:
-    """Return the broker with the fewest groups among those that members can reach. Pure."""
+    """Return the broker that coordinates the fewest groups. Pure.
+
+    Only brokers that members can reach count: neither fenced nor stopping, with a Liftbridge
+    address, and not ``silent``. If there is none, ``me``.
+    """
     counts = Counter(one.coordinator for one in state.groups.values())
     reached = [
         name

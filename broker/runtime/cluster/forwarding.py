@@ -1,11 +1,12 @@
-"""Writes to partitions that another broker leads: handed over, and answered.
+"""Forwards a publisher's write to the broker that leads the partition.
 
-A write goes to the leader that the metadata names here. The leader stores it, or refuses it, as a
-write of its own publishers. An outcome that does not come back is not known: the publisher hears of
-a late commit, and may ask or repeat. Nothing is sent twice by itself.
+The sender takes the leader from its local metadata. The leader treats the write like one of its own
+publishers, and answers with the offsets or with the error. If no answer comes, the sender cannot
+know whether the records were stored. Its publisher gets ``CommitTimeoutError``, and may read the
+partition, or publish again. The sender never repeats a write: that could store the records twice.
 
-A leader whose build does not know such writes is not sent any: an unknown frame would end the
-connection, and Raft shares it.
+A leader of an older build gets no write: it would close the connection at the unknown frame, and
+Raft uses the same connection.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from broker.ports.partition import RecordsOutcome
 from broker.ports.system import Clock
 from broker.runtime.partition.driver import PartitionDriver
 
-ANSWER_MS: Final = 10_000  # for the outcome of a write that was handed over
+ANSWER_MS: Final = 10_000  # how long a forwarded write may wait for the leader's answer
 _LOOK_MS: Final = 250
 
 Done = Callable[[RecordsOutcome | HeadwaterError], None]
@@ -55,7 +56,7 @@ class _Waiting:
 
 
 class ForwardedWrites:
-    """Hands writes over, and takes those of other brokers. Any thread."""
+    """Sends writes to their leaders, and stores writes that other brokers send. Any thread."""
 
     def __init__(
         self,
@@ -64,7 +65,7 @@ class ForwardedWrites:
         state: Callable[[], MetadataState],
         clock: Clock,
     ) -> None:
-        """``replica`` finds the replica that is here, ``state`` the newest metadata here."""
+        """``replica`` finds a local replica; ``state`` returns the newest local metadata."""
         self._transport = transport
         self._replica = replica
         self._state = state
@@ -74,15 +75,18 @@ class ForwardedWrites:
         self._numbers = itertools.count(1)
 
     def registered(self, broker_epoch: BrokerEpoch) -> None:
-        """Number writes so that a late answer to the process before is not taken for ours."""
+        """Choose request ids that no earlier process of this broker used.
+
+        So a late answer to an earlier process matches no write of this one.
+        """
         self._numbers = itertools.count(first_request_id(broker_epoch))
 
     def start(self) -> None:
-        """Hear other brokers."""
+        """Begin to receive messages of other brokers."""
         self._transport.start(self._hear)
 
     def close(self) -> None:
-        """Hear nobody any more; what waits for an outcome is told that it is not known."""
+        """Stop receiving; end every waiting write with ``CommitTimeoutError``."""
         self._transport.close()
         with self._lock:
             waiting = list(self._waiting.values())
@@ -91,7 +95,7 @@ class ForwardedWrites:
             one.done(_unknown("this broker stops"))
 
     def turn(self, now_ms: int) -> int:
-        """Give up outcomes that cannot come any more, or are too late."""
+        """End the writes whose answer is late or cannot come; return the time of the next turn."""
         state = self._state()
         with self._lock:
             gone = {
@@ -116,21 +120,25 @@ class ForwardedWrites:
         policy: AckPolicy,
         expected_end: Offset | None,
     ) -> None:
-        """Hand rows to the leader of a partition, called ``name``; ``done`` as for a writer.
+        """Send ``rows`` to the partition's leader. ``done`` gets the outcome, on any thread.
+
+        ``name`` is the partition's name for error messages.
 
         Raises:
-            NotLeaderError: nobody leads the partition now, or its leader is of an older build.
-            OverloadedError: too much waits for that broker; nothing was sent.
+            NotLeaderError: the partition has no leader now, or its leader runs an older build.
+            OverloadedError: the queue to the leader is full; nothing was sent.
         """
         state = self._state()
         row = state.partition(partition_id)
         if row is None or row.leader is None:
-            raise NotLeaderError(f"nobody leads {name} now", partition=str(partition_id))
+            raise NotLeaderError(
+                f"{name} has no leader now: publish again later", partition=str(partition_id)
+            )
         broker = state.brokers.get(row.leader)
         if broker is None or broker.features_max < FEATURE_LEVEL_LIFTBRIDGE:
             raise NotLeaderError(
-                f"{name} is led by {row.leader}, whose build takes no writes from other brokers: "
-                "publish there",
+                f"broker {row.leader} leads {name}, and its older build takes no forwarded "
+                f"writes: publish to broker {row.leader}, or update it",
                 leader=row.leader,
             )
         number = next(self._numbers)
@@ -148,7 +156,10 @@ class ForwardedWrites:
         if not self._transport.send(row.leader, message):
             with self._lock:
                 self._waiting.pop(number, None)
-            raise OverloadedError(f"too many writes wait for {row.leader}, which leads {name}")
+            raise OverloadedError(
+                f"the queue to broker {row.leader}, the leader of {name}, is full: "
+                "publish again later"
+            )
 
     # ------------------------------------------------------------------ messages
 
@@ -190,7 +201,7 @@ class LeadersWriter:
     """Implements ``PartitionWriter`` for a partition that another broker leads. Any thread."""
 
     def __init__(self, writes: ForwardedWrites, partition_id: PartitionId, name: str) -> None:
-        """Hand what is written to the leader, whoever it is at that time."""
+        """Each write looks for the leader anew: it may change between two writes."""
         self._writes = writes
         self._partition_id = partition_id
         self._name = name
@@ -203,7 +214,10 @@ class LeadersWriter:
         may_block: bool = False,  # noqa: ARG002
         policy: AckPolicy = AckPolicy.ALL,  # noqa: ARG002
     ) -> None:
-        """Refuse: a producer with an id of its own writes to the leader itself."""
+        """Refuse with ``NotLeaderError``: a client of the native protocol connects to the leader.
+
+        Only writes of Liftbridge publishers are forwarded.
+        """
         raise NotLeaderError(f"this broker does not lead {self._name}")
 
     def submit_records(
@@ -215,9 +229,16 @@ class LeadersWriter:
         policy: AckPolicy = AckPolicy.ALL,
         expected_end: Offset | None = None,
     ) -> None:
-        """See ``PartitionWriter.submit_records``; rows with message ids are refused."""
+        """See ``PartitionWriter.submit_records``.
+
+        Raises:
+            InvalidRequestError: a row has a message id. A forwarded write has no field for it.
+        """
         if message_ids is not None and any(message_ids):
-            raise InvalidRequestError("message ids are known by the leader only: publish there")
+            raise InvalidRequestError(
+                f"{self._name} has its leader on another broker, and only the leader can check "
+                "message ids: publish to the leader, or without a message id"
+            )
         self._writes.submit(
             self._partition_id,
             batch,
@@ -239,16 +260,18 @@ def _answer(asked: WriteForwarded, outcome: RecordsOutcome | HeadwaterError) -> 
 
 
 def _given_up(one: _Waiting, state: MetadataState, now_ms: int) -> str | None:
-    """Return why an outcome is not waited for any longer, or None."""
+    """Return why a write waits no longer for its answer, or None while it does."""
     row = state.partition(one.partition_id)
     if row is None:
         return "the stream was deleted"
     if row.leader_epoch != one.leader_epoch:
-        return f"{one.leader} leads the partition no longer"
+        return f"broker {one.leader} leads the partition no longer"
     if now_ms >= one.until_ms:
-        return f"{one.leader} did not answer within {ANSWER_MS} ms"
+        return f"broker {one.leader} did not answer within {ANSWER_MS} ms"
     return None
 
 
 def _unknown(why: str) -> CommitTimeoutError:
-    return CommitTimeoutError(f"whether the records are stored is not known: {why}")
+    return CommitTimeoutError(
+        f"the records may be stored or not, because {why}: read the partition before a repeat"
+    )

@@ -123,7 +123,7 @@ class ClusterMember:
         self._log_ends = LogEndAnswers(control, self._replica, lambda: metadata.state)
         self._stop_asked = stop_asked
         self._hears = False
-        self._followed: tuple[object, ...] = (None,) * 5  # what the last turn was told of
+        self._followed: tuple[object, ...] = (None,) * 5  # the facts that the last turn saw
         self._writes = (
             None
             if writes is None
@@ -157,7 +157,7 @@ class ClusterMember:
         self._metadata.subscribe(self._metadata_changed)
 
     def _metadata_changed(self, _index: int, state: MetadataState) -> None:
-        """Let a turn follow, unless the change is one of consumers: it moves no replica."""
+        """Wake the follower, unless only cursors or groups changed: they move no replica."""
         followed = (state.streams, state.partitions, state.brokers, state.deleted, state.leases)
         if any(one is not two for one, two in zip(followed, self._followed, strict=True)):
             self._followed = followed
@@ -165,12 +165,12 @@ class ClusterMember:
 
     def hand_over(self) -> None:
         """Hand leaderships over before a stop, as far as other replicas can lead. Blocks."""
-        wait_for_answer(self._clock, lambda *ears: self.handing_over(*ears).turn)
+        wait_for_answer(self._clock, lambda *calls: self.handing_over(*calls).turn)
 
     def handing_over(
         self, wake: Callable[[], None], answered: Callable[[bool], None]
     ) -> HandingOver:
-        """Return the pump that hands over."""
+        """Return the pump that hands leaderships over. See ``hand_over``."""
         return HandingOver(
             me=self._setting.me,
             broker_epoch=self._broker_epoch,
@@ -283,7 +283,7 @@ class ClusterMember:
     def newest(self, partition_id: PartitionId, name: str) -> NewestTold:
         """See ``Membership.newest``."""
         told: NewestTold | HeadwaterError = wait_for_answer(
-            self._clock, lambda *ears: self.asking_newest(partition_id, name, *ears).turn
+            self._clock, lambda *calls: self.asking_newest(partition_id, name, *calls).turn
         )
         if isinstance(told, HeadwaterError):
             raise told

@@ -170,7 +170,7 @@ class PartitionDriver:
     # ------------------------------------------------------------------ changed settings
 
     def configure(self, stream: Stream) -> OwnerCall:
-        """Begin to obey changed settings of the stream, in a turn. Any thread."""
+        """Queue the stream's changed settings for the partition's thread. Any thread."""
         self.stream = stream
         return self._queue.begin(self._configure)
 

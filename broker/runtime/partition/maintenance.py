@@ -36,9 +36,9 @@ class Maintenance:
         self._health = context.health
         self._replication = replication
         self._on_sealed = on_sealed
-        self._queued = False  # so that only one is queued
-        self._forgotten_ids = 0  # message ids that left the window early, as far as was told
-        self._told_until_us = 0  # so long the next ones are not worth another warning
+        self._queued = False  # whether a run is in the queue; a second one would do nothing more
+        self._forgotten_ids = 0  # message ids that left the window early, at the last look
+        self._told_until_us = 0  # no further warning before this time
 
     def configure(self, config: StreamConfig) -> None:
         """Take changed settings."""
@@ -96,7 +96,10 @@ class Maintenance:
         self.notice_roll()
 
     def _expire_ids(self, now_us: int) -> None:
-        """Return the memory of message ids that left the window; warn once of those that had to."""
+        """Free the memory of expired message ids; warn if others had to be forgotten early.
+
+        The next warning comes only after a whole dedup window in which no id was forgotten early.
+        """
         retries = self._local.retries
         retries.window.expire(now_us)
         count = retries.forgotten_ids - self._forgotten_ids

@@ -124,7 +124,7 @@ class RaftPump:
         self._now_ms = 0
         self._next_tick_ms: int | None = None
         self._saved: int | None = None  # the newest durable save, if the core has not been told yet
-        self.office: int | None = None  # the term that this member leads, as far as it knows
+        self.office: int | None = None  # the term that this member leads, or None
         self.failure: HeadwaterError | None = None  # set when the pump has ended
 
     # ------------------------------------------------------------------ turns
