@@ -1,6 +1,6 @@
-"""Ctrl-C while a program loads its modules: the process ends, and says nothing.
+"""Ctrl-C while a program loads its modules: the process ends without output.
 
-Python's own answer is the trace of whichever import was running.
+By default Python would print the trace of the import that is running.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Imports large libraries in less time: for a command that a person waits for."""
+"""Imports large libraries in less time, for commands that a person waits for."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _BLAS_THREADS: Final = "OPENBLAS_NUM_THREADS"
 def quick_imports() -> Iterator[None]:
     """Import without the garbage collector and without numpy's threads of linear algebra.
 
-    Everything that an import makes stays, and the collector would look through it again and again.
-    numpy starts a thread for each core as soon as it is imported; nothing here multiplies matrices.
+    Objects made by an import stay in memory, and the collector would scan them again and again.
+    numpy starts a thread for each core when it is imported; Headwater multiplies no matrices.
     Children of this process see neither setting.
     """
     collects = gc.isenabled()
@@ -30,5 +30,5 @@ def quick_imports() -> Iterator[None]:
         if ours:
             os.environ.pop(_BLAS_THREADS, None)
         if collects:
-            gc.freeze()  # what is imported is never looked through again
+            gc.freeze()  # imported objects are not scanned again
             gc.enable()

@@ -205,8 +205,8 @@ class Client:
             OffsetOutOfRangeError: ``before`` is above the high watermark.
             HeldByLeaseError: readers hold some of these records.
             NotShippedError: some of these records are not in the stream's table yet.
-            PurgeRefusedError: of several partitions some or all were refused; ``purged`` and
-                ``refused`` have what became of each.
+            PurgeRefusedError: some or all of several partitions were refused; ``purged`` and
+                ``refused`` have the outcome of each.
             FeatureLevelError: a broker of the cluster runs a release that knows no purge.
             InvalidRequestError, UnknownStreamError, UnknownPartitionError, StreamRecreatedError.
         """

@@ -1,4 +1,4 @@
-"""Purges the partitions of a stream one after the other, and says what became of each."""
+"""Purges the partitions of a stream one after the other, and returns the outcome of each."""
 
 from __future__ import annotations
 

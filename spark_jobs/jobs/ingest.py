@@ -274,9 +274,9 @@ def _finish(query: StreamingQuery, gate: _Gate, report: Report) -> None:
 def _behind(
     described: StreamDescription, ends: Mapping[int, int], starts: Mapping[int, int]
 ) -> int:
-    """Return the number of committed records that the table should have, and has not yet.
+    """Return the number of committed records that the table should have and lacks.
 
-    ``starts`` are the table's first offsets, of partitions that it has not from their beginning.
+    ``starts`` has the table's first offset of each partition whose beginning it does not have.
     """
     known = {**starts, **ends}
     return sum(

@@ -49,7 +49,7 @@ def test_a_write_of_many_buffers_is_whole(files: Files) -> None:
 
 
 def test_what_nobody_reads_soon_is_kept_all_the_same(files: Files) -> None:
-    """The hint changes nothing that can be seen: not the bytes around, not what is durable."""
+    """The hint changes neither the bytes around nor what is durable."""
     file = files.open("a/f", create=True)
     large = bytes(range(256)) * 4096
     file.write_at(0, [b"head"], read_soon=False)

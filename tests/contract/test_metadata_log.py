@@ -109,7 +109,7 @@ def test_answered_commands_survive_a_restart_of_all(logs: MetadataLogs) -> None:
 
 
 def test_a_barrier_shows_what_any_member_has_answered(logs: MetadataLogs) -> None:
-    """After it, the caller's member knows everything that was answered anywhere before."""
+    """After a barrier the caller's member knows every command that any member answered before."""
     members = logs.members()
     for number in range(10):
         members[number % len(members)].propose(_create(number))

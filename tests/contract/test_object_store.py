@@ -75,7 +75,7 @@ def test_what_was_erased_is_gone_and_nothing_else(store: ObjectStore) -> None:
 
 
 def test_one_of_many_racing_creates_wins(store: ObjectStore) -> None:
-    """Eight threads create one key with different bytes: exactly one hears that it did."""
+    """Eight threads create one key with different bytes: exactly one succeeds."""
     outcomes: dict[bytes, bool] = {}
     barrier = threading.Barrier(8)
 

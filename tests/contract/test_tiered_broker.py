@@ -145,7 +145,7 @@ def test_a_read_goes_over_the_seam(client: Client) -> None:
 
 
 def test_every_column_comes_back_as_it_was_sent(client: Client) -> None:
-    """From the log and from the table; a time that the broker gave is the same in both."""
+    """The columns are equal from the log and from the table, also a time set by the broker."""
     sent: list[dict[str, Any]] = [
         {"value": b"1", "timestamp": 7, "reply_subject": "r", "correlation_id": "c\u00e9"},
         {"value": None, "key": b"", "reply_subject": "", "correlation_id": ""},

@@ -158,7 +158,7 @@ def test_plain_nats_publishes_and_a_subscriber_follows(
 def test_a_missing_object_is_found_by_name(
     run: Run, up: Callable[..., embedded.EmbeddedServer], data: Path
 ) -> None:
-    """With one Parquet file gone, reading and verifying fail; nobody gets fewer rows."""
+    """With one Parquet file gone, reading and verifying fail; no read returns fewer rows."""
     up()
     run("stream", "create", "orders", "--puback")
     run("publish", "orders", stdin="a\nb\nc")

@@ -58,7 +58,7 @@ def test_a_broker_whose_records_are_in_tables_does_not_start_without_a_lake(
 
 
 def test_a_lake_of_any_name_is_read_where_it_was_written(tmp_path: Path) -> None:
-    """By path, and by the URI of the same place, over a restart."""
+    """The lake is found by its path and by its URI, after a restart, too."""
     lake = tmp_path / "100% la#ke, né"
     with running(broker_at(tmp_path, "first", lake=str(lake), data=tmp_path / "data")) as client:
         client.create_stream("s", subject="s")

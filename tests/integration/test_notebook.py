@@ -20,7 +20,7 @@ pytestmark = [
 
 @pytest.mark.parametrize("mode", ["connect", "cluster", "pipeline"])
 def test_the_notebook_runs_everywhere(mode: str, tmp_path: Path) -> None:
-    """Every step of it checks its own result; classic Spark is what the other tests use."""
+    """Every step checks its own result; the other tests use classic Spark."""
     done = subprocess.run(
         [sys.executable, str(ROOT / "tests" / "notebook" / "run.py"), "--mode", mode],
         cwd=tmp_path, capture_output=True, text=True, timeout=1200, check=False,

@@ -133,7 +133,7 @@ class Home:
         return self.sites[-1]
 
     def twin_of(self, site: Site, name: str, data: Path | None = None) -> Site:
-        """Return a broker over a copy of what a site has now, or had then."""
+        """Return a broker over a copy of a site's present data, or of an earlier copy."""
         twin = self.site(name, data or site.broker.data_dir)
         twin.acked = list(site.acked)
         return twin

@@ -1,4 +1,4 @@
-"""Random publishes and commits: nobody is answered before the time that the policy names."""
+"""Random publishes and commits: no publish is answered before the time of its policy."""
 
 from __future__ import annotations
 

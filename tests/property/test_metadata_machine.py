@@ -239,7 +239,7 @@ def _check_partition(
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_every_log_keeps_the_rules(seed: int) -> None:
-    """Refusals change nothing, epochs only grow, and nobody leads who could lack a record."""
+    """Refusals change nothing, epochs only grow, and no replica that may lack a record leads."""
     rng = random.Random(seed)
     proposers = Proposers(rng)
     state, twin = MetadataState(), MetadataState()

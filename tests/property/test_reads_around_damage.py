@@ -1,4 +1,4 @@
-"""Bytes of sealed segments that flip: what is intact is read, what is not is named, never returned.
+"""Flipped bytes in sealed segments: intact batches are read, damaged ones are named only.
 
 The oracle is the image of the log before the damage: it says which bytes are of which batch.
 """

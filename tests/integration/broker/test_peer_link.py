@@ -1,4 +1,4 @@
-"""The link between brokers: who is let in, what hostile bytes do, how many sockets there are."""
+"""The link between brokers: accepted peers, hostile bytes, and the number of sockets."""
 
 from __future__ import annotations
 
@@ -347,7 +347,7 @@ def test_a_lane_that_was_closed_leaves_the_others_open(rig: PeerRig) -> None:
 
 
 def test_messages_of_many_threads_all_arrive_each_threads_in_order(rig: PeerRig) -> None:
-    """Small ones are written by the thread that has them, large ones are not; nobody waits."""
+    """Small ones are written by the sending thread, large ones by another; no thread waits."""
     transport, inbox = _control(rig.links[A])
     theirs, _ = _control(rig.links[B])
     _until_heard(theirs, A, inbox, B)

@@ -168,7 +168,7 @@ def _as_member(group: RaftGroup, name: NodeId) -> ssl.SSLContext:
 
 
 def test_no_bytes_bring_a_member_down(group: RaftGroup) -> None:
-    """Noise, half handshakes, and what is nearly a message behind a member's certificate.
+    """Noise, half handshakes, and damaged messages with a member's certificate.
 
     A well-formed message of a member with a certificate is trusted; that is the fault model.
     """

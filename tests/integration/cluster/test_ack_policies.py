@@ -60,7 +60,7 @@ def _client_without(cluster: Cluster, number: int) -> Client:
 
 
 def test_leader_acks_without_its_follower_and_all_does_not(cluster: Cluster) -> None:
-    """Also once the follower has left the ISR, which is then too small for ALL to be stored."""
+    """Once the follower has left the ISR, that is too small, and ALL is refused."""
     follower = _pair(cluster, "policies")
     client = _client_without(cluster, follower)
     with client.producer("policies") as all_, client.producer("policies", acks="leader") as leader:
@@ -88,7 +88,7 @@ def test_leader_acks_without_its_follower_and_all_does_not(cluster: Cluster) -> 
 
 
 def test_a_leader_that_was_paused_and_replaced_acks_nothing(cluster: Cluster) -> None:
-    """What waits in its sockets, and what comes right after it wakes up, is refused."""
+    """Writes in its sockets, and writes right after it wakes up, are refused."""
     client = cluster.client()
     stream = client.create_stream("woken")
     _begin(client, "woken")
@@ -193,7 +193,7 @@ def test_policies_of_one_burst_are_answered_each_at_its_time(cluster: Cluster) -
 
 
 def test_what_is_not_a_policy_is_refused(cluster: Cluster) -> None:
-    """By the client, and by a broker that another client asks; so is a numbered batch."""
+    """The client refuses it, and so does a broker; a numbered batch needs ALL."""
     client = cluster.client()
     stream = client.create_stream("picky")
     _begin(client, "picky")

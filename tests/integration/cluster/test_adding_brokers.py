@@ -66,7 +66,7 @@ def _name_new_broker(cluster: Cluster) -> None:
 
 
 def test_a_broker_is_added_leads_and_is_removed_under_load(cluster: Cluster) -> None:
-    """Nothing acknowledged is lost by a restart of each, nor by any of what comes after."""
+    """No acknowledged record is lost by the restart of each broker, or by a later step."""
     old = cluster.plan.brokers
     client = cluster.client()
     client.create_stream(STREAM, replication_factor=3, min_isr=2)
@@ -141,7 +141,7 @@ def _is_fenced(cluster: Cluster) -> bool:
 
 
 def _check_stored(cluster: Cluster, running: Load) -> None:
-    """Each acknowledged record is there once, where it was acknowledged."""
+    """Check that each acknowledged record is stored once, at its acknowledged offset."""
     found = stored(cluster.client(), STREAM)
     assert [found[offset] for offset, _ in running.acked] == [value for _, value in running.acked]
     assert max(Counter(found).values()) == 1

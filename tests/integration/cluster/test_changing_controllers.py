@@ -104,7 +104,7 @@ def _wait_in_sync(cluster: Cluster, *names: str) -> None:
 
 
 def _check_stored(cluster: Cluster, running: Load) -> None:
-    """Each acknowledged record is there once, where it was acknowledged."""
+    """Check that each acknowledged record is stored once, at its acknowledged offset."""
     found = stored(cluster.client(), STREAM)
     assert [found[offset] for offset, _ in running.acked] == [value for _, value in running.acked]
     assert max(Counter(found).values()) == 1
@@ -146,7 +146,7 @@ def test_a_dead_controller_is_replaced_by_a_new_id_under_load(
 def test_one_controller_becomes_three_and_is_killed_under_load(
     cluster_of: Callable[..., Cluster],
 ) -> None:
-    """Then the others decide without it. It comes back, and is removed from the controllers."""
+    """The others decide without the killed one. It comes back, and is removed as a controller."""
     cluster = cluster_of(brokers=3, voters=1)
     client = cluster.client()
     client.create_stream(STREAM, replication_factor=3, min_isr=2)

@@ -95,7 +95,7 @@ def cluster(tmp_path: Path, nats: EmbeddedServer) -> Iterator[Cluster]:
 def test_a_folder_of_the_last_release_becomes_a_broker_of_three(
     tmp_path: Path, cluster: Cluster, nats: EmbeddedServer
 ) -> None:
-    """Without a start alone in between; its records are on all three in the end.
+    """No start as a single broker comes in between; its records are on all three in the end.
 
     It was killed, so the stream that syncs by interval waits for an operator, as in any cluster.
     """

@@ -63,7 +63,7 @@ def test_status_shows_the_cluster(cluster: Cluster) -> None:
 
 
 def test_metrics_agree_with_the_status(cluster: Cluster) -> None:
-    """One broker is in office, every follower is told of by its leader, peers are connected."""
+    """One controller is in office, leaders report every follower, and peers are connected."""
     cluster.client().create_stream("measured")
 
     def agree() -> bool:

@@ -88,7 +88,7 @@ def test_metadata_is_asked_of_whoever_answers(cluster: Cluster) -> None:
 
 
 def test_a_stream_is_known_everywhere_once_it_is_made(cluster: Cluster) -> None:
-    """Also by brokers that have not applied it yet: for an unknown name they ask a majority."""
+    """Brokers that have not applied the creation yet ask a majority for the unknown name."""
     clients = [cluster.client(cluster.url_of(number)) for number in range(3)]
     for number in range(30):
         name = f"seen{number}"

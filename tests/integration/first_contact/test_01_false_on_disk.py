@@ -47,7 +47,7 @@ def test_each_publisher_hears_its_own_stream(rig: IngestRig, server: NatsProcess
 
 
 def test_a_refusal_counts_for_the_stream_that_refused(rig: IngestRig, server: NatsProcess) -> None:
-    """``pay`` refuses a long record, ``audit`` stores it: each publisher hears its own."""
+    """``pay`` refuses a long record, ``audit`` stores it: each publisher gets its own answer."""
     pay, audit = _pay_and_audit(rig)
     long = [NatsMessage("pay.in", b"x" * 1001)]
     with NatsPublisher(server.url, stream=audit) as out:

@@ -136,7 +136,7 @@ def test_what_a_stream_may_lack_is_refused_with_jetstreams_code(
 def test_what_is_not_checked_is_refused_by_name(
     rig: IngestRig, server: NatsProcess, name: str
 ) -> None:
-    """Also a condition that a later JetStream may invent."""
+    """A condition of a later JetStream is refused, too."""
     rig.add_stream(STREAM, subject=SUBJECT, puback=True)
     (told,) = asyncio.run(_answers(server.url, [{name: "0"}], create=False))
     assert told["error"]["code"] == 400
@@ -207,7 +207,7 @@ def test_a_stream_of_partitions_has_no_last_sequence(rig: IngestRig, server: Nat
 def test_a_stream_that_only_records_keeps_other_peoples_conditions(
     rig: IngestRig, server: NatsProcess
 ) -> None:
-    """Without puback nothing is promised: the message is data, and is stored as it came."""
+    """Without puback the broker promises nothing, so the message is stored unchanged."""
     rig.add_stream("witness", subject=SUBJECT)
     rig.add_stream(STREAM, subject=SUBJECT, puback=True)
     other = [{"Nats-Expected-Stream": "other"}]

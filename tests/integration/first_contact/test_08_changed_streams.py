@@ -107,7 +107,7 @@ def test_less_retention_frees_what_is_in_the_table_and_no_more(stage: Stage) -> 
 
 
 def test_a_stream_without_a_table_gets_one_with_all_its_records(stage: Stage) -> None:
-    """From the first record on; a restart between them changes nothing."""
+    """The table begins at the first record, also with a restart between the records."""
     client, url = stage.client, stage.broker.url
     client.create_stream("s", tiering=False, segment_bytes_max=4096)
     sent = [b"%04d" % number * 100 for number in range(100)]
@@ -241,7 +241,7 @@ def test_a_reader_keeps_what_it_was_promised(stage: Stage) -> None:
 
 @pytest.mark.parametrize("saved", [False, True])
 def test_a_cut_whose_lease_has_ended_is_refused_below_a_purge(stage: Stage, saved: bool) -> None:
-    """By name, with the offset from which records are there: it is no short answer, and no gap."""
+    """The typed error has the first available offset; the read is neither short nor a gap."""
     client, url = stage.client, stage.broker.url
     client.create_stream("s", tiering=False, segment_bytes_max=4096)
     _put(client, "s", *VALUES)
@@ -256,7 +256,7 @@ def test_a_cut_whose_lease_has_ended_is_refused_below_a_purge(stage: Stage, save
 
 
 def test_each_partition_is_purged_and_said_to_be(stage: Stage) -> None:
-    """The first one is refused; the others are purged all the same, and the error names each."""
+    """The first partition refuses; the others are purged, and the error names each outcome."""
     client, url = stage.client, stage.broker.url
     client.create_stream("s", partitions=3)
     for number in (1, 2):
@@ -276,7 +276,7 @@ def test_each_partition_is_purged_and_said_to_be(stage: Stage) -> None:
 
 
 def test_the_table_of_a_tiered_stream_keeps_its_rows(stage: Stage) -> None:
-    """Only what is in it is freed on the disk; the read is whole and certified, as before."""
+    """Only records in the table are freed on the disk; a read stays complete and certified."""
     client, url = stage.client, stage.broker.url
     client.create_stream("s", segment_bytes_max=4096, dedup_window_ms=0)
     _put(client, "s", *VALUES)

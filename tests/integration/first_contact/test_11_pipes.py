@@ -94,7 +94,7 @@ def test_a_pipe_that_nobody_reads(stage: Stage, words: str) -> None:
     ],
 )
 def test_head_takes_the_first_line(stage: Stage, words: str, first: str | None) -> None:
-    """In a shell, with ``pipefail``: the first line, 141 for the command, no trace."""
+    """In a shell with ``pipefail`` the command prints the first line and ends with 141."""
     headwater = f"{shlex.quote(sys.executable)} -m headwater"
     done = subprocess.run(
         ["bash", "-c", f'{headwater} {words} | head -1; echo "${{PIPESTATUS[0]}}"'],

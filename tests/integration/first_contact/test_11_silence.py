@@ -1,4 +1,4 @@
-"""Issue 11, item 11: a command that takes over two seconds says what it waits for, on stderr."""
+"""Issue 11, item 11: after two seconds a command says on stderr what it waits for."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def _query(served: Served, sql: str, *options: str, **environment: str) -> Any:
 
 
 def test_a_statement_is_answered_without_java_and_certified(served: Served) -> None:
-    """Both tiers are counted; the certificate is told as that of `headwater read`."""
+    """Both tiers are counted; the certificate is printed as by `headwater read`."""
     done = _query(served, "select count(*) n, max(offset) last from orders")
 
     assert json.loads(done.stdout) == {"n": 30, "last": 29}, done.stderr

@@ -58,7 +58,7 @@ def test_the_right_password_opens(guarded: str) -> None:
 
 @pytest.mark.parametrize("login", [None, NatsLogin(user="me", password="wrong")])
 def test_a_wrong_password_is_told_at_once(guarded: str, login: NatsLogin | None) -> None:
-    """It is an error with the server's own words, not a wait for an answer."""
+    """The command fails with the server's own message and does not wait for an answer."""
     with pytest.raises(UnavailableError, match=r"(?i)authorization"):
         _publish(guarded, login)
 

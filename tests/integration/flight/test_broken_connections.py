@@ -147,7 +147,7 @@ def test_a_producer_gives_up_in_time_and_says_so(
 
 
 def test_a_close_in_the_middle_of_an_outage_is_bounded(proxy: TcpProxy, client: Client) -> None:
-    """Closing waits no longer than it was told, and settles every future."""
+    """Closing waits no longer than its timeout, and settles every future."""
     producer = client.producer("s", retry_ms_max=60_000)
     producer.send(numbered(0, BATCH)).result(WAIT_S)
     proxy.refuse(True)

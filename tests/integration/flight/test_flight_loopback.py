@@ -89,7 +89,7 @@ def test_streams_are_created_listed_described_and_deleted(client: Client) -> Non
 
 
 def test_errors_are_raised_by_class_with_their_facts(client: Client) -> None:
-    """What the broker raises is what the caller catches."""
+    """The caller catches the class that the broker raised."""
     with pytest.raises(UnknownStreamError) as caught:
         client.describe("nowhere")
     assert caught.value.stream == "nowhere"
@@ -109,7 +109,7 @@ def test_errors_are_raised_by_class_with_their_facts(client: Client) -> None:
 
 
 def test_a_broker_that_is_not_there_is_unavailable() -> None:
-    """No broker, no hang: an error that says where nobody answered."""
+    """Without a broker the call does not hang; its error has the address."""
     with Client("127.0.0.1:1") as client, pytest.raises(UnavailableError, match=r"127\.0\.0\.1:1"):
         client.streams()
 
@@ -139,7 +139,7 @@ def test_tiering_is_asked_for_and_reported(client: Client) -> None:
 
 
 def test_records_come_back_bit_for_bit(client: Client) -> None:
-    """Every column that a producer may send is what a reader gets."""
+    """A reader gets every column that a producer may send."""
     sent = {
         "value": b"\x00\xff",
         "key": b"",
@@ -166,7 +166,7 @@ def test_records_come_back_bit_for_bit(client: Client) -> None:
 def test_writing_goes_on_while_the_tier_is_away(
     client: Client, broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A new producer does not need the table; a read of freed records names what is missing."""
+    """A new producer does not need the table; a read of freed records names the missing tier."""
 
     def away(*_: object) -> None:
         raise RemoteTierUnavailableError("the store does not answer")

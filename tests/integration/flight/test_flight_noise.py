@@ -66,7 +66,7 @@ def raised(error: BaseException) -> HeadwaterError | None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_random_bytes_on_the_port(service: FlightService, seed: int) -> None:
-    """With and without the preface of HTTP/2, whole and cut short."""
+    """The bytes come with and without the preface of HTTP/2, whole and cut short."""
     chance = random.Random(seed)
     noise = chance.randbytes(chance.choice([0, 1, 9, 100, 20_000]))
     start = chance.choice([b"", PREFACE, b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01"])
@@ -118,7 +118,7 @@ def test_descriptors_that_name_nothing(
 
 
 def test_a_wrong_schema_ends_the_stream_at_once(foreign: flight.FlightClient) -> None:
-    """The producer hears of it before it has sent a batch."""
+    """The producer gets the error before it has sent a batch."""
     schema = pa.schema([("value", pa.string())])
     writer, reader = foreign.do_put(flight.FlightDescriptor.for_path(b"s", b"0"), schema)
     assert reader.read() is None

@@ -128,7 +128,7 @@ def test_mutual_tls_refuses_who_shows_none_or_a_foreign_one(
 
 
 def test_a_certificate_that_is_none_is_refused_at_start(broker: MemoryBroker) -> None:
-    """The operator hears of it at once, by a configuration error."""
+    """The start fails at once with a configuration error."""
     config = FlightServiceConfig(port=0, tls_cert=b"no certificate", tls_key=b"no key")
     with pytest.raises(InvalidConfigError):
         FlightService(broker, broker.clock, config).start()

@@ -136,7 +136,7 @@ def test_a_stream_is_created_described_and_deleted(server: Server) -> None:
 def test_a_stream_that_cannot_be_is_refused(
     server: Server, request_: api.CreateStreamRequest, code: grpc.StatusCode
 ) -> None:
-    """No name, bad subjects, reserved names, more replicas than servers, what is not built."""
+    """Refused: no name, bad subjects, reserved names, too many replicas, unsupported settings."""
     assert code_of(server.stub.CreateStream, request_) is code
 
 
@@ -292,7 +292,7 @@ def test_subscriptions_stop_where_they_say(server: Server) -> None:
 
 
 def test_a_subscription_reads_backwards(server: Server) -> None:
-    """From the newest record down to the oldest; then it ends."""
+    """The records come from the newest down to the oldest, and then the subscription ends."""
     filled(server)
     found = server.read(startPosition=api.LATEST, reverse=True)
     assert [one.offset for one in found] == list(range(9, -1, -1))

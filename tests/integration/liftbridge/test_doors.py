@@ -80,7 +80,7 @@ def test_an_address_that_is_taken_is_a_wrong_configuration(broker: MemoryBroker)
 
 
 def test_connections_and_subscriptions_are_bounded(broker: MemoryBroker) -> None:
-    """What is beyond a limit is refused; what is served goes on."""
+    """Connections and subscriptions beyond a limit are refused; earlier ones go on."""
     broker.create("s", StreamConfig(subject="foo"))
     config = LiftbridgeServiceConfig(port=0, connections_max=1, subscriptions_max=1)
     service = LiftbridgeService(broker, broker.clock, config)

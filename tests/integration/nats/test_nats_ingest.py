@@ -113,7 +113,7 @@ def test_partitions_listen_on_their_own_subjects(rig: IngestRig, client: RawNats
 
 
 def test_a_removed_stream_hears_nothing_more(rig: IngestRig, client: RawNats) -> None:
-    """After its last partition messages on its subject are not ours; another stream goes on."""
+    """Once its last partition is removed, its messages are ignored; another stream goes on."""
     stream = rig.add_stream("foo")
     rig.add_stream("bar", puback=True)
     rig.run(rig.ingest.serve(stream, {}))
@@ -152,7 +152,7 @@ def test_a_queue_group_shares_the_messages(rig: IngestRig, client: RawNats) -> N
 def test_an_envelope_is_acked_on_its_inbox(
     rig: IngestRig, client: RawNats, policy: wire.AckPolicy
 ) -> None:
-    """Liftbridge's publishers hear offset and correlation id once the record is durable."""
+    """Liftbridge's publishers get offset and correlation id once the record is durable."""
     rig.add_stream("foo", subject="foo.>")
     client.publish(
         "foo.a",
@@ -171,7 +171,7 @@ def test_an_envelope_is_acked_on_its_inbox(
 def test_ack_policy_none_and_hostile_inboxes_are_not_answered(
     rig: IngestRig, client: RawNats
 ) -> None:
-    """NONE hears nothing; an inbox with a protocol command in it is not written to the socket."""
+    """NONE gets no answer; an inbox with a protocol command in it is not written to the socket."""
     rig.add_stream("foo", puback=True)
     client.publish("foo", liftbridge(value=b"1", ackInbox="in.x", ackPolicy=wire.NONE))
     client.publish("foo", liftbridge(value=b"2", ackInbox="in.x 0\r\n\r\nPUB in.evil"))
@@ -197,7 +197,7 @@ def test_what_does_not_parse_is_stored_as_it_is(rig: IngestRig, client: RawNats)
 
 
 def test_a_bad_header_block_is_answered_and_counted(rig: IngestRig, client: RawNats) -> None:
-    """The publisher hears a typed error, nothing is stored, its neighbours are."""
+    """The publisher gets a typed error; the record is not stored, its neighbours are."""
     rig.add_stream("foo", puback=True)
     client.send(
         pub("foo", b"1", reply="in.1")
@@ -217,7 +217,7 @@ def test_a_bad_header_block_is_answered_and_counted(rig: IngestRig, client: RawN
 
 
 def test_a_record_one_byte_too_large_is_refused_alone(rig: IngestRig, client: RawNats) -> None:
-    """At the limit it is stored, one byte above it the publisher hears the numbers."""
+    """At the limit it is stored; one byte above it the publisher's error has both sizes."""
     rig.add_stream("foo", puback=True, record_bytes_max=1000)
     client.send(
         pub("foo", b"a" * 1000, reply="in.1")
@@ -237,7 +237,7 @@ def test_a_record_one_byte_too_large_is_refused_alone(rig: IngestRig, client: Ra
 def test_an_envelope_is_stored_only_at_the_offset_that_it_expects(
     rig: IngestRig, client: RawNats
 ) -> None:
-    """With optimistic concurrency a publisher that expects another offset hears so."""
+    """With optimistic concurrency a publisher that expects another offset gets an error."""
     rig.add_stream("foo", optimistic_concurrency=True)
     for inbox, offset in (("in.1", 0), ("in.2", 0), ("in.3", 1), ("in.4", -1)):
         client.publish("foo", liftbridge(value=inbox.encode(), offset=offset, ackInbox=inbox))
@@ -280,7 +280,7 @@ def test_a_log_that_refuses_is_heard_of(
 
 
 def test_jetstream_clients_work_unchanged(rig: IngestRig, server: NatsProcess) -> None:
-    """nats-py's JetStream publish hears its ack, its duplicate, and its error."""
+    """nats-py's JetStream publish gets its ack, its duplicate flag, and its error."""
     rig.add_stream("foo", puback=True, record_bytes_max=1000)
 
     async def publish() -> None:

@@ -106,7 +106,7 @@ def test_a_stream_added_while_the_server_is_away_listens_when_it_is_back(tmp_pat
 
 
 def test_a_log_that_stays_full_drops_countably_and_tells(tmp_path: Path) -> None:
-    """With its queue full a partition sheds; counters add up, publishers hear it, others go on."""
+    """With a full queue a partition drops records: they are counted and refused; others go on."""
     limits = IngestLimits(stall_ms_max=200)
     with (
         NatsProcess(tmp_path) as server,

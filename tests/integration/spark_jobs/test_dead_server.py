@@ -50,7 +50,7 @@ def test_planning_a_batch_read_gives_up_soon(kind: str) -> None:
 @pytest.mark.spark
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_dead_server_fails_a_batch_read(spark: SparkSession, kind: str) -> None:
-    """With an error that names the address, also for a port that takes connections."""
+    """The error names the address, also for a port that accepts connections and never answers."""
     with _dead(kind) as address:
         rows = spark.read.format("headwater").option("subscribe", "s").option("server", address)
         with pytest.raises(PySparkException, match="no answer from the broker") as caught:

@@ -85,7 +85,7 @@ def test_an_object_of_equal_size_with_other_bytes_is_named(
 def test_a_changed_key_snapshot_is_neither_read_nor_built_on(
     spark: SparkSession, stream: Served
 ) -> None:
-    """Also under the full certificate, which reads the history: the operator has to know."""
+    """A read with the full certificate is refused, too, although it reads only the history."""
     args = argparse.Namespace(server=stream.server, stream="s", check=False)
     report = Report("test", sys.stderr)
     snapshot.run(spark, args, report)

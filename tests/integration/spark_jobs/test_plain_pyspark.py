@@ -44,7 +44,7 @@ def _run(folder: Path, environment: dict[str, str]) -> str:
 
 
 def test_what_the_page_says_of_an_environment_that_is_not_activated(tmp_path: Path) -> None:
-    """`python3` of the path is another interpreter: the words of the error; and the cure."""
+    """If `python3` of the path is another interpreter, the page has the error and its remedy."""
     said = " ".join(PAGE.read_text().split())
     (promised,) = re.findall(r'without Headwater: "([^"]+)"', said)
     assert "Set the variable `PYSPARK_PYTHON` to the interpreter that has it" in said

@@ -56,7 +56,7 @@ def drain(spark: SparkSession, server: str, sink: Sink, checkpoint: Path) -> Non
 def test_a_query_of_a_lost_future_fails_by_name(
     spark: SparkSession, tmp_path: Path, repeated: bool
 ) -> None:
-    """At its restart, before a row is read: a new batch, and one that was planned and not done."""
+    """It fails at its restart before a row is read, with a new batch or an unfinished one."""
     folder, older, checkpoint, port = tmp_path / "b", tmp_path / "o", tmp_path / "c", free_port()
     sink = Sink()
     with served_disk_broker(folder, port=port) as server:

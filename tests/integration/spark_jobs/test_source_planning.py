@@ -118,7 +118,7 @@ def test_batches_over_several_streams(served: Served) -> None:
 
 
 def test_limits_that_spark_is_told(served: Served) -> None:
-    """The default limit is what the options say."""
+    """Spark gets the limit of the options."""
 
     def limit(**options: str) -> Any:
         given = parse_stream({"server": served.server, "stream": "s", **options})
@@ -130,7 +130,7 @@ def test_limits_that_spark_is_told(served: Served) -> None:
 
 
 def test_one_huge_record_among_small_ones_is_a_batch_of_its_own(served: Served) -> None:
-    """`maxBytesPerTrigger` slows down for what comes next, and never stops."""
+    """`maxBytesPerTrigger` makes the next batch smaller, but never empty."""
     Client(served.server).create_stream("s")
     publish(served, "s", numbered(0, 300))
     publish(served, "s", records([bytes(8 * 1024 * 1024 - 4096)]))

@@ -149,7 +149,7 @@ def test_ranges_instead_of_records(spark: SparkSession, served: Served, tmp_path
 
 
 def test_kafkas_columns_and_several_streams(spark: SparkSession, served: Served) -> None:
-    """The names and types of Spark's Kafka source on request; ours say which stream it was."""
+    """On request the columns are those of Spark's Kafka source; ours include the stream's name."""
     client = Client(served.server)
     for name in ("s", "t"):
         client.create_stream(name)

@@ -248,7 +248,7 @@ def test_the_full_certificate_reads_every_byte(spark: SparkSession, stream: Serv
 def test_a_file_that_vanishes_after_the_certificate_fails_the_action(
     spark: SparkSession, stream: Served
 ) -> None:
-    """Spark itself refuses to go on without a file; nobody gets fewer rows."""
+    """Spark itself fails without the file, and does not return fewer rows."""
     rows = read(spark, "s", server=stream.server)
     _delete_a_file(stream.broker.table("s").store.config.root)
 

@@ -1,4 +1,4 @@
-"""Settings of a user's session change the words of SQL, never the rows of a stream."""
+"""Settings of a user's session may change SQL's syntax, but never the rows of a stream."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def test_racing_committers_lose_and_double_nothing(location: StoreConfig) -> Non
 
 
 def test_a_table_that_many_create_at_once_is_created_once(location: StoreConfig) -> None:
-    """All come back with version 0 of one table: nobody's creation replaces another's."""
+    """All get version 0 of one table: no creation replaces another one."""
     for number in range(8):
         labs = [TierLab(replace(location, uri=f"{location.uri}/{number}")) for _ in range(WRITERS)]
         gate = threading.Barrier(WRITERS)

@@ -15,7 +15,7 @@ MS = 1_000_000
 
 
 def test_the_first_record_that_was_sent_after_the_fault_counts() -> None:
-    """However quickly it was acknowledged."""
+    """It counts however quickly it was acknowledged."""
     acks = [(FAULT - 9 * MS, FAULT - 8 * MS), (FAULT, FAULT + 1), (FAULT + 2, FAULT + 3)]
     assert first_after(acks, FAULT) == (FAULT, FAULT + 1)
 

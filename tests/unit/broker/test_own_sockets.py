@@ -1,4 +1,4 @@
-"""Breaking a library's connections, and leaving everything else as it was."""
+"""Breaking a library's connections without touching other sockets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from broker import own_sockets
 
 
 def test_no_descriptor_is_left_behind(tmp_path: Path) -> None:
-    """Files, pipes and pollers are passed over; sockets are looked at and closed again."""
+    """Files, pipes and pollers are skipped; sockets are duplicated to look at, and closed again."""
     reader, writer = os.pipe()
     with (
         (tmp_path / "file").open("wb"),

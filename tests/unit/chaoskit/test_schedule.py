@@ -21,7 +21,7 @@ ROLES = {"leader", "controller", "now", *(f"f{number}" for number in range(1, 5)
 
 
 def test_a_run_of_any_length_deals_every_story() -> None:
-    """Also a run of no minutes tells each story once."""
+    """Even a run of zero minutes tells each story once."""
     short = plan(1, minutes=0, brokers=5, partitions=3, refused={})
     assert short.names() == sorted(story.name for story in STORIES)
     assert len(short.entries) == len(STORIES)

@@ -59,7 +59,7 @@ def acked_record_is_in_the_other_partition() -> Verdict:
 
 
 def one_bit_differs() -> Verdict:
-    """The content at an acked offset is nobody's."""
+    """The content at an acked offset was never sent."""
     world = world_of("a", "b", "c")
     world.rows[0][1] = Row(1, content("b!"), 1)
     return world.judge()
@@ -215,7 +215,7 @@ def later_record_stands_below_an_acked_one() -> Verdict:
 
 
 def late_unknown_record_stands_below_an_acked_one() -> Verdict:
-    """Also a record without an answer may not appear in the past."""
+    """A record without an answer must not appear at an earlier offset either."""
     world = World()
     world.send("a", by="p")
     world.ack("a", 1)

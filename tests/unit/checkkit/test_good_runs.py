@@ -124,7 +124,7 @@ def consumer_restarts_from_its_cursor() -> Verdict:
 
 
 def consumer_reads_over_a_hole() -> Verdict:
-    """Compaction took a record; the hole is recorded, and so nobody needs the row."""
+    """Compaction removed a record; the hole is recorded, so the row is not missed."""
     world = world_of("a", "b", "c")
     world.history.hole(0, 1, 2)
     rows = [world.rows[0][0], world.rows[0][2]]
@@ -134,7 +134,7 @@ def consumer_reads_over_a_hole() -> Verdict:
 
 
 def replica_begins_where_the_table_ends() -> Verdict:
-    """A local log was freed below the cold end; the table has what it lacks."""
+    """A local log was freed below the cold end; the table has the freed records."""
     world = world_of("a", "b", "c", "d", cold_end=3)
     return world.judge_all([world.replica("a"), world.replica("b", start=2), *world.finals()[3:]])
 
@@ -178,7 +178,7 @@ def leader_acks_before_it_can_know_its_successor() -> Verdict:
 
 
 def unclean_election_loses_what_was_accepted() -> Verdict:
-    """An operator accepted a loss; what was acked and shown from there on may be gone."""
+    """An operator accepted a loss: acked and shown records from there on may be gone."""
     world = world_of("a", "b", "c")
     world.poll("consumer", 0, 3, high_watermark=3, node="broker 1")
     world.history.forgive(0, 1, world.tick())

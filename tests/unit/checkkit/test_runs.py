@@ -97,7 +97,7 @@ def replica_ends_early_without_an_ack() -> Verdict:
 
 
 def all_replicas_lost_it() -> Verdict:
-    """Every replica is the same, and lacks what was acknowledged: JetStream's case."""
+    """All replicas are equal and lack an acknowledged record: JetStream's case."""
     world = world_of("a", "b", "c")
     world.fail_over(keep=2)
     return world.judge_all()
@@ -119,7 +119,7 @@ def table_lacks_a_row() -> Verdict:
 
 
 def table_is_ahead_of_the_log() -> Verdict:
-    """A leader shipped what was never committed and then truncated."""
+    """A leader shipped uncommitted records, which were then truncated."""
     world = world_of("a", "b")
     world.send("z")
     table = world.table([*world.rows[0], Row(2, content("z"), 1)])
@@ -127,7 +127,7 @@ def table_is_ahead_of_the_log() -> Verdict:
 
 
 def unified_read_takes_another_branch() -> Verdict:
-    """A read of both tiers returns what no replica holds."""
+    """A read of both tiers returns a record that no replica holds."""
     world = world_of("a", "b", cold_end=1)
     for name in ("c", "d"):
         world.send(name)

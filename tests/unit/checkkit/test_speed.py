@@ -1,4 +1,4 @@
-"""The checker at size: what a chaos run of half an hour records is judged in seconds."""
+"""The checker with many operations: the records of a half-hour chaos run are judged in seconds."""
 
 from __future__ import annotations
 

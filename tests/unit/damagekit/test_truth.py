@@ -43,7 +43,7 @@ GOOD = [_row(0), _row(1), _row(2), _row(3), _row(4, b"new")]
 
 
 def test_a_read_of_everything_does_not_differ() -> None:
-    """All golden rows bit for bit, and of a newer one what was sent."""
+    """All golden rows are compared bit for bit, and a newer row by its sent fields."""
     assert not _truth().difference(_table(*GOOD))
     assert not _truth().difference(_table(*GOOD[2:]), start=2)
 
@@ -94,7 +94,7 @@ def test_what_the_broker_gave_stays(field: str) -> None:
 
 
 def test_an_offset_that_is_given_out_twice_is_told() -> None:
-    """Below the golden end, and among what was acknowledged since."""
+    """This holds below the golden end, and among later acknowledged records."""
     truth = _truth()
     truth.ack(4, [{"value": b"again"}])
     truth.ack(1, [{"value": b"again"}])

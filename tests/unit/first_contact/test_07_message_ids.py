@@ -131,7 +131,7 @@ steps = st.tuples(st.one_of(adds, adds, expires), st.sampled_from([0, 1, 7, 40, 
 def test_it_answers_as_a_plain_dictionary_of_ids(
     ids_max: int, script: list[tuple[tuple[str, int, int], int]]
 ) -> None:
-    """By time and by count, ids that come again, a clock that is put back: always the same."""
+    """Limits of time and count, repeated ids, a clock that is put back: equal answers."""
     window = MessageIdWindow(window_us=100, ids_max=ids_max)
     plain = PlainWindow(window_us=100, ids_max=ids_max)
     now_us = offset = 1_000

@@ -1,4 +1,4 @@
-"""What is answered without Spark, and what is not: only what is known to be equal."""
+"""Statements answered without Spark: only those whose result is known to be equal."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_wrong_column_is_told_at_once() -> None:
 
 
 def test_only_the_columns_that_are_named_are_read() -> None:
-    """A count reads the offsets; a query of a query reads what it ends up needing."""
+    """A count reads the offsets; a nested query reads only the columns that it needs."""
     assert _translated("select count(*) from s").streams == {"s": ("offset",)}
     assert _translated(
         "select a.k, b.subject from (select key k, offset o from s) a join t b on a.o = b.offset"

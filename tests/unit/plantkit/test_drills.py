@@ -1,4 +1,4 @@
-"""The drills as data: no planted bug without one, and a report is read for what it says."""
+"""The drills as data: each planted bug has one, and reports are parsed rightly."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_every_planted_bug_has_to_be_found() -> None:
 
 
 def test_a_bug_is_known_by_what_the_judge_or_an_error_says() -> None:
-    """The words of a drill are those that reports have."""
+    """The texts that a drill expects are those of the reports."""
     anomalies = {one.value for one in Anomaly}
     for one in DRILLS:
         assert one.words

@@ -1,4 +1,4 @@
-"""Bugs in lines of the product: every list fits the tree, and the runner tells what it sees."""
+"""Bugs in lines of the product: every list fits the tree, and the runner reports each result."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def test_a_trial_ends_with_the_run_that_asked_for_it(tmp_path: Path) -> None:
     ],
 )
 def test_a_bug_that_no_longer_fits_is_named(tree: Path, changed: dict[str, str], told: str) -> None:
-    """The list cannot rot: the error has the bug's name and what is wrong."""
+    """An outdated list is an error with the bug's name and the reason."""
     with pytest.raises(PlantListError, match=f"house: one .*{told}"):
         planted_text(bug_of(tree, **changed), tree)
 

@@ -46,7 +46,7 @@ def test_an_action_that_lost_a_process_fails_typed() -> None:
 
 
 def test_our_own_error_goes_first() -> None:
-    """A typed error inside a failure of Spark's is what the caller gets."""
+    """The caller gets the typed error from inside a failure of Spark."""
     try:
         raise annotate(GapError("a gap", partition=0, start=1, end=2))
     except HeadwaterError as error:

@@ -102,7 +102,7 @@ def test_the_set_has_a_name_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_java_that_cannot_run_spark_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str | None, says: str
 ) -> None:
-    """The error says what was found and what to do, before Spark fails in its own words."""
+    """The error tells the found version and what to do, before Spark's own error."""
     if script is not None:
         java = tmp_path / "java"
         java.write_text(f"#!/bin/sh\n{script}\n")

@@ -1,4 +1,4 @@
-"""What spark-submit is told before a job starts: enough for Delta and S3A, and no secret."""
+"""The arguments of spark-submit: enough for Delta and S3A, and no secret."""
 
 from __future__ import annotations
 

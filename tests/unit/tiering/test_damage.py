@@ -80,7 +80,7 @@ def certify(lab: TierLab, snapshot: TableSnapshot | None = None) -> list[int]:
 
 
 def fresh(lab: TierLab) -> None:
-    """Forget what the table object knows, as a new process would."""
+    """Empty the table's cache, as in a new process."""
     lab.table = lab.lake.table(lab.stream)
 
 
@@ -146,7 +146,7 @@ def test_a_roll_back_of_somebody_elses_commit_is_named_at_every_try(lab: TierLab
 
 
 def test_a_roll_back_of_optimize_alone_is_named_at_every_try(lab: TierLab) -> None:
-    """Also where every row of ours is still there."""
+    """The error comes even though every row of ours is still there."""
     shipper = lab.shipper(table=lab.table)
     lab.ship_all(shipper)
     assert DeltaTable(lab.table.uri).optimize.compact()["numFilesRemoved"] == COUNT

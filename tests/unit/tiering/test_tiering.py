@@ -401,7 +401,7 @@ class LateCatalog(MemoryTierCatalog):
         self.asked: list[bool] = []
 
     def history(self, partition: PartitionId, *, refreshed: bool) -> tuple[Lineage, Offset]:
-        """Return what is known."""
+        """Return the known leaderships."""
         self.asked.append(refreshed)
         lineage, _ = self._behind.history(partition, refreshed=refreshed)
         return (lineage if refreshed else lineage[:1]), Offset(0)

@@ -27,7 +27,7 @@ def test_an_archive_of_the_jars_that_are_here_fits(archive: Path) -> None:
 
 
 def test_without_its_file_or_receipt_it_does_not_fit(archive: Path) -> None:
-    """Neither alone is enough, nor a receipt that was cut."""
+    """An archive needs its file and a whole receipt."""
     receipt = archive.with_suffix(".json")
     receipt.write_text(receipt.read_text("utf-8")[:-5], "utf-8")
     assert not lean_jvm.fits(archive)
@@ -52,6 +52,6 @@ def test_an_archive_of_other_jars_does_not_fit(
 
 
 def test_every_jvm_of_a_test_is_told_of_the_archive() -> None:
-    """Also one that a test's program starts: the environment has it."""
+    """The setting is in the environment, so a JVM of a test's own program has it, too."""
     assert str(lean_jvm.ARCHIVE) in lean_jvm.OPTIONS
     assert os.environ["JAVA_TOOL_OPTIONS"]

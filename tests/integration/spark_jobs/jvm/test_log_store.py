@@ -58,7 +58,7 @@ def write(spark: SparkSession) -> Callable[..., None]:
 def test_the_first_commit_stays(
     bucket: str, write: Callable[..., None], moto_env: dict[str, str]
 ) -> None:
-    """The second is told that the version exists, in the words that Delta rebases on."""
+    """The second gets the error on which Delta rebases: the version exists."""
     write(f"s3a://{bucket}/log/1.json", ["first"])
     with pytest.raises(Exception, match=r"java\.nio\.file\.FileAlreadyExistsException"):
         write(f"s3a://{bucket}/log/1.json", ["second"])

@@ -67,7 +67,7 @@ def stored(client: Client) -> list[bytes | None]:
 def test_a_retried_task_completes_what_the_first_attempt_began(
     client: Client, die_after: int
 ) -> None:
-    """Also when it died beyond the batches that the broker remembers of one producer."""
+    """This holds even if the first attempt sent more batches than the broker remembers."""
     attempt(client, [*VALUES], die_after=die_after)
     second = attempt(client, [*VALUES])
 

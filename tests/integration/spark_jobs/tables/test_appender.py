@@ -98,7 +98,7 @@ def test_appends_continue_each_other_and_repeats_change_nothing(
 
 
 def test_a_first_append_may_begin_anywhere(rig: AppendRig, local: Target) -> None:
-    """The start is remembered, and what lies below it was never claimed."""
+    """The start is stored, and offsets below it are not claimed."""
     rig.appender(local).append(ranges((300, 500)), batch_id="a")
 
     found = rig.appender(local).watermarks()
@@ -367,7 +367,7 @@ def test_another_incarnation_of_the_stream_is_refused(rig: AppendRig, local: Tar
 
 
 def test_an_offset_belongs_to_one_appender(rig: AppendRig, target: Target) -> None:
-    """Another name may append other ranges; into this one not, also when it was planned before."""
+    """Another name may append other ranges, but not this one, even if it was planned before."""
     other = rig.appender(replace(target, app="other"))
     late = rig.appender(target, run=Pausing(lambda: other.append(ranges((50, 90)), batch_id="o")))
 

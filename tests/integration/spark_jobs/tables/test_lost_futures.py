@@ -59,7 +59,7 @@ def restored(tmp_path: Path) -> tuple[Path, Path, int]:
 def test_a_table_with_records_that_the_stream_lost_is_not_appended_to(
     restored: tuple[Path, Path, int],
 ) -> None:
-    """Neither while the stream is shorter, nor once others have the offsets of the lost ones."""
+    """It is refused while the stream is shorter, and once other records have these offsets."""
     folder, table, port = restored
     with served_disk_broker(folder, port=port) as server:
         before = values(table)
@@ -75,7 +75,7 @@ def test_a_table_with_records_that_the_stream_lost_is_not_appended_to(
 
 
 def test_a_table_that_ends_below_the_loss_goes_on(restored: tuple[Path, Path, int]) -> None:
-    """What it holds is what the stream holds; over many starts of the broker, too."""
+    """The table and the stream have the same records, also after many starts of the broker."""
     folder, table, port = restored
     table = table.with_name("behind")
     with served_disk_broker(folder, port=port) as server:

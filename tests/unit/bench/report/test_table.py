@@ -75,7 +75,7 @@ def test_a_row_without_a_bar_has_no_verdict() -> None:
 
 
 def test_an_upper_ratio_bar_uses_the_smallest_peer() -> None:
-    """At most 1.10 times the native scan."""
+    """The limit is the factor times the smallest peer."""
     row = Row(path="x", unit="s", ours=("o",), bars=((Times(1.1, ("n",), at_most=True),),))
     assert verdict(row, {"o": one(1.1), "n": one(1.0)}) == "yes"
     assert verdict(row, {"o": one(1.2), "n": one(1.0)}) == "**no**"
@@ -134,7 +134,7 @@ def test_the_better_peer_of_a_time_is_the_shorter_one() -> None:
 
 
 def test_a_cluster_whose_peers_did_not_run_has_no_ratio() -> None:
-    """Neither met nor missed; and without figures of ours there is no table at all."""
+    """Its bar is neither met nor missed; without figures of Headwater there is no table at all."""
     assert "| – | ≥ 8× | Kafka not run |" in render_beside([CLUSTER_RATE], {"c/flight": one(1.0)})
     assert render_beside([CLUSTER_RATE], {"c/kafka": one(1.0)}) == ""
 

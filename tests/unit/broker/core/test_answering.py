@@ -1,4 +1,4 @@
-"""Who may answer publishers: checked at creation only, by name (issue 11, items 1 and 4)."""
+"""Which streams may answer publishers: checked at creation (issue 11, items 1 and 4)."""
 
 from __future__ import annotations
 

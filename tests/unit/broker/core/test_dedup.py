@@ -154,7 +154,7 @@ def _one_batch() -> ProducerTable:
 
 @pytest.mark.parametrize("begins", [0, 30])
 def test_a_producer_that_begins_anew_has_only_its_new_batches(begins: int) -> None:
-    """Below and above where it was: the offsets of older batches belong to other sequences."""
+    """It may begin below or above its last sequence; older batches are forgotten."""
     table = ProducerTable()
     for base in (10, 15):
         table.add(P, base, 5, Offset(base))
@@ -165,7 +165,7 @@ def test_a_producer_that_begins_anew_has_only_its_new_batches(begins: int) -> No
 
 
 def test_a_table_below_an_offset_has_the_newest_batches_below_it() -> None:
-    """Neither the batch at the offset, nor more of the older ones than are wanted."""
+    """The batch at the offset is left out, and no more older batches are kept than wanted."""
     table = ProducerTable()
     for base in range(0, 50, 10):
         table.add(P, base, 10, Offset(base))

@@ -160,7 +160,7 @@ P = PartitionId(UUID, PartitionNumber(0))
 
 
 class Room(Office):
-    """One partition; brokers answer what a test says."""
+    """One partition, with brokers whose answers a test gives."""
 
     PARTITIONS = 1
 
@@ -288,7 +288,7 @@ def _about_the_partition(effects: list[ElectionEffect]) -> list[Command]:
 
 
 def _ticks(room: Room, count: int) -> list[ElectionEffect]:
-    """Let time pass in the controller's steps; nobody but A lives."""
+    """Let time pass in the controller's steps; only A sends heartbeats."""
     effects: list[ElectionEffect] = []
     for _ in range(count):
         room.now_ms += 50

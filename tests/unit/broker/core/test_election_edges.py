@@ -261,7 +261,7 @@ def _named(commands: list[Command]) -> list[NameCandidate]:
 
 
 def test_leadership_goes_to_another_member_that_is_in_sync() -> None:
-    """Not to the broker that stops, nor to one that has left the ISR."""
+    """The stopping broker and a broker outside the ISR are not chosen."""
     cluster = MetadataRig()
     cluster.do(StopBroker(broker=A, broker_epoch=cluster.epoch(A)))
     assert [one.candidate for one in hand_overs(cluster.state, A)] == [B]

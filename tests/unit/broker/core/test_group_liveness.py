@@ -45,7 +45,7 @@ def test_only_the_coordinator_judges_and_a_new_one_begins_again() -> None:
 
 
 def test_a_coordinator_that_stood_still_expels_nobody() -> None:
-    """It could not hear anybody meanwhile, so it begins to count again."""
+    """It received no message while suspended, so it begins to count again."""
     liveness = GroupLiveness(ME, consumer_ms=2_000)
     assert told(liveness, group("a"), 0) == []
     assert told(liveness, group("a"), 60_000) == []

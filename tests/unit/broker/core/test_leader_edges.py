@@ -78,7 +78,7 @@ def test_the_leader_s_own_records_count_once_they_are_synced() -> None:
 
 @pytest.mark.parametrize(("at", "last"), [(11, 3), (10, 1), (5, 2)])
 def test_a_log_that_is_longer_or_of_another_epoch_has_diverged(at: int, last: int) -> None:
-    """By one record, and by an older or a newer epoch at the record before."""
+    """One record more is enough, and so is another epoch at the record before."""
     (send,) = _leader().step(_fetch(at=at, last=last))
     assert isinstance(send, SendToReplica)
     assert isinstance(send.message, FetchAnswer)
@@ -86,7 +86,7 @@ def test_a_log_that_is_longer_or_of_another_epoch_has_diverged(at: int, last: in
 
 
 def test_a_lease_that_lapsed_leaves_a_doubt_until_a_later_record_is_committed() -> None:
-    """Meanwhile another broker may have been elected: LEADER is acked for what is committed."""
+    """Another broker may have been elected, so LEADER is acked for committed records only."""
     leader = _leader(lease_until_ms=100)
     leader.step(_fetch())
     leader.step(LogSynced(Offset(12), 50))

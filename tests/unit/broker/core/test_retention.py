@@ -16,7 +16,7 @@ def _segments() -> list[SegmentInfo]:
 
 
 def test_an_old_segment_waits_for_the_young_one_below_it() -> None:
-    """Times that clients send are in no order; the log stays without gaps all the same."""
+    """Times that clients send are in no order; the log must stay without gaps."""
     young, old = (
         SegmentInfo(Offset(n), Offset(n + 10), 100, max_timestamp_us=stamp_us, sealed=True)
         for n, stamp_us in ((0, 10), (10, 0))

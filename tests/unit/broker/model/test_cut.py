@@ -1,4 +1,4 @@
-"""A cut: which values it may have, what a narrowed one reads, and that its text is whole."""
+"""A cut: its valid values, the ranges of a narrowed cut, and its text with a checksum."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def test_a_cut_without_all_partitions_is_refused() -> None:
 
 
 def test_every_partition_of_a_cut_is_compared() -> None:
-    """Not only the first one."""
+    """The positions after the first one count, too."""
     ours, foreign = CutPosition(SECOND, Offset(900)), CutPosition(OTHER, Offset(5))
     for number in range(3):
         positions = [ours, ours, ours]

@@ -38,7 +38,7 @@ def test_large_blocks_are_reused() -> None:
     ("given", "pool"), [({}, "system"), ({"ARROW_DEFAULT_MEMORY_POOL": "mimalloc"}, "mimalloc")]
 )
 def test_arrow_uses_the_same_allocator(given: dict[str, str], pool: str) -> None:
-    """In every entry point of a broker; unless the environment says otherwise."""
+    """Each entry point of a broker sets it, unless the environment chooses another one."""
     program = """
 from broker.process.allocator import share_with_arrow
 import headwater.cli.main, headwater.cli.server, headwater.cli.up_cluster, broker.__main__

@@ -94,7 +94,7 @@ def _elections(rig: Rig) -> int:
 
 
 def test_an_election_counts_once_a_new_leader_is_there(rig: Rig) -> None:
-    """Not when it opens, not for a changed ISR, not for a leader that restarted in place."""
+    """Its opening, a changed ISR and a leader's restart in place do not count."""
     rig.metadata.become(replace(LED, isr=(A, B, C)))
     rig.metadata.become(replace(LED, leader_epoch=LeaderEpoch(2)))
     assert _elections(rig) == 0

@@ -76,7 +76,7 @@ def test_a_sector_that_fails_while_it_runs_fails_the_replica_by_name(at: Killed)
 
 
 def test_a_full_disk_is_logged_once_until_there_is_room(at: Killed) -> None:
-    """At level warning, in plain words, and once more when writes are taken again."""
+    """One warning in plain words, and one line when writes are taken again."""
     disk = _BadDisk()
     with capture_logs() as logged, running(at.folder, wrap=disk) as live:
         disk.files.full = True

@@ -51,7 +51,7 @@ STATE = MetadataState(
 def test_the_floor_is_the_lowest_that_is_held(
     stream: StreamUuid, partition: int, now_us: int, floor: int
 ) -> None:
-    """Of this stream, of this partition, and of leases that have not ended."""
+    """Only leases of this stream and partition that have not ended count."""
     assert lease_floor(STATE, PartitionId(stream, PartitionNumber(partition)), now_us) == floor
 
 
@@ -62,7 +62,7 @@ def test_leases_that_have_not_ended_are_listed_oldest_first() -> None:
 
 @pytest.mark.parametrize("ttl_ms", [LEASE_TTL_MS_MIN - 1, LEASE_TTL_MS_MAX + 1, 0, -1])
 def test_how_long_a_lease_may_last(ttl_ms: int) -> None:
-    """Bounds below and above; what is within them is taken as it is."""
+    """A lifetime out of bounds is refused; the longest one within them is taken."""
     with pytest.raises(InvalidRequestError):
         checked_ttl_ms(ttl_ms)
     assert checked_ttl_ms(LEASE_TTL_MS_MAX) == LEASE_TTL_MS_MAX

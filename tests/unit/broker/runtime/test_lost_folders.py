@@ -223,7 +223,7 @@ def test_what_nobody_needs_may_be_lost(at: Killed, name: str) -> None:
 
 
 def test_an_older_copy_of_the_promises_costs_nothing(tmp_path: Path, at: Killed) -> None:
-    """Logs that reach further than was promised are believed, and promised from then on."""
+    """Logs that reach further than promised are used, and promised from then on."""
     shutil.copy(at.older / "promises", at.folder / "promises")
     with running(at.folder) as live:
         assert live.rows() == at.values

@@ -226,7 +226,7 @@ def test_transfer_is_tried_again_when_overtaken(metadata: Metadata) -> None:
 
 
 def test_transfer_refuses_who_may_not_lead(metadata: Metadata) -> None:
-    """Not in sync, not a replica, not registered, no such stream or partition."""
+    """Refused: not in sync, not a replica, not registered, an unknown stream or partition."""
     metadata.set_isr(A, B)
     operations = _operations(metadata)
     for broker in ("c", "d"):
@@ -241,7 +241,7 @@ def test_transfer_refuses_who_may_not_lead(metadata: Metadata) -> None:
 
 
 def test_move_keeps_the_old_until_the_new_are_in_sync(metadata: Metadata) -> None:
-    """The union holds it meanwhile; then exactly the wanted ones, led by one of them."""
+    """Until then old and new replicas hold it; then only the wanted ones, led by one of them."""
     operations = _operations(metadata)
     assert operations.move("s", 0, ["b", "d"]).changed
     assert set(metadata.one().replicas) == {A, B, C, D}
@@ -321,7 +321,7 @@ def test_an_unclean_election_records_what_was_lost(metadata: Metadata) -> None:
 
 
 def test_an_unclean_election_is_refused_unless_it_is_meant(metadata: Metadata) -> None:
-    """Not accepted, asked of another broker, looked at too long ago, or not needed at all."""
+    """Refused: without consent, at another broker, after an outdated look, or if not needed."""
     operations = _operations(metadata, me=C)
     with pytest.raises(InvalidRequestError):
         _elect(operations)  # it is online

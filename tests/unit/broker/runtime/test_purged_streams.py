@@ -92,7 +92,7 @@ def test_the_disk_is_given_back_and_a_restart_brings_nothing_back(tmp_path: Path
 
 
 def test_what_is_purged_is_on_the_disk_before_it_is_purged(tmp_path: Path) -> None:
-    """Of a stream that syncs by interval, too: after a power cut its log would end below."""
+    """A stream that syncs by interval is synced first, or a power cut could end its log below."""
     owed: list[str] = []  # of the log, when the metadata was written last
 
     class Watch(Syscalls):
@@ -199,7 +199,7 @@ def test_what_cannot_be_purged_says_why(tmp_path: Path) -> None:
 
 
 def test_a_cut_begins_where_the_purge_ended_and_says_so(tmp_path: Path) -> None:
-    """So does the lease: what it holds is above."""
+    """The lease of the cut begins there, too."""
     with running(tmp_path) as live:
         _filled(live)
         _purge(live, 12)

@@ -1,4 +1,4 @@
-"""What a person reads of a cluster says what the metadata says, in all its statuses."""
+"""The text about a cluster agrees with its metadata, in all statuses of a partition."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _replica(broker: str, log_end: int, *followers: FollowerStatus) -> ReplicaSt
     ],
 )
 def test_every_status_has_its_name(status: str, shown: str) -> None:
-    """Operators read the words of the issue and of the docs."""
+    """The statuses have the names that the docs use."""
     row = view.partition_row(replace(PARTITION, status=status), view.Replicas())
     assert row[view.PARTITION_COLUMNS.index("status")] == shown
 
@@ -128,7 +128,7 @@ def test_without_a_majority_the_reader_is_warned() -> None:
 
 
 def test_losses_stay_visible() -> None:
-    """Who gave records up, and how many are known, is said at every look."""
+    """Every status tells who gave records up, and how many are known to be lost."""
     (warning,) = view.warnings(_status(replace(PARTITION, losses=(LOSS,))))
     assert all(word in warning for word in ("orders/0", "me", "ended at 10", "end was 14"))
     assert list(view.notes(replace(PARTITION, losses=(LOSS,)))) == ["1 unclean election(s)"]
@@ -158,7 +158,7 @@ def test_a_silent_candidate_is_said() -> None:
 
 
 def test_a_status_survives_the_wire() -> None:
-    """What a client rebuilds equals what the broker told; other JSON is refused."""
+    """A client decodes the status that the broker has encoded; other JSON is refused."""
     status = _status(PARTITION, replace(OFFLINE, losses=(LOSS,)))
     assert ClusterStatus.from_dict(status.to_dict()) == status
     follower = FollowerStatus(broker="b", synced_end=1, lag_records=0, silent_ms=0)
@@ -172,7 +172,7 @@ def test_a_status_survives_the_wire() -> None:
 
 
 def test_who_votes_is_shown() -> None:
-    """In the table and to scripts; a broker alone votes on everything."""
+    """The table and the JSON show it; a single broker always votes."""
     follows = replace(
         _status(), brokers=(*_status().brokers, _broker("d")), controllers=("a", "b", "c")
     )
@@ -201,7 +201,7 @@ def test_a_replica_that_neither_leads_nor_follows_is_noted() -> None:
 
 
 def test_a_failed_replica_is_shown_with_its_reason() -> None:
-    """Also of a broker alone, whose partition is Online for the metadata."""
+    """A single broker's failed replica is shown, too, though the metadata says Online."""
     alone = replace(PARTITION, replicas=("a",), isr=("a",), min_isr=1)
     failed = replace(_replica("a", 20), state="failed", failure="fsync: EIO")
     replicas = view.Replicas([failed])

@@ -95,7 +95,7 @@ def test_alter_changes_every_setting_that_may(run: Run, broker: MemoryBroker) ->
 
 
 def test_alter_shows_before_and_after(run: Run, broker: MemoryBroker) -> None:
-    """In units for people, in numbers for scripts; a dry run changes nothing."""
+    """People get units and scripts get numbers; a dry run changes nothing."""
     _make(run)
     told = run("stream", "alter", "orders", "--local-retention", "256MiB", "--dry-run")
     assert "local_retention_bytes  1.0 GiB  256.0 MiB" in told.stdout
@@ -114,7 +114,7 @@ def test_alter_shows_before_and_after(run: Run, broker: MemoryBroker) -> None:
 
 
 def test_alter_wants_something_to_change(run: Run) -> None:
-    """Without a setting, or with one that is no size, it is a usage error."""
+    """A command without a setting, or with a wrong size, is a usage error."""
     _make(run)
     assert run("stream", "alter", "orders").exit_code == 2
     assert run("stream", "alter", "orders", "--unshipped", "much").exit_code == 2

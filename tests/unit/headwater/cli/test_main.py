@@ -1,4 +1,4 @@
-"""The top of the command line: help that teaches, errors that are told, nothing heavy at start."""
+"""The top of the command line: help with examples, readable errors, a light start."""
 
 from __future__ import annotations
 

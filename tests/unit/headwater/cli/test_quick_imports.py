@@ -11,7 +11,7 @@ from headwater.cli.quick_imports import quick_imports
 
 
 def test_the_collector_rests_meanwhile_only() -> None:
-    """Also within another one, and after an error."""
+    """This holds within another such block, and after an error."""
     assert gc.isenabled()
     with quick_imports():
         assert not gc.isenabled()

@@ -93,14 +93,14 @@ def test_contiguous_batches_pass(follow: bool) -> None:
     ],
 )
 def test_missing_rows_are_a_gap(answers: list[Read]) -> None:
-    """At the head, between batches, at the tail, inside a batch, or everywhere."""
+    """Rows are missing at the head, between batches, at the tail, inside a batch, or all."""
     with pytest.raises(GapError):
         list(fetch(*answers, start=3, end=Offset(9)))
 
 
 @pytest.mark.parametrize("answers", [[rows(2, 9)], [rows(3, 6), rows(5, 9)], [rows(3, 10)]])
 def test_rows_that_were_not_asked_for_are_an_overlap(answers: list[Read]) -> None:
-    """Before the start, twice, or beyond the end."""
+    """Such rows come before the start, twice, or beyond the end."""
     with pytest.raises(OverlapError):
         list(fetch(*answers, start=3, end=Offset(9)))
 
@@ -121,14 +121,14 @@ def test_a_symbolic_start_is_taken_from_the_first_batch() -> None:
 
 
 def test_noise_instead_of_a_mark_is_refused() -> None:
-    """A batch without its offsets is not believed."""
+    """A batch without its offsets is refused."""
     with pytest.raises(EnvelopeError):
         next(fetch((rows(0, 1)[0], b"")))
 
 
 @pytest.mark.parametrize("follow", [False, True])
 def test_errors_of_the_broker_are_raised(follow: bool) -> None:
-    """After the batches that came before them."""
+    """The error comes after the batches that were sent before it."""
     found = fetch(rows(0, 1), UnavailableError("gone"), start=0, follow=follow)
     assert next(found).end_offset == 1
     with pytest.raises(UnavailableError):

@@ -161,7 +161,7 @@ def test_an_answer_that_judges_no_batch_ends_the_producer(error: HeadwaterError)
 
 
 def test_an_answer_without_a_batch_is_an_error() -> None:
-    """A broker that acknowledges more than was sent is not believed."""
+    """A broker that acknowledges more batches than were sent is an error."""
     pipe = confirmed_window()
     with pytest.raises(EnvelopeError):
         pipe.answered(OK)

@@ -34,7 +34,7 @@ sys.meta_path.insert(0, Hiding())
 def test_the_command_of_a_bare_wheel_says_which_extra_to_install(
     tmp_path: Path, words: tuple[str, ...]
 ) -> None:
-    """One line, no traceback, exit code 2; it was 15 lines about typer."""
+    """One line, no traceback, exit code 2; before, 15 lines about typer were printed."""
     (tmp_path / "sitecustomize.py").write_text(_HIDING)
     done = subprocess.run(
         [sys.executable, "-m", "headwater", *words],

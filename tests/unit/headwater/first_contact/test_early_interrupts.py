@@ -39,7 +39,7 @@ runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 def test_an_interrupt_while_modules_are_loaded_leaves_no_trace(
     tmp_path: Path, program: tuple[str, ...], slow_module: str
 ) -> None:
-    """The process ends by the signal, which a shell reports as 130; it was 20 lines of imports."""
+    """The process ends by the signal, which a shell reports as 130; before, a trace was printed."""
     (tmp_path / f"{slow_module}.py").write_text(_SLOW)
     process = subprocess.Popen(
         [sys.executable, "-c", _AS_IN_A_TERMINAL, *program],
@@ -134,7 +134,7 @@ sys.exit(tour.main([]))
 
 
 def test_an_interrupt_of_the_tour_is_one_line() -> None:
-    """Exit code 130, no trace, no process and no folder left; it was a page of traces."""
+    """Exit code 130, no trace, no process and no folder left; before, traces were printed."""
     process = subprocess.Popen(
         [sys.executable, "-c", _TOUR],
         stdout=subprocess.PIPE,

@@ -63,7 +63,7 @@ def test_an_interrupt_is_one_line() -> None:
 
 
 def test_an_interrupt_reaches_a_command_whose_main_thread_is_in_c() -> None:
-    """Py4J waits in a socket for the JVM; nothing of Python runs meanwhile."""
+    """Py4J waits in a socket for the JVM, and no Python code of the main thread runs meanwhile."""
     work = "import socket; pair = socket.socketpair(); pair[0].recv(1)"
     assert _interrupted(work) == (130, "killed -9\n", "Interrupted.\n")
 

@@ -26,7 +26,7 @@ Publish = Callable[..., Any]
 
 @pytest.fixture
 def nats_url(request: pytest.FixtureRequest) -> str | None:
-    """Return the address that the broker tells: one where nobody listens, unless said."""
+    """Return the NATS address that the broker reports: a closed port, unless set otherwise."""
     told: str | None = getattr(request, "param", f"nats://127.0.0.1:{free_port()}")
     return told
 
@@ -55,7 +55,7 @@ def publish(
 
 
 def test_what_nats_cannot_reach_goes_by_flight(publish: Publish) -> None:
-    """The broker's NATS is away; the records are stored all the same, and the change is told."""
+    """The broker's NATS is away: the records are stored by Flight, and a note says so."""
     result = publish("answered")
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["via"] == "flight"

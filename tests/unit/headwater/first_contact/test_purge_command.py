@@ -26,7 +26,7 @@ def _publish(run: Run, text: str | bytes, *options: str) -> None:
 
 
 def test_purge_asks_and_deletes(run: Run) -> None:
-    """It says what is to go; what is gone is named by a read below it."""
+    """The question shows the ranges; a later read below them is refused by name."""
     _make(run, "--no-tiering")
     _publish(run, "a\nb\nc\nd\n")
     refused = run("stream", "purge", "orders", stdin="n\n")
@@ -64,7 +64,7 @@ def test_a_purge_that_is_repeated_says_what_is_purged_already(run: Run) -> None:
 def test_each_partition_is_purged_and_told_whatever_becomes_of_the_others(
     run: Run, broker: MemoryBroker, address: str
 ) -> None:
-    """One refusal neither ends the work nor hides what was done; scripts read a line for each."""
+    """One refusal neither ends the work nor hides other outcomes; scripts get a line for each."""
     _make(run, "--no-tiering", "--partitions", "3")
     _publish(run, "a\nb\nc\n", "--partition", "0")
     _publish(run, "a\n", "--partition", "2")

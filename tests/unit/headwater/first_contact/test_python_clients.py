@@ -50,7 +50,7 @@ def test_one_consumer_reads_every_partition(client: Client) -> None:
 
 
 def test_a_consumer_that_follows_ends_when_it_is_closed(client: Client) -> None:
-    """From another thread, too; nothing hangs."""
+    """Another thread may close it, too, and no call hangs."""
     with client.consume("s", follow=True) as consumer:
         count = 0
         while count < len(KEYS):

@@ -105,7 +105,7 @@ def test_up_inside_the_folder_of_a_daemon_is_refused(tmp_path: Path, below: str)
 
 
 def test_leases_are_listed_and_dropped(run: Run, address: str) -> None:
-    """By their ids, with owner and end."""
+    """The list has ids, owners and ends; a lease is dropped by its id."""
     _fill(run)
     with Client(address) as client:
         lease = client.take_lease("s", owner="me", ttl_ms=60_000)
@@ -121,7 +121,7 @@ def test_leases_are_listed_and_dropped(run: Run, address: str) -> None:
 
 
 def test_a_file_that_cannot_be_written_is_named_as_it_was_given(run: Run, tmp_path: Path) -> None:
-    """Not by the name of the hidden file that is renamed at the end."""
+    """The error does not have the name of the hidden file that is renamed at the end."""
     _fill(run)
     for target in (tmp_path / "nowhere" / "x.parquet", tmp_path):
         told = run("read", "s", "--output", str(target), "--format", "parquet")
@@ -159,7 +159,7 @@ def test_a_wrong_stream_name_is_told_with_the_rule(run: Run) -> None:
 
 
 def test_the_list_of_streams_has_record_counts_and_sizes(run: Run) -> None:
-    """For people and for scripts."""
+    """Both the table for people and the JSON have them."""
     _fill(run)
     told = json.loads(run("stream", "list", "--json").stdout)
     assert told["records_count"] == 4
@@ -171,7 +171,7 @@ def test_the_list_of_streams_has_record_counts_and_sizes(run: Run) -> None:
 
 
 def test_subscribe_ends_where_it_is_told(run: Run) -> None:
-    """`--to` is an offset or a time, and is not part of what is printed."""
+    """`--to` is an offset or a time, and the record at it is not printed."""
     _fill(run)
     _fill_more = run("publish", "s", "--via", "flight", stdin="e\nf\n")
     assert _fill_more.exit_code == 0
@@ -187,7 +187,7 @@ def test_subscribe_ends_where_it_is_told(run: Run) -> None:
 
 
 def test_subscribe_shows_the_records_of_a_key(run: Run) -> None:
-    """In every partition, for a NATS publisher may have put the key anywhere."""
+    """Every partition is searched, because a NATS publisher may have put the key anywhere."""
     succeeds(run("stream", "create", "s", "--partitions", "3"))
     for partition, key in ((0, "k"), (1, "k"), (2, "other")):
         args = ("publish", "s", "--via", "flight", "-p", str(partition), "-k", key)

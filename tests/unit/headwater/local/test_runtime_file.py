@@ -1,4 +1,4 @@
-"""The runtime file is believed only when it is whole and its process is there."""
+"""The runtime file is used only if it is whole and its process runs."""
 
 from __future__ import annotations
 

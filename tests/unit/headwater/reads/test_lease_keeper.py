@@ -60,7 +60,7 @@ def held(client: FakeClient, *, drop_at_end: bool = True, used: list[bool] | Non
 
 
 def test_a_lease_is_renewed_three_times_in_its_life() -> None:
-    """Not before it is due, and again and again after that."""
+    """It is not renewed before it is due, and each time that it is due."""
     client = FakeClient()
     keeper = held(client)
     for second in range(1, 61):

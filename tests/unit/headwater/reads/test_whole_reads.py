@@ -171,7 +171,7 @@ def test_a_time_is_not_looked_up_in_a_table_that_lacks_a_file(
 
 
 def test_the_newest_record_of_each_key_is_read(client: Client) -> None:
-    """Over both tiers; a tombstone ends its key, records without a key are ignored."""
+    """Both tiers are read; a tombstone ends its key, records without a key are ignored."""
     history = History(client, client.cut("s"))
     assert offsets(newest_of_each_key(history)) == NEWEST
     (part,) = history.certificate().partitions
@@ -184,7 +184,7 @@ def test_the_newest_record_of_each_key_is_read(client: Client) -> None:
 
 
 def test_a_table_is_read_in_one_call(served: Served, client: Client) -> None:
-    """All of it, the newest, or as of a moment; the certificate covers what was read."""
+    """The whole table, the newest records, or a moment; the certificate covers the rows read."""
     rows, proof = read_table("s", server=served.server)
     assert rows.column("value").to_pylist() == [value for _, value in RECORDS]
     assert proof.partitions[0].records_count == 12
@@ -198,7 +198,7 @@ def test_a_table_is_read_in_one_call(served: Served, client: Client) -> None:
 def test_a_cut_of_something_else_is_not_read(
     served: Served, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of another stream, or of a history that the broker refuses."""
+    """A cut of another stream, or of a history that the broker refuses, is an error."""
     client.create_stream("other")
     cut = client.cut("other")
     with pytest.raises(InvalidCutError, match="is of stream 'other'"):

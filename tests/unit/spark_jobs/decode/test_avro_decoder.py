@@ -1,4 +1,4 @@
-"""Avro payloads: every type, every damage, and schemas that must not be believed."""
+"""Avro payloads: every type, every kind of damage, and dangerous schemas."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_no_bytes_raise(at: int, noise: bytes, length: int) -> None:
 
 
 def test_a_frame_must_name_the_given_schema() -> None:
-    """Behind a registry's frame only the given number is decoded; others are told apart."""
+    """With a registry's frame only the given schema number is decoded; others are rejected."""
     payloads = [b"\0\0\0\0\7" + datum(), b"\0\0\0\0\x08" + datum(), datum(), b"\0\0"]
     found = decoder(schema_id=7).decode(pa.array(payloads, pa.binary()))
     assert len(found.columns) == 1

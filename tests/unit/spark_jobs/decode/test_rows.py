@@ -53,7 +53,7 @@ def test_good_bad_and_null_values_go_where_they_belong() -> None:
 
 
 def test_nothing_but_tombstones_and_nothing_at_all() -> None:
-    """Batches without a payload, and without a row, have the columns all the same."""
+    """Batches without a payload, and without a row, have the columns, too."""
     made = RowDecoder(spec()).decode(rows(None, None))
     assert made.decoded.column("id").to_pylist() == [None, None]
     assert RowDecoder(spec()).decode(rows()).decoded.num_rows == 0

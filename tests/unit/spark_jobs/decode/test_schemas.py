@@ -1,4 +1,4 @@
-"""Schemas: DDL, Spark's JSON and what is guessed from samples agree with each other."""
+"""Schemas from DDL, from Spark's JSON and from samples agree with each other."""
 
 from __future__ import annotations
 

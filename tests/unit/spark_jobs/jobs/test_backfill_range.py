@@ -20,7 +20,7 @@ class Held:
     """A stream that holds [10, 100) of two partitions; its offset is its time in seconds."""
 
     def positions(self, name: str, selection: object) -> StreamPositions:
-        """Return what it holds."""
+        """Return the positions of the stream."""
         span = OffsetRange(Offset(10), Offset(100))
         return StreamPositions(name, UUID, {0: span, 1: span})  # type: ignore[arg-type]
 
@@ -63,7 +63,7 @@ def test_offsets_words_and_times() -> None:
 
 
 def test_it_ends_where_another_appender_began() -> None:
-    """By words and times; an end given as an offset is taken at its word, and refused later."""
+    """An end by word or time ends there; an end by offset is kept, and refused later."""
     others = (("ingest", 0, OffsetRange(Offset(60), Offset(80))),)
     assert resolve(others=others) == {0: (10, 60), 1: (10, 100)}
     assert resolve("--to", '{"0": 70}', "--from", '{"0": 10}', others=others) == {0: (10, 70)}

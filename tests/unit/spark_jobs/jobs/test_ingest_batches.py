@@ -39,7 +39,7 @@ NEW: Final = SchemaMismatchError("new fields", added=types.to_json(ddl.parse("x 
 
 
 class Tables:
-    """The watermarks of the table and of its rejected records, and what the next appends raise."""
+    """The watermarks of the table and of its rejected records, and errors for the next appends."""
 
     def __init__(self) -> None:
         self.ends: dict[str, dict[int, Offset]] = {"main": {}, "rejects": {}}

@@ -72,7 +72,7 @@ def store(tmp_path: Path) -> ObjectStore:
 
 @pytest.fixture
 def settle(store: ObjectStore) -> Settle:
-    """Return a function that settles a run with these words."""
+    """Return a function that settles a run with given arguments."""
 
     def settled(
         *words: str, records: Records | None = None, uuid: str = UUID, end: int | None = None,

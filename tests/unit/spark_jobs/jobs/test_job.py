@@ -67,7 +67,7 @@ def test_a_result_is_printed_and_written(
 def test_errors_are_one_line_and_a_status(
     error: HeadwaterError, status: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """3 is for what a later run can do; the result file names the error."""
+    """Status 3 means that a later run may succeed; the result file names the error."""
 
     def fails(_: job.Report) -> Any:
         raise error
@@ -100,7 +100,7 @@ def test_sigterm_asks_once() -> None:
 
 
 def test_progress_is_a_line_with_facts() -> None:
-    """People read what was done, then names and values."""
+    """A line has the finished step first, then names and values."""
     out = io.StringIO()
     job.Report("test", out).progress("appended", records=5, version=1)
     assert out.getvalue() == "test: appended records=5 version=1\n"

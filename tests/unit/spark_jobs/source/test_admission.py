@@ -23,7 +23,7 @@ def test_a_small_backlog_beside_a_huge_one_is_served() -> None:
 
 
 def test_partitions_take_turns_below_one_record_each() -> None:
-    """With a limit of one, every partition gets its record after as many turns as there are."""
+    """With a limit of one, N partitions get one record each in N batches."""
     backlog = {("s", number): 5 for number in range(3)}
 
     served = [max((key for key, n in admit(backlog, 1, turn=t).items() if n)) for t in range(3)]

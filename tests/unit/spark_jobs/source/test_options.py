@@ -1,4 +1,4 @@
-"""Options of the source: what is understood, and how a mistake is named."""
+"""Options of the source: their values, and the errors about wrong ones."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class FakeClient:
         self.closed = False
 
     def fetch(self, *args: Any, **options: Any) -> FakeClient:
-        """Note what was asked for."""
+        """Note the request."""
         self.asked = {"args": args, **options}
         return self
 
@@ -177,7 +177,7 @@ def test_small_batches_are_joined_in_order() -> None:
 
 
 def test_spark_columns_are_the_row_schema() -> None:
-    """The words for Spark and the Arrow schema name the same columns in the same order."""
+    """Spark's schema text and the Arrow schema have the same columns in the same order."""
     spellings = {
         "int32": "int",
         "int64": "bigint",

@@ -55,7 +55,7 @@ def test_several_streams_are_kept_by_name() -> None:
 
 
 def test_a_batch_is_from_one_offset_to_the_other() -> None:
-    """Partitions that begin here say where; the rest goes on where it was."""
+    """New partitions have their beginning in the end's text; others go on at their last end."""
     start = parsed(offsets(p0=5, p1=7))
     end = parsed({**offsets(p0=9, p1=7, p2=8), "from": {"2": 3}})
 
@@ -140,6 +140,6 @@ def test_whose_history_the_ends_are_of_is_kept() -> None:
 
 @pytest.mark.parametrize("wrong", [[], {"1": "a" * 32}, {"x": "a" * 32}, {"0": "a"}, {"0": 7}])
 def test_leaderships_that_are_none_are_refused(wrong: object) -> None:
-    """The checkpoint was written by somebody else."""
+    """Such a checkpoint was not written by Headwater."""
     with pytest.raises(InvalidRequestError, match="leaderships"):
         parsed({**offsets(p0=5), "h": wrong})

@@ -189,7 +189,7 @@ def test_beginning_at_offsets_and_at_a_time() -> None:
 
 
 def test_a_beginning_that_was_never_there_is_refused() -> None:
-    """Nothing below what is retained, nothing above the end."""
+    """An offset below the retained ones, or above the end, is refused."""
     for beyond in ("3", "101"):
         plan = planner(one(start=5), startingOffsets=f'{{"0": {beyond}}}')
         with pytest.raises(OffsetOutOfRangeError):
@@ -227,7 +227,7 @@ def test_a_partition_added_later_begins_at_its_earliest() -> None:
 
 
 def test_a_stream_that_appears_later_is_read_from_its_beginning() -> None:
-    """With a pattern; streams keep their own offsets."""
+    """The streams match a pattern, and each has its own offsets."""
     world = World({"a1": (A, {0: (0, 5)})})
     plan = planner(world, subscribePattern="a.*")
     at = plan.latest(plan.initial(), limited=True)
@@ -260,7 +260,7 @@ def test_another_stream_is_never_mixed_in(change: str) -> None:
 
 
 def test_told_so_a_query_outlives_one_of_its_streams() -> None:
-    """With failOnDataLoss=false; the offsets of the stream that is gone stay in the checkpoint."""
+    """failOnDataLoss=false allows that; the deleted stream's offsets stay in the checkpoint."""
     world = World({"s": (A, {0: (0, 5)}), "t": (B, {0: (0, 5)})})
     plan = planner(world, subscribePattern=".", failOnDataLoss="false")
     at = plan.latest(plan.initial(), limited=True)
@@ -375,7 +375,7 @@ def test_a_query_goes_on_over_restarts_and_new_leaders() -> None:
 
 
 def test_a_query_that_has_read_less_than_was_lost_goes_on() -> None:
-    """What it read is what the stream holds."""
+    """The records that it has read are those of the stream."""
     world = one()
     plan = planner(world, maxOffsetsPerTrigger="40")
     at = stored(plan.latest(plan.initial(), limited=True))

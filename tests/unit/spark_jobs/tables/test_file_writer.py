@@ -119,7 +119,7 @@ def test_a_null_where_none_may_be_is_named(tmp_path: Path) -> None:
 
 
 def test_no_secret_travels() -> None:
-    """What goes into a plan has no credentials, in whatever form somebody prints it."""
+    """The values in a plan have no credentials, in any printed form."""
     store = StoreConfig(
         uri="s3://bucket/x",
         credentials=Credentials(access_key_id="AKIA1", secret_access_key="hidden"),

@@ -103,7 +103,7 @@ def test_chunks_come_to_an_end(remaining: dict[int, OffsetRange], most: int) -> 
 
 
 def test_claims_survive_the_transactions() -> None:
-    """What a commit sets is what the next appender reads; the start is set once."""
+    """The next appender reads the claims that a commit has set; the start is set once."""
     first = plan.moved(
         "a", UUID, {}, {0: span(5, 9), 2: span(0, 1)}, {0: 3, 2: 1}, lineages=LINEAGES
     )

@@ -1,4 +1,4 @@
-"""Rows against tables: which column goes where, what is filled, added, refused."""
+"""Rows and a table's columns: assigned, filled, added or refused."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_a_table_may_change_under_written_files_within_limits() -> None:
 
 
 def test_statistics_are_kept_where_the_table_wants_them() -> None:
-    """By name, by count, all; and always of the position columns."""
+    """The table names columns, a count, or all; position columns always have statistics."""
     table = pa.schema([(f"c{number}", pa.int32()) for number in range(40)] + [("o", pa.int64())])
     fit = match(table, rows=table)
     columns = schema_match.stats_columns

@@ -51,7 +51,7 @@ def test_rows_that_were_never_committed_are_named(first: int, last: int) -> None
     ],
 )
 def test_missing_offsets_are_named(files: list[DataFile], start: int, end: int) -> None:
-    """At the beginning, between two files, at the end."""
+    """Offsets are missing at the beginning, between two files, or at the end."""
     with pytest.raises(GapError) as caught:
         unproven_groups(files, COLD, partition=0)
     assert (caught.value.facts["start"], caught.value.facts["end"]) == (start, end)

@@ -71,7 +71,7 @@ def story_of_a_twin(root: Path) -> None:
 
 
 def story_of_a_running_original(root: Path) -> None:
-    """The original's uploader runs, and trusts what it knew, until its commit is lost."""
+    """The original's uploader goes on with its cached state until it loses a commit."""
     lab, twin = a_pair(root)
     original = lab.shipper()
     lab.ship_all(original)

@@ -191,7 +191,7 @@ def compared(lab: TierLab, found: LedgerEntry | None, end: int) -> bool:
 
 
 def test_rows_are_the_log_s_or_foreign(tmp_path: Path) -> None:
-    """By their digest; a table that ends above the log has records that the log never had."""
+    """The digest decides; a table that ends above the log has records that the log never had."""
     lab = TierLab(tmp_path)
     lab.source.fill(2, 20)
     own = lab.local_entry(20, 40)

@@ -190,7 +190,7 @@ def test_rows_of_others_are_compared_over_whole_ranges_of_the_ledger(
     span: tuple[int, int],
     whole: tuple[int, int],
 ) -> None:
-    """A part of a range has no digest; beyond what the version holds there are no rows."""
+    """A part of a range has no digest, and beyond the version's end there are no rows."""
     for start in (0, 20, 40):
         Ledger(local.store).put(entry(start, start + 20))
     asked: list[tuple[int, int]] = []

@@ -71,7 +71,7 @@ def test_a_cut_is_of_the_commit_that_made_its_version(lab: TierLab) -> None:
 
 
 def rewritten(lab: TierLab, change: Callable[[pa.Table], pa.Table]) -> pa.Table:
-    """Return all rows with a change, as somebody would write them back."""
+    """Return all rows with a change, to be written back as by another program."""
     rows = pa.table(DeltaTable(lab.table.uri).to_pyarrow_table()).sort_by("offset")
     return change(rows.select(ROW_SCHEMA.names).cast(ROW_SCHEMA))
 
@@ -504,7 +504,7 @@ def rewrite(
     adds: bool = False,
     removes: bool = False,
 ) -> None:
-    """Put all rows, changed, into one file, in a commit that says what is wanted of it."""
+    """Put all rows, changed, into one file, in a commit with the given flags."""
     rows = rewritten(lab, change)
     table = DeltaTable(lab.table.uri)
     path = root(lab) / "partition=0/home-made.parquet"

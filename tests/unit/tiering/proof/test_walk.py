@@ -197,7 +197,7 @@ def test_a_compaction_of_ours_keeps_the_rows() -> None:
     ],
 )  # fmt: skip
 def test_a_replacement_that_loses_or_adds_rows_is_foreign(commit: Actions, words: str) -> None:
-    """Also with our commit id: a compaction keeps rows, an expiry removes those below the start."""
+    """Even with our commit id: a compaction keeps rows, an expiry removes only old ones."""
     assert words in reason(CREATED, shipped(A), shipped(B), commit)
 
 

@@ -118,7 +118,7 @@ def test_a_small_file_costs_one_request(table: Rewritten, monkeypatch: pytest.Mo
 
 
 def test_missing_and_doubled_rows_are_named(table: Rewritten) -> None:
-    """At the front, within, at the end; a doubled one in the same file or in another."""
+    """Rows are missing at the front, within, at the end, or doubled in one file or two."""
     whole = list(range(60))
     for gone in (0, 30, 59):
         with pytest.raises(GapError) as caught:

@@ -45,7 +45,7 @@ def slow(stamp: int, start: int, end: int) -> int | None:
 def test_the_answer_does_not_depend_on_statistics(
     table: Table, known: str, start: int, end: int
 ) -> None:
-    """With, without and with half of them, for every time around every record."""
+    """Every time around every record is looked up with all, half or none of the statistics."""
     snapshot, store = table
     files = tuple(
         replace(file, max_timestamp_us=None)

@@ -121,7 +121,7 @@ class Rig:
         self.put_claim(twin)
 
     def put_claim(self, source: MemoryTierSource) -> None:
-        """Store the claim of what a source leads."""
+        """Store the claim of a source's leadership."""
         claim = claim_of(source.lineage, self.partition, cluster="rig", broker="copy", time_us=1)
         self.put_body(source.epoch, claim.encode())
 
@@ -168,7 +168,7 @@ def test_a_claim_whose_outcome_is_not_known_is_made_again(rig: Rig) -> None:
 
 
 def test_the_pause_doubles_up_to_its_bound_and_begins_anew_after_a_success(rig: Rig) -> None:
-    """A store that is away for a while, and once more after it was back."""
+    """The store is away for a while, and once more after it was back."""
     rig.store.down = True
     waits = [rig.turn()]
     for _ in range(4):
@@ -243,7 +243,7 @@ def test_who_was_replaced_is_not_fenced_by_its_successor_s_claim(rig: Rig) -> No
 
 
 def test_a_leadership_that_has_ended_makes_no_claim(rig: Rig) -> None:
-    """A newer one of this broker has begun meanwhile, and was not queued yet."""
+    """A newer leadership of this broker has begun, and is not queued yet."""
     rig.source.lead_again()
     rig.turn()
     assert (rig.source.admitted, rig.claims()) == ([], [])

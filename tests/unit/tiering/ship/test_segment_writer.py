@@ -57,7 +57,7 @@ def rows_of(built: WrittenSegment) -> pa.Table:
 
 @pytest.mark.parametrize(("start", "end"), [(0, 100), (0, 1), (3, 5), (13, 98), (99, 100)])
 def test_the_object_holds_exactly_the_range(source: MemoryTierSource, start: int, end: int) -> None:
-    """Also where the range begins or ends inside a batch."""
+    """This holds for a range that begins or ends inside a batch, too."""
     built = write(source, start, end)
     truth = source.truth(start, end).select(FILE_SCHEMA.names)
     assert rows_of(built).equals(truth)
@@ -69,7 +69,7 @@ def test_the_object_holds_exactly_the_range(source: MemoryTierSource, start: int
 def test_row_groups_keep_their_limits(
     source: MemoryTierSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By rows, and by bytes; the rows stay the same."""
+    """Row groups are limited by rows and by bytes; the rows stay the same."""
     monkeypatch.setattr(segment_writer, "ROW_GROUP_ROWS_MAX", 30)
     footer = pq.ParquetFile(pa.BufferReader(write(source).body)).metadata
     assert [footer.row_group(at).num_rows for at in range(4)] == [30, 30, 30, 10]
@@ -82,7 +82,7 @@ def test_row_groups_keep_their_limits(
 def test_joined_batches_are_bounded(
     source: MemoryTierSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also by bytes: a joined batch is held twice while it is packed."""
+    """The bytes of a joined batch are bounded, because it is in memory twice while it is packed."""
     source.append(900)
     wanted = OffsetRange(Offset(0), Offset(1000))
     place = SegmentPlace(
@@ -155,7 +155,7 @@ def test_statistics_never_lose_a_row_by_rounding(source: MemoryTierSource) -> No
 
 
 def test_missing_batches_are_a_gap(source: MemoryTierSource) -> None:
-    """At the front, in the middle, at the end."""
+    """A batch is missing at the front, in the middle, or at the end."""
     whole = batches(source)
     place = SegmentPlace(
         cluster="c", partition=source.partition_id, subject="s", path="partition=0/x"

@@ -133,7 +133,7 @@ def test_a_cycle_ships_as_many_objects_as_it_may(lab: TierLab, objects_max: int)
 def test_a_table_gets_a_checkpoint_from_time_to_time(
     lab: TierLab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At each version that the interval divides."""
+    """A checkpoint is written at each multiple of the interval."""
     versions: list[int] = []
     table = lab.lake.table(lab.stream)
     monkeypatch.setattr(table, "checkpoint", lambda: versions.append(table.snapshot().version))

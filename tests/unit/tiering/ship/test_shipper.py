@@ -188,7 +188,7 @@ def test_other_boundaries_of_a_rival_are_cut_around(lab: TierLab) -> None:
 
 
 def test_a_commit_without_ledger_is_repaired_from_the_log_of_the_table(lab: TierLab) -> None:
-    """The crash of test_crash_between_effects, looked at closely: the entry is the same object."""
+    """A crash as in test_crash_between_effects: the repaired entry is the same object."""
     lab.ship_all()
     key = ledger_key(0, 40)
     path = lab.table.store.config.root / key

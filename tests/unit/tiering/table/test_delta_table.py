@@ -1,4 +1,4 @@
-"""The compare-and-set commit on delta-rs, and what a version tells."""
+"""The compare-and-set commit on delta-rs, and the contents of a version."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_version_is_a_value_that_travels(lab: TierLab) -> None:
 
 
 def test_a_commit_on_an_old_version_is_stale(lab: TierLab) -> None:
-    """The loser hears where the cold end is, and nothing of its file is in the table."""
+    """The loser's error has the cold end, and its file is not in the table."""
     first = lab.table.create()
     commit(lab, first, 0, 20)
     with pytest.raises(StaleColdEndError) as caught:

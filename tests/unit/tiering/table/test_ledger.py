@@ -1,4 +1,4 @@
-"""The ledger's entries, one by one: what is valid, which bytes they have, which ones cover a range.
+"""The ledger's entries: their valid values, their bytes, and the entries that cover a range.
 
 Nothing here needs a table: an entry is an object in a store.
 """

@@ -87,7 +87,7 @@ def test_what_no_commit_tells_is_made_from_the_log(repairs: Repairs) -> None:
 
 
 def test_an_entry_from_the_log_ends_where_the_next_one_begins(repairs: Repairs) -> None:
-    """A rival noted a part of the segment meanwhile."""
+    """A rival has noted a part of the segment in the meantime."""
     repairs.lose(0, 20, 40)
     repairs.forget_commits()
     rival = repairs.lab.local_entry(10, 20)
@@ -135,7 +135,7 @@ def test_an_entry_that_a_rival_wrote_first_is_taken_if_the_rows_prove_it(repairs
 
 
 def test_a_reader_takes_what_a_crash_left_out_from_the_commit(repairs: Repairs) -> None:
-    """Of its own partition, from the end of the ledger on, up to its version."""
+    """It takes ranges of its own partition, from the ledger's end up to its version."""
     store = repairs.lab.table.store
     assert accounts(repairs.snapshot, store, 0, span(5, 60)) == repairs.shipped
     repairs.lose(40)

@@ -114,7 +114,7 @@ def test_a_log_that_loses_a_commit_of_this_process_is_refused(rig: Rig) -> None:
 
 
 def test_a_commit_begins_where_the_table_ends(rig: Rig) -> None:
-    """Neither above nor below it, also if another process has moved the end."""
+    """A commit above or below the cold end is refused, also if another process has moved it."""
     base = rig.lab.table.create()
     rig.commit(0, 20, base=base, table=rig.another())
     for start in (0, 19, 21, 30):

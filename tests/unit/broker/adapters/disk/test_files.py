@@ -54,7 +54,7 @@ def test_a_root_has_one_owner(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_written_has_a_name(tmp_path: Path) -> None:
-    """A read-only file system, a file in its place: what is wrong, where, and what to do."""
+    """The error says what is wrong (read-only, or a file in its place), where, and what to do."""
     (tmp_path / "file").touch()
     (tmp_path / "data" / ".lock").mkdir(parents=True)
     for root, reason in (("file/data", "Not a directory"), ("data", "Is a directory")):

@@ -24,7 +24,7 @@ def test_an_action_has_a_method_that_takes_its_fields(action: str) -> None:
 
 @pytest.mark.parametrize("action", OPERATIONS)
 def test_an_action_of_operators_reaches_its_port(action: str) -> None:
-    """With the fields of its body, and only by a method that the port has."""
+    """The service calls it with the fields of the body, and only if the port has the method."""
     api = create_autospec(OperatorApi, instance=True)
     operate(api, action, dict.fromkeys(OPERATIONS[action].fields))
     assert len(api.method_calls) == 1

@@ -19,7 +19,7 @@ def test_every_leaf_class_has_a_row(kind: type[HeadwaterError]) -> None:
 
 @pytest.mark.parametrize("kind", LEAVES, ids=lambda kind: kind.__name__)
 def test_class_and_facts_survive_the_translation(kind: type[HeadwaterError]) -> None:
-    """What a client decodes is what the broker raised."""
+    """A client decodes the error that the broker raised."""
     error = to_flight(kind("what happened", offset=7))
     back = from_wire(error.extra_info.decode())
     assert type(back) is kind

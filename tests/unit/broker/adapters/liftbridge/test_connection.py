@@ -1,4 +1,4 @@
-"""What a publisher hears when the service has no free thread to find its partition."""
+"""The answer to a publisher when the service has no free thread to find its partition."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class Peer:
         self.exchange()
 
     def exchange(self) -> list[Event]:
-        """Carry bytes both ways until nobody has any; return the server's events."""
+        """Carry bytes both ways until neither side has any; return the server's events."""
         events: list[Event] = []
         while True:
             up = self.client.data_to_send()
@@ -130,7 +130,7 @@ def test_messages_arrive_whole_however_they_are_cut(payloads: list[bytes], cuts:
     ("text", "milliseconds"), [("5S", 5000), ("1H", 3_600_000), ("250m", 250), ("100u", 0.1)]
 )
 def test_a_deadline_is_read(text: str, milliseconds: float) -> None:
-    """In each unit."""
+    """Each unit of gRPC is understood."""
     peer = Peer()
     call = peer.open("/a/B", ("grpc-timeout", text))
     (opened,) = peer.exchange()
@@ -332,7 +332,7 @@ def test_a_header_bomb_is_refused() -> None:
 
 @given(garbage=st.binary(max_size=300))
 def test_no_bytes_make_it_raise(garbage: bytes) -> None:
-    """Behind a good preface and before one."""
+    """The bytes come with a good preface before them, and without one."""
     GrpcConnection(Http2Limits()).receive(garbage)
     peer = Peer()
     peer.open()

@@ -1,4 +1,4 @@
-"""The private hooks into nats-py: what is refused at start, and what the parser makes of errors."""
+"""The private hooks into nats-py: refusals at start, and errors in the parser."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def test_l2_a_member_that_comes_back_disturbs_nobody(core: Any, clock: shipped.C
 
 
 def test_l3_a_leader_that_nobody_answers_gives_way(core: Any, clock: shipped.Clock) -> None:
-    """Within an election's time, not after half a minute."""
+    """It steps down within an election timeout, not after half a minute."""
     library = Shipped()
     library.lead(clock, "b")
     clock.now += 29
@@ -227,7 +227,7 @@ def test_l5_a_snapshot_needs_no_second_process(
 def test_l8_no_boot_clock_decides_when_to_compact(
     core: Any, clock: shipped.Clock, tmp_path: Path
 ) -> None:
-    """Shipped, members promise to take turns and do not; ours compact when they are told to."""
+    """As shipped, members are to take turns and do not; ours compact on request."""
     compacted = []
     for name, since_boot in (("a", 0.0), ("b", 150.0)):  # the same moment on two machines
         (tmp_path / name).mkdir()

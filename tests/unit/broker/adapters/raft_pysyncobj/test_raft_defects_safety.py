@@ -255,7 +255,7 @@ def test_s5_compaction_is_all_or_nothing(
 def test_s6_nothing_is_said_before_it_is_durable(
     core: Any, clock: shipped.Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Entries, votes and terms are on the disk, not in its cache, before anybody hears of them."""
+    """Entries, votes and terms are on the disk, not in its cache, before a message names them."""
     syncs: list[str] = []
     with monkeypatch.context() as patch:
         for owner, name in (

@@ -86,7 +86,7 @@ def _round(leader: MemberRig) -> int:
 
 @pytest.mark.parametrize("core", CORES)
 def test_copies_of_a_former_process_do_not_count(core: str) -> None:
-    """A follower's disk may be an older one since: its leader counts what the new process has."""
+    """A follower may restart on an older disk: its leader counts the new process's copies only."""
     leader = MemberRig(CORES[core])
     term = leader.lead()
     leader.saves_at_once = False

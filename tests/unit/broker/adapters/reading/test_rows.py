@@ -70,7 +70,7 @@ def offsets(found: list[tuple[pa.RecordBatch, RowsMark]]) -> list[int]:
 def test_a_range_is_exact_wherever_it_lies(
     broker: MemoryBroker, start: int, end: int, log_start: int
 ) -> None:
-    """Rows come from the table, from the log, or from both, and nobody can tell."""
+    """Rows come from the table, from the log, or from both, with the same result."""
     if log_start:
         broker.partitions.handle("s", 0).make_cold(Offset(log_start))
     found = read(broker, start=start, end=Offset(end))
@@ -317,7 +317,7 @@ def test_a_follower_looks_again_when_the_leadership_changes(broker: MemoryBroker
 def test_what_was_read_before_a_change_of_leaders_is_read_again(
     broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between the read and the answer the log may have been cut: those rows are given to nobody."""
+    """The log may have been cut between the read and the answer, so these rows are not sent."""
     partition, real, reads = broker.partitions.handle("s", 0), MemoryPartition.read, []
 
     def read_and_change(self: MemoryPartition, *args: Any, **options: Any) -> Any:

@@ -73,7 +73,7 @@ def test_every_action_has_an_example_here() -> None:
 
 @pytest.mark.parametrize("action", GOOD)
 def test_a_body_comes_back_as_it_was(action: str) -> None:
-    """What a client encodes is what the server's method gets."""
+    """The server's method gets the values that the client encoded."""
     assert decode_body(action, encode_body(action, GOOD[action])) == GOOD[action]
 
 
@@ -158,6 +158,6 @@ def test_an_unknown_action_is_refused_with_the_known_ones(action: str) -> None:
 
 
 def test_a_body_beyond_its_bound_is_not_parsed() -> None:
-    """Length is looked at first."""
+    """The length is checked first."""
     with pytest.raises(InvalidRequestError, match="exceeds"):
         decode_body("list_streams", b"[" * (BODY_BYTES_MAX + 1))

@@ -48,7 +48,7 @@ UUID = StreamUuid("0f8fad5b-d9cb-469f-a165-70867728950e")
     ],
 )
 def test_a_path_comes_back_as_it_was(path: StreamPath) -> None:
-    """What a client puts into a descriptor is what the server takes out."""
+    """The server decodes the path that the client has put into a descriptor."""
     assert StreamPath.from_path(path.to_path()) == path
 
 
@@ -72,7 +72,7 @@ def test_an_ack_policy_belongs_to_a_put_only(path: StreamPath) -> None:
 
 @pytest.mark.parametrize("acks", [b"acks=", b"acks=LEADER", b"acks=1", b"acks=\xff", b"ack=all"])
 def test_an_unknown_ack_policy_is_refused(acks: bytes) -> None:
-    """Nobody guesses what a publisher wanted to wait for."""
+    """The server does not guess which policy a publisher meant."""
     with pytest.raises(InvalidRequestError):
         StreamPath.from_path([b"flights", b"0", acks], put=True)
     with pytest.raises(InvalidRequestError):
@@ -296,7 +296,7 @@ def test_an_error_of_any_length_fits_its_frame(error: HeadwaterError) -> None:
 
 
 def test_small_facts_survive_the_cut() -> None:
-    """What is left out is what is large."""
+    """Only large facts are left out."""
     error = UnknownStreamError("no stream", names=["x"] * 5_000, stream="y")
     back = from_wire(bounded_wire(error).decode())
     assert back is not None
@@ -328,7 +328,7 @@ def test_a_position_is_an_offset_and_the_epoch_before_it(fields: dict[str, objec
 
 
 def test_a_reader_that_goes_on_says_its_position() -> None:
-    """It comes back as it was."""
+    """Its position survives encoding."""
     request = ReadRequest(
         stream="s", partition=0, start=5, leader_epoch=LeaderEpoch(2), uncommitted=True
     )

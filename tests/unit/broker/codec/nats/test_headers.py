@@ -71,7 +71,7 @@ def test_the_first_line_may_carry_a_status(line: bytes, status: int, description
     ids=repr,
 )
 def test_a_malformed_block_is_one_typed_error(block: bytes) -> None:
-    """Nobody guesses what a publisher meant: each of these is refused by name."""
+    """The reader does not guess what a publisher meant: each of these is refused by name."""
     for read in (nats_headers.parse, nats_headers.read):
         with pytest.raises(MalformedMessageError) as caught:
             read(block)

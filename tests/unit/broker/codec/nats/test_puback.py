@@ -51,7 +51,7 @@ def test_an_ack_is_jetstreams_and_says_where_the_record_is() -> None:
 
 
 def test_a_duplicate_says_so() -> None:
-    """A retry hears the first offset and ``duplicate``, which is absent otherwise."""
+    """A retry gets the first offset and ``duplicate``, which is absent otherwise."""
     body = PubAckEncoder(STREAM, 0).encode(Offset(0), LeaderEpoch(1), duplicate=True)
     assert json.loads(body)["duplicate"] is True
 

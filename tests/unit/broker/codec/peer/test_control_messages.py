@@ -1,4 +1,4 @@
-"""Control messages: what is sent arrives, and nothing else is taken for one."""
+"""Control messages: decoding undoes encoding, and other bytes are refused."""
 
 from __future__ import annotations
 

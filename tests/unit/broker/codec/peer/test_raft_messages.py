@@ -1,4 +1,4 @@
-"""Messages of the Raft group: what is sent arrives, and nothing else is taken for a message."""
+"""Messages of the Raft group: decoding undoes encoding, and other bytes are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages between replicas, on the link and over NATS: what is sent arrives, nothing else does."""
+"""Messages between replicas, on the link and over NATS: decoding, and refusal of other bytes."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_nothing_is_cut_off_or_longer(message: ReplicaMessage) -> None:
 
 
 def test_any_flipped_bit_of_a_batch_is_noticed() -> None:
-    """Header and body have checksums; they are looked at before a batch is delivered."""
+    """Header and body have checksums, which are checked before a batch is delivered."""
     data = bytearray(_link(FULL))
     begin = 24 + 6 * 8
     for at in range(begin, len(data), 3):

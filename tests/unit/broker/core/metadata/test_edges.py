@@ -109,7 +109,7 @@ def test_a_leader_that_was_reported_is_not_named_in_that_election() -> None:
 
 
 def test_every_change_of_a_partition_has_an_epoch_of_its_own() -> None:
-    """Also the restart of a member that does not lead."""
+    """The restart of a member that does not lead is such a change, too."""
     cluster = MetadataRig()
     before = cluster.one().partition_epoch
     cluster.register(B)

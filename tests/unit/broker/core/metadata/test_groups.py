@@ -94,7 +94,7 @@ class Metadata:
 
 
 def test_a_cursor_is_its_newest_position() -> None:
-    """Of each id, stream and partition; it may go back; names with commas are kept apart."""
+    """Each id, stream and partition has one cursor, which may go back; commas in names are safe."""
     metadata = Metadata("s")
     metadata.set("c", "s", 0, 5)
     metadata.set("c", "s", 1, 7)

@@ -342,7 +342,7 @@ def test_a_command_of_the_wrong_shape_never_reaches_apply(data: bytes) -> None:
 
 
 def test_each_start_of_leadership_is_in_the_lineage_once() -> None:
-    """With the id that its candidate drew and the log end at which it began."""
+    """The entry has the id that its candidate drew and the log end at which it began."""
     cluster = MetadataRig()
     first = first_lineage_id(UUID, 0)
     assert [(one.lineage_id, one.start) for one in cluster.one().lineage] == [(first, 0)]

@@ -30,7 +30,7 @@ def test_a_leader_that_restarted_is_compared_before_it_leads_again() -> None:
 
 
 def test_a_proved_member_needs_no_comparison() -> None:
-    """Its process has run since it was proved, so failover waits for nobody."""
+    """Its process has run since it was proved, so failover needs no answers of others."""
     cluster = MetadataRig()
     cluster.register(A)
     cluster.elect(B)
@@ -112,7 +112,7 @@ def test_who_has_forgotten_is_not_eligible_either() -> None:
 
 
 def test_leadership_is_handed_to_proved_members_only() -> None:
-    """By a broker that stops, by balance, and at the end of a reassignment."""
+    """This holds for a stopping broker, for balance, and at the end of a reassignment."""
     cluster = MetadataRig()
     for broker in (B, C):
         cluster.register(broker)
@@ -132,7 +132,7 @@ def test_leadership_is_handed_to_proved_members_only() -> None:
 
 
 def test_while_nobody_leads_who_goes_silent_stays_eligible() -> None:
-    """Nothing is committed meanwhile: after a power loss they come back one by one."""
+    """Without a leader nothing is committed, so replicas stay complete until they come back."""
     cluster = MetadataRig()
     cluster.register(A)
     for broker in (B, C):
@@ -145,7 +145,7 @@ def test_while_nobody_leads_who_goes_silent_stays_eligible() -> None:
 
 @pytest.mark.parametrize("clean", [False, True])
 def test_a_stream_that_syncs_by_interval_needs_a_clean_stop(clean: bool) -> None:
-    """After it the member is marked like any other; without it, it has left."""
+    """After a clean stop the member is marked like any other; without one it leaves the ISR."""
     cluster = MetadataRig(flush="interval")
     cluster.register(B, clean=clean)
     assert (B in cluster.one().isr, cluster.one().restarted) == (clean, (B,) if clean else ())

@@ -142,7 +142,7 @@ def test_what_finds_the_records_stays(other: dict[str, Any]) -> None:
 
 
 def test_two_who_change_a_stream_do_not_undo_each_other() -> None:
-    """The second one saw the stream as it was before: it is told to look again."""
+    """The second operator saw the earlier stream, and has to read it again."""
     cluster = rig()
     late = alteration(cluster, puback=True)
     cluster.do(alteration(cluster, local_retention_bytes=0))
@@ -152,7 +152,7 @@ def test_two_who_change_a_stream_do_not_undo_each_other() -> None:
 
 
 def test_the_answer_that_was_lost_is_given_again() -> None:
-    """A proposer that hears nothing sends the command once more."""
+    """A proposer without an answer sends the command once more."""
     cluster = rig()
     command = alteration(cluster, puback=True)
     cluster.do(command)
@@ -226,7 +226,7 @@ def test_the_state_after_a_change_survives_a_snapshot() -> None:
 
 
 def test_a_higher_minimum_reaches_the_partitions() -> None:
-    """With a new partition epoch, by which leaders and proposals are ordered."""
+    """The new minimum comes with a new partition epoch, which orders views and proposals."""
     cluster = rig()
     before = cluster.one()
     cluster.do(alteration(cluster, min_isr=3))

@@ -103,7 +103,7 @@ def test_what_a_reader_holds_is_not_purged() -> None:
 
 
 def test_a_purge_needs_builds_that_know_it() -> None:
-    """An older one would go on reading what the others have deleted."""
+    """An older build would go on serving records that the other brokers have deleted."""
     old = MetadataRig(features_max=FEATURE_LEVEL_REPLICATED, tiering=False)
     assert isinstance(old.refused(purge(old, 1)), FeatureLevelError)
 

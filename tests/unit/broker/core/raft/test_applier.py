@@ -1,4 +1,4 @@
-"""Sessions: a proposal takes effect once, and what is forgotten is forgotten everywhere alike."""
+"""Sessions: a proposal takes effect once, and all nodes forget the same sessions."""
 
 from __future__ import annotations
 

@@ -277,7 +277,7 @@ def test_a_member_that_hears_its_leader_lets_nobody_else_stand() -> None:
 
 
 def test_a_promise_counts_although_its_giver_is_terms_behind() -> None:
-    """A candidate whose term is ahead can still be elected, else nobody could be."""
+    """A candidate with a higher term can still be elected; otherwise no member could be."""
     rig = Rig(hard=HardState(7))
     rig.wait(1000)
     assert PreVote(8, 0, 0) in rig.sent(rig.effects)
@@ -367,7 +367,7 @@ def test_a_new_leader_answers_no_barrier_before_its_own_entry_is_committed() -> 
 
 
 def test_barriers_of_a_fallen_leader_fail() -> None:
-    """A waiting caller is told to ask again."""
+    """A waiting caller gets an error that allows a retry."""
     rig = Rig()
     rig.lead()
     rig.step(Barrier(3))

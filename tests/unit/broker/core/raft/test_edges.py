@@ -175,7 +175,7 @@ def test_a_candidate_counts_itself_once_its_vote_is_durable() -> None:
 
 
 def test_only_votes_given_for_this_term_by_the_named_disks_count() -> None:
-    """Neither a refusal, nor a vote from another disk, nor a promise for another term."""
+    """A refusal, a vote from another disk, and a pre-vote for another term do not count."""
     rig = Rig()
     rig.wait(1_000)
     for asked in (0, 2):
@@ -290,7 +290,7 @@ def test_copies_of_a_former_process_do_not_count() -> None:
 
 
 def test_an_answer_about_entries_that_are_not_in_the_log_does_not_count() -> None:
-    """Else the next entry would be committed before anybody has it."""
+    """Otherwise the next entry would be committed before a majority has it."""
     rig = Rig()
     rig.lead()
     rig.get(B, rig.ok(rig.member.log.last_index + 1))
@@ -385,7 +385,7 @@ def test_a_wiped_member_of_a_changed_group_takes_part_as_an_observer() -> None:
 
 
 def test_while_a_change_is_not_committed_both_configurations_are_named() -> None:
-    """Who restarts waits for all of them, because the change may be cut off."""
+    """A restarting voter waits for the voters of both, because the change may be cut off."""
     voters: Voters = (Voter(A), Voter(B), Voter(D, 9))
     changed = Entry(2, 1, EntryKind.VOTERS, 0, 0, encode_voters(voters))
     log = LogImage(0, 0, (_noop(1, 1), changed))

@@ -191,7 +191,7 @@ def test_an_observer_that_lost_its_disk_begins_anew_within_the_term() -> None:
 
 
 def test_an_observer_neither_stands_nor_votes() -> None:
-    """Not when its time is up, not for the best log, not when a leader would hand over."""
+    """Neither an election timeout, nor the best log, nor a hand-over makes it stand or vote."""
     rig = _observer()
     rig.get(B, append(1, (0, 0), entries(1, 2, 1), commit=2))
     assert rig.member.commit == 2
@@ -235,7 +235,7 @@ def test_an_observer_restarts_where_it_was() -> None:
 
 
 def test_an_observer_asks_the_leader() -> None:
-    """For barriers; a proposal is refused here, and the driver sends it on."""
+    """It asks for barriers; a proposal is refused here, and the driver forwards it."""
     rig = _observer()
     rig.step(Barrier(1))
     assert BarrierFailed(1) in rig.effects

@@ -67,7 +67,7 @@ def test_everybody_is_asked_twice() -> None:
 
 
 def test_a_new_group_begins_in_term_zero() -> None:
-    """Also beside members that began a moment ago and have done nothing."""
+    """Members that began a moment ago without an entry do not prevent it."""
     joining = _joining(A, B, C)
     assert _round(joining, {B: EMPTY, C: FRESH}) is None
     assert _round(joining, {B: EMPTY, C: FRESH}) == TakePart(0, Floor())
@@ -211,7 +211,7 @@ def test_below_its_floor_it_neither_votes_nor_stands() -> None:
 
 
 def test_it_votes_once_its_disk_has_reached_the_floor() -> None:
-    """In memory is not enough; an entry of a later term is as good as all of an earlier one."""
+    """Entries in memory do not count; an entry of a later term reaches an earlier floor."""
     rig = Rig(Floor(4, 2))
     rig.get(B, _append(6, (0, 0), 3, 6))
     assert rig.abstains()

@@ -365,7 +365,7 @@ def _round(compare: Compare, told: dict[NodeId, Standing]) -> GoOn | None:
 
 
 def test_a_restarted_voter_waits_for_those_whom_the_furthest_log_names() -> None:
-    """Not for those who voted when its disk was written; they may be gone."""
+    """The voters of its own disk's time do not count, because they may be gone."""
     own = Standing(term=3, last=Floor(3, 5), voters=(A, B, C))
     compare = _compare(A, B, C, observers=(D, E), own=own)
     now = Standing(term=7, last=Floor(7, 30), voters=(A, D, E))

@@ -76,7 +76,7 @@ def test_a_follower_that_restarted_is_proved_once_it_has_everything() -> None:
 
 
 def test_a_follower_that_forgot_what_was_counted_is_proposed_out() -> None:
-    """At once, again at a tick if the proposal was lost, and not once it has everything again."""
+    """The proposal is made at once and repeated at ticks until the follower has all records."""
     leader = _leading()
     leader.step(ViewChanged(_view(B, partition_epoch=2), 1))
     (out,) = _proposed(list(leader.step(_fetch(4, TWO))))

@@ -162,7 +162,7 @@ def test_a_follower_below_the_epoch_s_start_does_not_join() -> None:
 
 
 def test_below_min_isr_nothing_is_committed_and_all_is_refused() -> None:
-    """LEADER publishes go on; ALL hears at once that there are too few replicas (A11)."""
+    """LEADER publishes go on; ALL is refused at once because there are too few replicas (A11)."""
     leader = _leader(view=view_of_three(isr=frozenset((A,))))
     leader.step(LogSynced(Offset(12), 1))
     assert leader.high_watermark == 0
@@ -311,7 +311,7 @@ def test_alignment_walks_back_to_the_newest_common_epoch() -> None:
 
 
 def test_an_epoch_without_records_is_cut_as_well() -> None:
-    """Else the log would refuse the older epoch of the next leader's records."""
+    """Otherwise the log would refuse the older epoch of the next leader's records."""
     follower = _follower(_facts(10, (1, 0), (4, 10)))
     request = _asked(follower.start(0))
     assert follower.step(MessageCame(_told(request, 2, 12), 1)) == [TruncateLog(Offset(10))]
@@ -448,7 +448,7 @@ def test_a_silent_or_refusing_leader_is_reported_again_and_again() -> None:
 
 
 def test_losing_committed_records_is_said_aloud() -> None:
-    """Only an unclean election can cut below the high watermark, and readers must hear (A10)."""
+    """Only an unclean election cuts below the high watermark; readers must get an error (A10)."""
     follower = _follower(_facts(10, (1, 0)), high_watermark=8)
     request = _asked(follower.start(0))
     effects = follower.step(MessageCame(_told(request, 1, 5), 1))
@@ -457,7 +457,7 @@ def test_losing_committed_records_is_said_aloud() -> None:
 
 
 def test_a_follower_syncs_before_a_batch_that_says_the_leader_had() -> None:
-    """So that recovery never takes its own torn tail for rot (docs/decisions/0002, proof b)."""
+    """Otherwise recovery could take its own torn tail for rot (docs/decisions/0002, proof b)."""
     headers = [_batch(base, 5).header for base in range(3)]
     assert [list(run) for run in append_runs(headers, Offset(0))] == [[one] for one in headers]
     one_group = [replace(header, synced_end=Offset(0)) for header in headers]

@@ -116,14 +116,14 @@ def test_a_cut_that_fails_leaves_no_lease() -> None:
 
 
 def test_a_cut_names_the_leadership_of_its_leader() -> None:
-    """Not an earlier one, and not the newest that is known."""
+    """The named leadership is that of the leader's epoch, not an earlier or a newer known one."""
     metadata = Metadata((leadership(1), leadership(2), leadership(3)))
     (part,) = cuts(metadata, Lake(), epoch=2).take("s", owner="me", ttl_ms=60_000).partitions
     assert part.lineage_id == leadership(2).lineage_id
 
 
 def test_cold_ends_are_read_before_the_table() -> None:
-    """What is recorded while the table is looked at may be of a newer version."""
+    """Cold ends recorded during the read of the table may belong to a newer version."""
     metadata = Metadata((leadership(1),))
 
     def record() -> None:

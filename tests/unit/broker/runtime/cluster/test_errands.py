@@ -216,7 +216,7 @@ def test_leaderships_are_given_away_before_a_stop() -> None:
 
 
 def test_a_stop_that_nobody_decides_is_not_waited_for() -> None:
-    """Without a majority there is nobody to hand over to."""
+    """Without a majority no broker can take over."""
     metadata = Metadata((A, B, C))
     pump, answers = _handing_over(metadata, [])
     pump.turn(0)

@@ -152,7 +152,7 @@ def test_a_process_that_was_replaced_meanwhile_is_not_registered() -> None:
 
 
 def test_a_start_that_is_given_up_leaves_the_note_of_a_clean_stop() -> None:
-    """Nothing was opened, so the logs are what the process before left."""
+    """No log was opened, so the logs are unchanged since the clean stop."""
     disk, metadata = SimDisk(random.Random(1)), Metadata()
     first = _registration(disk, metadata, [])
     note_clean_stop(disk.files(), first.session)
@@ -228,7 +228,7 @@ def test_a_report_is_repeated_until_the_metadata_has_moved_on() -> None:
 
 
 class Followed:
-    """A follower whose reconcile does what the test says."""
+    """A follower with a reconcile that the test controls."""
 
     def __init__(self) -> None:
         self.errors: list[HeadwaterError | None] = []
@@ -258,7 +258,7 @@ def test_many_changes_are_one_reconcile() -> None:
 
 
 def test_a_full_disk_is_asked_again_a_second_later() -> None:
-    """Not at once, whatever else changes: opening logs on a full disk is work for nothing."""
+    """It is not tried at once, whatever else changes, because the disk is probably still full."""
     one = Followed()
     one.errors = [DiskFullError("no room")]
     one.follower.changed()

@@ -234,7 +234,7 @@ def test_order_is_kept_while_a_log_has_no_room() -> None:
 
 
 def test_a_log_without_room_for_too_long_drops_at_once_from_then_on() -> None:
-    """After the stall the batch is dropped and told; the next overload costs no waiting."""
+    """After the stall the batch is dropped and refused; the next overload costs no waiting."""
 
     async def story() -> None:
         scene = Scene("ab", stall_ms_max=1000)
@@ -294,7 +294,7 @@ def test_a_batch_larger_than_all_limits_is_still_tried() -> None:
 
 
 def test_what_is_too_large_together_is_tried_in_halves_in_order() -> None:
-    """A log's refusal of a whole batch splits it; a single row's refusal is told."""
+    """A batch that the log refuses is split; the refusal of a single row is answered."""
 
     async def story() -> None:
         scene = Scene()

@@ -393,7 +393,7 @@ def test_a_disk_with_a_number_that_lost_its_files_gets_another_number() -> None:
 
 
 def test_a_broker_beside_the_first_controllers_asks_once_its_disk_has_a_number() -> None:
-    """A disk that may vote may have been put back; one without a number asks nobody."""
+    """A disk with a number may vote, and may be an old copy; one without a number asks nothing."""
     wires, disk = Wires(), SimDisk(random.Random(1))
     config = RaftConfig(members=(B, C, NodeId("d")), observers=(A,), restart_grace_ms=60_000)
     desk, never = ControlDesk(wires.transport(A)), threading.Event()

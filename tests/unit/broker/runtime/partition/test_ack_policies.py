@@ -231,7 +231,7 @@ def test_all_is_refused_below_the_minimum_where_leader_is_taken(scene: Scene) ->
 
 @pytest.mark.parametrize("policy", [ALL, LEADER, NONE])
 def test_without_a_lease_nothing_is_taken(scene: Scene, policy: AckPolicy) -> None:
-    """A leader that was not scheduled for too long refuses what has come meanwhile."""
+    """A leader that was suspended for too long refuses the writes that came meanwhile."""
     heard = scene.put(policy, run=False)
     scene.pass_ms(LEASE_MS)
     scene.turns.run()

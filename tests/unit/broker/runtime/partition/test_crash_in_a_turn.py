@@ -1,4 +1,4 @@
-"""A bug in a turn, at every place of it: nothing of it is persisted, nobody is told anything wrong.
+"""A bug at every place of a turn: none of its work is persisted, and no answer is wrong.
 
 The same turn is taken again and again, and each time another line of the broker raises. Then comes
 what a polite stop would do, a new process, and the retries that its clients owe.

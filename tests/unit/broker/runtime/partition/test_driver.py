@@ -135,7 +135,7 @@ def test_many_submitters_share_syncs(node: Node) -> None:
 
 
 def test_a_producers_retry_is_answered_with_its_first_offset(node: Node) -> None:
-    """Also after a restart; a gap in the sequence is refused, and nothing is stored for it."""
+    """This holds after a restart, too; a sequence gap is refused and stores nothing."""
     partition = _open(node)
     assert _put(partition, b"a", b"b", producer=9, sequence=0).base_offset == 0
     assert _put(partition, b"c", producer=9, sequence=2).base_offset == 2
@@ -150,7 +150,7 @@ def test_a_producers_retry_is_answered_with_its_first_offset(node: Node) -> None
 
 
 def test_a_message_id_is_stored_once(node: Node) -> None:
-    """Within the batch, in later batches and after a restart; rows without an id always count."""
+    """It is recognised in its batch, in later ones and after a restart; no id, no duplicate."""
     partition = _open(node)
     outcome = _put_ids(partition, ["x", None, "x", "y"])
     assert (list(outcome.offsets), outcome.duplicates) == ([0, 1, 0, 2], {2})

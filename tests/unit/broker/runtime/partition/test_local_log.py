@@ -61,7 +61,7 @@ def local(unsaved: LocalLog) -> LocalLog:
 
 
 def free(local: LocalLog, segments_count: int = 1) -> None:
-    """Free what is sealed and in the table."""
+    """Free the sealed segments that are in the table."""
     plan = local.plan_frees(lambda: Offset(OFFSET_MAX))
     assert local.free(plan, leads=False) == segments_count
 

@@ -24,7 +24,7 @@ def _queue() -> TurnQueue:
 
 @pytest.mark.parametrize("held", [True, False])
 def test_messages_that_were_taken_make_room_for_others(held: bool) -> None:
-    """Also while writes are held: a leader that waits for its claim still hears its followers."""
+    """This holds while writes wait: a leader that waits for its claim still serves followers."""
     queue = _queue()
     for _ in range(3):
         assert all(queue.offer(lambda: None, 1000) for _ in range(MESSAGES_MAX))

@@ -163,7 +163,7 @@ def test_beside_rot_no_byte_is_cut(disk: SimDisk) -> None:
 
 @pytest.mark.parametrize("change", ["longer", "shorter"])
 def test_a_sealed_segment_of_another_size_is_scanned(disk: SimDisk, change: str) -> None:
-    """Its index says how long it was; what is behind, or lacks, is damage."""
+    """Its index has its size; bytes after that, or missing bytes, are damage."""
     log = open_log(disk.files())
     fill(log, 16, size=128)
     log.close()

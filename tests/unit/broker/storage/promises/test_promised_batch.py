@@ -28,7 +28,7 @@ class Node:
         self.start()
 
     def start(self) -> PartitionLog:
-        """Open what is here."""
+        """Open the log and its promises."""
         files = self.disk.files()
         self.promises = Promises(files)
         self.log = PartitionLog.open(
@@ -38,7 +38,7 @@ class Node:
         return self.log
 
     def start_and_ask(self) -> str:
-        """Open what is here, and return why the log is damaged."""
+        """Open the log and its promises; return why the log is damaged."""
         self.start()
         return self.reason
 

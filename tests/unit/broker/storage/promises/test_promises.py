@@ -53,7 +53,7 @@ def _end(promises: Promises, number: int) -> int | None:
 
 
 def test_a_promise_is_exact_after_a_kill() -> None:
-    """Without any sync the page cache has the newest, of many replicas and of a counter."""
+    """Without a sync the page cache keeps the newest promises of replicas and of a counter."""
     disk = SimDisk(random.Random(1))
     promises = Promises(disk.files())
     for number in range(100):  # several blocks
@@ -123,7 +123,7 @@ def test_records_that_a_cut_made_durable_are_promised() -> None:
 
 
 def test_a_removed_replica_is_not_held_any_more_and_its_slot_is_used_again() -> None:
-    """Also after a power cut; a renewed one is held, and may be absent."""
+    """This holds after a power cut, too; a renewed replica is held, and may be absent."""
     disk = SimDisk(random.Random(3))
     promises = Promises(disk.files())
     _begun(promises, 0, 9).remove()
@@ -186,7 +186,7 @@ def test_the_bytes_are_frozen() -> None:
 
 
 def test_every_flipped_bit_is_noticed() -> None:
-    """In a slot and in the header."""
+    """The checksums cover slots and header."""
     slot = SlotValues(kind=KIND_REPLICA, sequence=1, key=bytes(16))
     for whole, decode in ((encode_slot(slot), decode_slot), (encode_header(UUID), decode_header)):
         for place in range(len(whole) * 8):

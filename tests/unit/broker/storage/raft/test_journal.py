@@ -125,7 +125,7 @@ def test_a_missing_file_is_damage(name: str) -> None:
 
 
 def test_files_of_another_node_or_cluster_are_refused() -> None:
-    """A disk in the wrong machine votes for nobody (pitfall D14)."""
+    """A disk in the wrong machine must not vote (pitfall D14)."""
     disk = _filled()
     for cluster, node in (("other", A), ("c", NodeId("b"))):
         with pytest.raises(MetadataCorruptError, match="another node"):
@@ -239,7 +239,7 @@ def test_room_ahead_takes_small_saves_on_a_full_disk(before: int) -> None:
 
 
 def test_a_failed_sync_is_final() -> None:
-    """After it nothing is saved any more, not even what would work (pitfall D2)."""
+    """After it every save is refused, even one that would work (pitfall D2)."""
     disk = _disk()
     journal = _open(disk)
     disk.datasync_failures = 1

@@ -91,7 +91,7 @@ def test_what_a_start_reads_survives_the_next_power_cut() -> None:
 
 
 def test_a_zeroed_sector_before_a_later_record_is_rot() -> None:
-    """The later record was written when the one before it was durable, so no power cut did this."""
+    """The later record was written after the earlier one was durable: no power cut did this."""
     disk = _disk()
     _filled(disk)
     disk.kill()
