@@ -21,6 +21,7 @@ from broker.core.metadata.commands import (
 from broker.core.metadata.state import FEATURE_LEVEL_ALTERED
 from broker.core.replication.view import view_of
 from broker.errors import (
+    HeadwaterError,
     InvalidRequestError,
     NotLeaderError,
     OffsetOutOfRangeError,
@@ -108,9 +109,9 @@ class Streams:
             reply = self._metadata.propose(command)
             if exclusive and not reply["created"]:
                 raise StreamExistsError(f"stream {name!r} already exists", stream=name)
-            self._follow()
+            self._obey(stream_uuid)
             if self._replicas.wait_for(stream_uuid, _OPEN_S):
-                self._follow()
+                self._obey(stream_uuid)
             if reply["created"]:
                 _log.info("stream_created", stream=name, stream_uuid=stream_uuid)
             return self.get(name)
@@ -135,7 +136,7 @@ class Streams:
             return altered
         raise_level(self._metadata, FEATURE_LEVEL_ALTERED)
         reply = self._metadata.propose(command)
-        self._follow()
+        self._obey(before.uuid)
         if reply["changed"]:
             told = {setting: after for setting, (_, after) in altered.changes.items()}
             _log.info("stream_altered", stream=name, stream_uuid=before.uuid, **told)
@@ -187,7 +188,7 @@ class Streams:
             now_us=self._clock.now_us(),
         )
         purged_from = Offset(self._metadata.propose(command)["purged_from"])
-        self._follow()
+        self._obey(stream.uuid)
         start = max(purged_from, log_start)
         purged = Purged(
             partition=partition,
@@ -199,13 +200,29 @@ class Streams:
         _log.info("records_purged", **facts, start=start, end=purged.end, operator=operator)
         return purged
 
+    def _obey(self, uuid: StreamUuid) -> None:
+        """Let the replicas here follow the metadata.
+
+        On a full disk the log of another, new stream may have no room: it is tried again later, and
+        is no reason to say that this change has failed.
+
+        Raises:
+            HeadwaterError: a replica of this stream could not follow.
+        """
+        try:
+            self._follow()
+        except HeadwaterError:
+            others = {one.stream_uuid for one in self._replicas.unopened()}
+            if not others or uuid in others:
+                raise
+
     def delete(self, name: str) -> Stream:
         """See ``StreamsApi.delete``."""
         with self._change:
             stream = self.get(name)
             command = DeleteStream(name=name, expected_uuid=stream.uuid)
             self._metadata.propose(command)
-            self._follow()
+            self._obey(stream.uuid)
             _log.info("stream_deleted", stream=name, stream_uuid=stream.uuid)
             return stream
 

@@ -11,7 +11,7 @@ from broker.adapters.disk.files import DiskFiles
 from broker.errors import CorruptDataError, DiskFullError, HeadwaterError
 from broker.model.offsets import Offset
 from broker.model.stream import StreamConfig
-from simkit.brokers.lone_broker import Killed, Running, running
+from simkit.brokers.lone_broker import STREAM, Killed, Running, running
 from simkit.disk.bad_files import BadFiles
 
 
@@ -87,6 +87,26 @@ def test_a_full_disk_is_logged_once_until_there_is_room(at: Killed) -> None:
         assert not isinstance(live.put(b"x"), HeadwaterError)
     told = [(one["event"], one["log_level"]) for one in logged if "disk_" in one["event"]]
     assert told == [("disk_full", "warning"), ("disk_has_room", "warning")]
+
+
+def test_what_frees_a_full_disk_is_not_refused_for_another_stream(at: Killed) -> None:
+    """The log of a new stream has no room. A purge that was done must not be said to have failed."""
+    disk = _BadDisk()
+    with running(at.folder, wrap=disk) as live:
+        disk.files.full = True
+        for _ in range(2):
+            with pytest.raises(DiskFullError):
+                live.broker.streams.create("new", StreamConfig(subject="n"))
+        streams = live.broker.streams
+        assert streams.alter(STREAM, {"dedup_window_ms": 0}).after.config.dedup_window_ms == 0
+        end = live.partition.tier.segments()[1].end_offset
+        live.partition.tier.record_cold_end(end)
+        assert streams.purge(STREAM, 0, before=end, operator="me").records_count == end
+        assert live.partition.reads.log_start == end
+        assert streams.delete(STREAM).name == STREAM
+        assert [one.name for one in streams.all()] == ["new"]
+        disk.files.full = False
+        assert streams.create("new", StreamConfig(subject="n")).name == "new"
 
 
 def test_a_broker_starts_on_a_full_disk_reads_and_frees(at: Killed) -> None:
