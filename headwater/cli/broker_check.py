@@ -7,9 +7,11 @@ its start, because only a write shows that the store keeps two writers apart.
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import socket
 import ssl
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -17,11 +19,14 @@ from pathlib import Path
 from typing import Final
 
 from broker.config import BrokerConfig
-from broker.errors import HeadwaterError, InvalidConfigError, UnavailableError
+from broker.errors import DiskFullError, HeadwaterError, InvalidConfigError, UnavailableError
+from broker.model.member_uri import member_uri
 from headwater.cli import console, failures
+from headwater.local.handshake import shown_uris
 from headwater.nats_login import NatsLogin, without_login
 
 _EXPIRES_SOON_DAYS: Final = 14
+_PROBE_BYTES: Final = 4096
 _MESSAGE_ID_BYTES: Final = 55  # of a broker's memory per remembered id, about
 
 
@@ -69,6 +74,8 @@ def checked_needs(config: BrokerConfig, *, java: bool) -> Iterator[CheckedNeed]:
                 files,
                 lambda ca=ca, certificate=certificate, key=key: _usable(ca, certificate, key),  # type: ignore[misc]
             )
+    if config.cluster.members():
+        yield _checked("this broker's name", config.node.id, lambda: _accepted_by_brokers(config))
     if config.nats.url:
         yield _checked("NATS", without_login(config.nats.url), lambda: _nats_answers(config))
     if config.lake.uri:
@@ -93,6 +100,14 @@ def _writable(folder: str) -> None:
         raise InvalidConfigError(f"{path} is not a folder")
     if not os.access(path, os.W_OK | os.X_OK):
         raise InvalidConfigError(f"this user may not write in {path}")
+    try:
+        with tempfile.TemporaryFile(dir=path) as probe:  # without a name, gone when it is closed
+            probe.write(bytes(_PROBE_BYTES))
+            probe.flush()
+            os.fsync(probe.fileno())
+    except OSError as cause:
+        kind = DiskFullError if cause.errno == errno.ENOSPC else InvalidConfigError
+        raise kind(f"cannot write in {path}: {cause.strerror}") from cause
 
 
 def _ids_room(config: BrokerConfig) -> str:
@@ -168,6 +183,28 @@ def _usable(ca: str | None, certificate: str | None, key: str | None) -> None:
             raise InvalidConfigError(f"{path} expired {-left.days} days ago")
         if left.days < _EXPIRES_SOON_DAYS:
             console.note(f"[yellow]{console.plain(path)} expires in {left.days} days.[/yellow]")
+
+
+def _accepted_by_brokers(config: BrokerConfig) -> None:
+    """Look at the broker's certificate as another broker would, which has the same authority."""
+    ca, certificate = config.cluster.tls_ca_file, config.cluster.tls_cert_file
+    key = config.cluster.tls_key_file
+    if not ca or not certificate or not key:
+        return
+    ours = member_uri(config.node.cluster, config.node.id)
+    try:
+        named = shown_uris(Path(ca), Path(certificate), Path(key))
+    except ssl.SSLCertVerificationError as cause:
+        raise InvalidConfigError(
+            f"{certificate} is not signed by {ca}: other brokers refuse it ({cause.verify_message})"
+        ) from cause
+    except (ssl.SSLError, OSError):
+        return  # the line above names the file that cannot be used
+    if ours not in named:
+        raise InvalidConfigError(
+            f"{certificate} names {', '.join(named) or 'no broker'}, not {ours}: other brokers "
+            "refuse it. `headwater cluster certs` makes the right one"
+        )
 
 
 def _nats_answers(config: BrokerConfig) -> None:

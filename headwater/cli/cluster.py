@@ -251,13 +251,20 @@ def unclean_elect(
         found = operations.status()
         one = _partition(found, stream, partition)
         chosen = known_broker(found, broker)
+        if not found.confirmed:
+            raise UnavailableError(next(view.warnings(found)))
+        if broker not in one.replicas:
+            raise InvalidRequestError(
+                f"{broker} holds no replica of {one.name}; {', '.join(one.replicas)} do: only one "
+                "of them can lead it"
+            )
         if one.leader is not None:
             raise InvalidRequestError(
                 f"{stream}/{partition} is Online: {one.leader} leads it, and nothing is lost. "
                 "`headwater cluster transfer-leader` makes another broker lead"
             )
         replicas = _replicas(operations, found)
-        for line in view.what_would_be_lost(one, broker, replicas):
+        for line in view.what_would_be_lost(one, chosen, replicas):
             console.note(console.plain(line))
         if not accept_data_loss:
             raise InvalidRequestError(
@@ -357,6 +364,7 @@ def _wait_moved(
         _wait(operations, stream, partition, moved, timeout_ms)
 
 
+@console.goes_on("the change goes on; `headwater cluster partitions` shows its progress")
 def _wait(
     operations: Operations,
     stream: str,

@@ -55,7 +55,12 @@ def show(context: typer.Context, server: ServerOption = None, json: JsonOption =
         for one in found.members:
             console.json_line(one.to_dict())
         return
-    if not found.settled:
+    if found.leader is None:
+        console.note(
+            f"[yellow]No majority of the controllers answers: this is the last that "
+            f"{console.plain(found.told_by)} knew, and nothing can be changed.[/yellow]"
+        )
+    elif not found.settled:
         console.note("[yellow]A change of the controllers is under way.[/yellow]")
     console.columns(COLUMNS, _rows(found))
 
@@ -124,6 +129,7 @@ def replace(
         _say(operations.controllers())
 
 
+@console.goes_on("a step that was taken stays; `headwater cluster controllers` shows it")
 def change(
     operations: Operations,
     broker: str,

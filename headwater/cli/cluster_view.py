@@ -226,19 +226,21 @@ def status_json(status: ClusterStatus, replicas: Replicas) -> dict[str, Any]:
     return values
 
 
-def what_would_be_lost(one: PartitionInfo, broker: str, replicas: Replicas) -> list[str]:
-    """Return sentences about the records that an unclean election of ``broker`` would lose."""
+def what_would_be_lost(one: PartitionInfo, chosen: BrokerStatus, replicas: Replicas) -> list[str]:
+    """Return sentences about the records that an unclean election of ``chosen`` would lose."""
+    broker = chosen.broker
     lines = [f"{one.name} is {STATUS_NAMES.get(one.status, one.status)}."]
     away = sorted({*one.isr, *one.eligible} - {broker})
     if away:
         lines.append(
-            f"Every committed record is on {', '.join(away)}. Bring one of them back, and no "
-            "record is lost. After the election, records that they hold beyond the new leader's "
-            "log are cut off when they return."
+            f"Every committed record is on {', '.join(away)}. Bring {_one_of(away)} back, and no "
+            "record is lost. After the election, records there beyond the new leader's log are cut "
+            "off at the return."
         )
     mine = replicas.on(one, broker)
     if mine is None or (mine.state == ReplicaState.OPENING and mine.failure):
-        lines.append(f"{broker} does not report the end of its log.")
+        why = f" is {chosen.state}, so it" if chosen.state != "alive" else ""
+        lines.append(f"{broker}{why} does not report the end of its log.")
         return lines
     end = mine.log_end
     lines.append(
@@ -258,3 +260,7 @@ def what_would_be_lost(one: PartitionInfo, broker: str, replicas: Replicas) -> l
         "answers knows how many."
     )
     return lines
+
+
+def _one_of(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else "one of them"

@@ -203,6 +203,16 @@ def waiting(what: str, *, after_s: float = REMARK_AFTER_S) -> Iterator[None]:
 
 
 @contextmanager
+def goes_on(what: str) -> Iterator[None]:
+    """Say at an interrupt that ``what`` goes on without the command."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        note(f"Interrupted: {escape(what)}.")
+        raise
+
+
+@contextmanager
 def _working() -> Iterator[None]:
     _activity.working_count += 1
     try:

@@ -46,10 +46,16 @@ _HINTS: Final = {
     "cut: `headwater cut STREAM`.",
     "InvalidCutError": "Give the whole text that `headwater cut STREAM` printed, or a file with "
     "that text as `--as-of @FILE`.",
-    "InvalidConfigError": "`headwater COMMAND --help` lists the accepted values.",
+    "InvalidConfigError": "`headwater COMMAND --help` lists the options, docs/operations.md the "
+    "keys of the configuration.",
     "UnfencedStoreError": "Use a store with conditional PUT (If-None-Match), such as AWS S3, "
     "MinIO or a local directory.",
     "FencedError": "The cluster's state changed during the command. Run the command again.",
+    "IneligibleReplicaError": "`headwater cluster partitions` shows which replicas are in sync.",
+    "CommitTimeoutError": "Whether it was done is not known. `headwater cluster status` shows "
+    "partitions without a leader, and whether a majority of the controllers answers.",
+    "NotEnoughReplicasError": "`headwater cluster status` shows which replicas are not in sync.",
+    "OverloadedError": "The broker answers, but has more requests than it can take. Try again.",
     "DiskFullError": "Free disk space; the broker then accepts writes again by itself.",
     "LogFailedError": "A write to the partition's log failed, and the log accepts no more writes. "
     "The records that were being sent may be stored. Check the broker's messages and the disk, "

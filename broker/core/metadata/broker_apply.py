@@ -217,10 +217,11 @@ def _remove(state: MetadataState, command: RemoveBroker, present: BrokerState) -
         command.broker in one.replicas for rows in state.partitions.values() for one in rows
     )
     if not present.fenced or holds:
+        wrong = [f"it holds {holds} replica(s): move them to other brokers"] if holds else []
+        wrong += [] if present.fenced else ["it is alive: stop it"]
         return state, Rejected(
             InvalidRequestError(
-                f"broker {command.broker} cannot be removed: it holds {holds} replicas and is "
-                f"{'fenced' if present.fenced else 'alive'}. Move its replicas, then stop it",
+                f"broker {command.broker} cannot be removed: {'; '.join(wrong)}",
                 broker=command.broker,
                 replicas_count=holds,
             )

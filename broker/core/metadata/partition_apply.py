@@ -269,14 +269,18 @@ def refused_replicas(
 ) -> HeadwaterError | None:
     """Return why these brokers cannot be a partition's replicas, or None."""
     unknown = sorted(set(replicas) - state.brokers.keys())
-    if unknown or len(set(replicas)) != len(replicas) or not 1 <= min_isr <= len(replicas):
-        return InvalidAssignmentError(
-            f"the replicas {replicas} are invalid: they must be registered brokers, each named "
-            f"once, and at least {min_isr} (min ISR) of them. Not registered: {unknown}",
-            replicas=list(replicas),
-            min_isr=min_isr,
-        )
-    return None
+    twice = sorted({name for name in replicas if replicas.count(name) > 1})
+    wrong = [f"broker {name} is not registered" for name in unknown]
+    wrong += [f"broker {name} is named twice" for name in twice]
+    if not 1 <= min_isr <= len(replicas):
+        wrong.append(f"{len(replicas)} are fewer than the min ISR of {min_isr}")
+    if not wrong:
+        return None
+    return InvalidAssignmentError(
+        f"{', '.join(replicas)} cannot be the replicas: {'; '.join(wrong)}",
+        replicas=list(replicas),
+        min_isr=min_isr,
+    )
 
 
 def stale_broker(

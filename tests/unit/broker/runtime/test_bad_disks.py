@@ -90,7 +90,7 @@ def test_a_full_disk_is_logged_once_until_there_is_room(at: Killed) -> None:
 
 
 def test_what_frees_a_full_disk_is_not_refused_for_another_stream(at: Killed) -> None:
-    """The log of a new stream has no room. A purge that was done must not be said to have failed."""
+    """The log of a new stream has no room. A purge that was done is not said to have failed."""
     disk = _BadDisk()
     with running(at.folder, wrap=disk) as live:
         disk.files.full = True

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,7 +28,7 @@ from broker.core.metadata.commands import (
 from broker.core.metadata.outcome import CommandReply
 from broker.core.metadata.state import FEATURE_LEVEL_MAX, MetadataState, PartitionState
 from broker.core.raft.events import ChangeRefusal
-from broker.errors import HeadwaterError
+from broker.errors import HeadwaterError, UnavailableError
 from broker.model.epochs import LeaderEpoch
 from broker.model.ids import BrokerId, PartitionId, PartitionNumber, StreamUuid
 from broker.model.offsets import Offset
@@ -51,7 +53,8 @@ class Cluster:
 
     def __init__(self) -> None:
         self.state = MetadataState()
-        self.confirms = True
+        self.confirms = self.answers = True
+        self.asked: Callable[[], None] = lambda: None  # called when somebody asks for the status
         self.found: list[Any] = []
         self.replicas = self.cold = self  # it plays the broker's parts, too
 
@@ -63,7 +66,10 @@ class Cluster:
         return self.found
 
     def barrier(self, *, timeout_ms: int = 0) -> int:
-        """Pass."""
+        """Pass, if a majority answers."""
+        self.asked()
+        if not self.answers:
+            raise UnavailableError("no majority")
         return 1
 
     def propose(self, command: Command, *, timeout_ms: int = 10_000) -> CommandReply:
@@ -103,16 +109,19 @@ class Voters:
 
     def __init__(self) -> None:
         self.voters: tuple[str, ...] = ("a", "b", "c")
+        self.leader: NodeId | None = NodeId("b")
+        self.asked: Callable[[], None] = lambda: None  # called when somebody wants a change
         self._begun: set[str] = set()
 
     def group(self) -> GroupSeen:
         """Return who votes, and d."""
         names = sorted({*self.voters, "d"})
         seen = (MemberSeen(NodeId(one), one in self.voters, 0, 0) for one in names)
-        return GroupSeen(NodeId("b"), True, tuple(seen))
+        return GroupSeen(self.leader, True, tuple(seen))
 
     def change_voter(self, node: NodeId, *, votes: bool) -> VoterChanged:
         """Begin a change, and finish it at the next call."""
+        self.asked()
         if node == "nobody":
             return VoterChanged(False, ChangeRefusal.UNKNOWN.value, NodeId("b"))
         if (node in self.voters) != votes and node not in self._begun:
@@ -137,11 +146,19 @@ def cluster() -> Cluster:
 
 
 @pytest.fixture
-def run(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+def voters() -> Voters:
+    """Return three controllers."""
+    return Voters()
+
+
+@pytest.fixture
+def run(
+    cluster: Cluster, voters: Voters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Run]:
     """Return a function that runs ``headwater cluster`` against broker b."""
     operations = ClusterOperations(
         cluster="hw", me=B, metadata=cluster, broker=cluster, clock=FakeClock(),
-        controllers=("a", "b", "c"), controller=lambda: "a", voters=Voters(),
+        controllers=("a", "b", "c"), controller=lambda: "a", voters=voters,
     )  # fmt: skip
     memory = MemoryBroker()
     config = FlightServiceConfig(host="127.0.0.1", port=0)
@@ -195,6 +212,13 @@ def test_controllers_are_shown_added_removed_and_replaced(run: Run) -> None:
     assert "to continue" in late.output
 
 
+def test_controllers_without_a_leader_are_said_to_have_none(run: Run, voters: Voters) -> None:
+    """Else the lines look as if all was well."""
+    assert "majority" not in run("controllers").output
+    voters.leader = None
+    assert "No majority of the controllers answers" in run("controllers").stderr
+
+
 def test_leaders_are_transferred_and_balanced(run: Run, cluster: Cluster) -> None:
     """Both commands wait for the change; a second time there is nothing to do."""
     assert "b leads s/0" in run("transfer-leader", "s", "0", "--to", "b").stdout
@@ -225,10 +249,41 @@ def test_a_move_is_decided_or_refused(run: Run, cluster: Cluster) -> None:
     assert "moving to b c" in run("status").stdout
     refused = run("move", "s", "0", "--to", "b,nobody")
     assert refused.exit_code == 2
-    assert "nobody" in refused.stderr
+    assert "broker nobody is not registered" in refused.stderr
+    assert "broker b is named twice" in run("move", "s", "0", "--to", "b,b").stderr
     late = run("move", "s", "0", "--to", "b,c", "--timeout", "1ms")
     assert late.exit_code == 3
     assert "in sync: b" in late.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "goes_on"),
+    [
+        (("move", "s", "0", "--to", "b,c"), "`headwater cluster partitions`"),
+        (("transfer-leader", "s", "0", "--to", "b"), "`headwater cluster partitions`"),
+        (("controllers", "add", "d"), "`headwater cluster controllers`"),
+    ],
+)
+def test_an_interrupt_says_what_goes_on_without_the_command(
+    run: Run, cluster: Cluster, voters: Voters, words: tuple[str, ...], goes_on: str
+) -> None:
+    """The change was decided: nobody should think that Ctrl-C took it back."""
+    cluster.confirms = False
+    asked = 0
+
+    def interrupt() -> None:
+        nonlocal asked
+        asked += 1
+        if asked > 3 or words[0] == "controllers":  # before, the change itself is asked for
+            ident = threading.main_thread().ident
+            assert ident is not None
+            signal.pthread_kill(ident, signal.SIGINT)
+
+    cluster.asked = voters.asked = interrupt
+    ended = run(*words)
+    assert ended.exit_code == 130, ended.output
+    assert "Interrupted" in ended.stderr
+    assert goes_on in ended.stderr
 
 
 def test_records_are_given_up_only_when_that_is_said(run: Run, cluster: Cluster) -> None:
@@ -262,6 +317,15 @@ def test_records_are_given_up_only_when_that_is_said(run: Run, cluster: Cluster)
     assert asked.exit_code == 2
     assert "Every committed record is on a." in asked.stderr
     assert "ends at offset 5" in asked.stderr
+    stranger = run("unclean-elect", "s", "0", "--broker", "c")
+    assert "c holds no replica of s/0; a, b do" in stranger.stderr
+    away = run("unclean-elect", "s", "0", "--broker", "a")
+    assert "a is fenced, so it does not report the end of its log" in away.stderr
+    cluster.answers = False
+    assert (
+        "No majority of the controllers answers"
+        in run("unclean-elect", "s", "0", "--broker", "b", "--accept-data-loss").stderr
+    )
     assert run("unclean-elect", "s", "0", "--broker", "x").exit_code == 2
 
 
@@ -280,7 +344,13 @@ def test_an_unclean_election_of_an_online_partition_is_refused(run: Run, cluster
 
 def test_a_broker_is_removed_when_it_is_gone_for_good(run: Run, cluster: Cluster) -> None:
     """A living one, or one with replicas, is not."""
-    assert run("remove-broker", "d").exit_code == 2
+    alive = run("remove-broker", "d")
+    assert alive.exit_code == 2
+    assert "it is alive: stop it" in alive.stderr
+    cluster.lose(B)
+    holds = run("remove-broker", "b").stderr
+    assert "it holds 1 replica(s): move them to other brokers" in holds
+    assert "stop it" not in holds
     cluster.lose(D)
     assert run("remove-broker", "d").exit_code == 0
     assert D not in cluster.state.brokers

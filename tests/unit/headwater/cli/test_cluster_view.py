@@ -33,6 +33,7 @@ PARTITION = PartitionInfo(
 OFFLINE = replace(
     PARTITION, status="offline", leader=None, isr=("b",), eligible=("a",), last_known_leader="a"
 )
+C = _broker("c")
 LOSS = LossStatus(
     leader_epoch=6, leader="c", log_end=10, known_end=14, given_up=("a", "b"), operator="me"
 )
@@ -137,7 +138,7 @@ def test_losses_stay_visible() -> None:
 def test_what_would_be_lost_is_shown_first() -> None:
     """The operator reads who has the records, and the range that is known to be lost."""
     told = view.Replicas([_replica("c", 10), _replica("a", 14)])
-    text = "\n".join(view.what_would_be_lost(OFFLINE, "c", told))
+    text = "\n".join(view.what_would_be_lost(OFFLINE, C, told))
     assert "orders/0 is Offline" in text
     assert "on a, b" in text
     assert "ends at offset 10" in text
@@ -148,12 +149,12 @@ def test_what_would_be_lost_is_shown_first() -> None:
 def test_an_election_below_the_table_is_advised_against() -> None:
     """A log that ends below the cold end would give offsets of the table out again."""
     told = view.Replicas([_replica("c", 3)])
-    assert "Do not elect this broker" in "\n".join(view.what_would_be_lost(OFFLINE, "c", told))
+    assert "Do not elect this broker" in "\n".join(view.what_would_be_lost(OFFLINE, C, told))
 
 
 def test_a_silent_candidate_is_said() -> None:
     """Without its answer nothing is known of its log."""
-    lines = view.what_would_be_lost(OFFLINE, "c", view.Replicas())
+    lines = view.what_would_be_lost(OFFLINE, C, view.Replicas())
     assert lines[-1] == "c does not report the end of its log."
 
 

@@ -5,6 +5,14 @@ from __future__ import annotations
 import pytest
 
 from broker import errors
+from broker.errors import (
+    CommitTimeoutError,
+    HeadwaterError,
+    IneligibleReplicaError,
+    InvalidConfigError,
+    NotEnoughReplicasError,
+    OverloadedError,
+)
 from headwater.cli.failures import explain
 
 ABSTRACT = {"HeadwaterError"}
@@ -28,7 +36,7 @@ def test_every_error_class_has_an_exit_code(name: str) -> None:
         ("GapError", 1, "headwater verify"),
         ("ObjectMissingError", 1, "Nothing was deleted"),
         ("RemoteTierUnavailableError", 3, "object store"),
-        ("OverloadedError", 3, "headwater up"),
+        ("UnavailableError", 3, "headwater up"),
         ("StaleLeaderEpochError", 3, "again"),
         ("UnfencedStoreError", 2, "If-None-Match"),
     ],
@@ -54,3 +62,29 @@ def test_files_and_packages() -> None:
 def test_defects_are_not_explained_away() -> None:
     """Anything else is for the top level to call an internal error."""
     assert explain(KeyError("x")) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (CommitTimeoutError, "`headwater cluster status`"),
+        (NotEnoughReplicasError, "`headwater cluster status`"),
+        (IneligibleReplicaError, "`headwater cluster partitions`"),
+        (OverloadedError, "again"),
+    ],
+)
+def test_a_server_that_answers_is_not_asked_whether_it_runs(
+    kind: type[HeadwaterError], words: str
+) -> None:
+    """The hint of an error is about that error, not about its group."""
+    failure = explain(kind("x"))
+    assert failure is not None
+    assert words in (failure.hint or "")
+    assert "running" not in (failure.hint or "")
+
+
+def test_a_wrong_configuration_file_is_not_sent_to_the_help() -> None:
+    """Keys of the file are in docs/operations.md; `--help` lists none of them."""
+    failure = explain(InvalidConfigError("unknown key flight.prot"))
+    assert failure is not None
+    assert "docs/operations.md" in (failure.hint or "")

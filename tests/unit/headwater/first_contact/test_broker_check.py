@@ -9,9 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from broker.config import BrokerConfig, FlightConfig, HttpConfig, LakeConfig, NatsConfig, NodeConfig
+from broker.config import (
+    BrokerConfig,
+    ClusterConfig,
+    FlightConfig,
+    HttpConfig,
+    LakeConfig,
+    NatsConfig,
+    NodeConfig,
+)
 from headwater.cli.broker_check import check, checked_needs
-from headwater.local.cluster_certificates import make_certificates
+from headwater.local.cluster_certificates import CertificateFiles, make_certificates
 from headwater.local.embedded import free_port
 
 
@@ -84,6 +92,12 @@ def test_a_folder_that_cannot_be_made_is_named(config: BrokerConfig, tmp_path: P
     assert set(_wrong(replace(config, node=node, lake=lake))) == {"data folder", "lake"}
 
 
+def test_a_folder_is_written_to_not_only_looked_at(config: BrokerConfig) -> None:
+    """A disk that the kernel has made read-only after an error still permits, and takes nothing."""
+    node = replace(config.node, data_dir="/proc/headwater/broker")
+    assert _wrong(replace(config, node=node)).keys() == {"data folder"}
+
+
 def test_certificate_files_are_loaded(config: BrokerConfig, tmp_path: Path) -> None:
     """A missing file, a key of another certificate, an expired certificate: each by its name."""
     made = make_certificates(tmp_path / "tls", cluster="c", brokers=["b", "other"], days=100)
@@ -98,6 +112,34 @@ def test_certificate_files_are_loaded(config: BrokerConfig, tmp_path: Path) -> N
     assert "cannot read" in _wrong(flight(tmp_path / "absent", ours.key_file)).popitem()[1]
     past = make_certificates(tmp_path / "old", cluster="c", brokers=["b"], days=0)["b"]
     assert "expired" in _wrong(flight(past.cert_file, past.key_file))["Flight certificates"]
+
+
+def test_certificates_are_those_with_which_other_brokers_accept_this_one(
+    config: BrokerConfig, tmp_path: Path
+) -> None:
+    """Of another broker, of another cluster, of another authority: each would connect to nobody."""
+    made = make_certificates(tmp_path / "tls", cluster="c", brokers=["b", "other"], days=100)
+    twin = make_certificates(tmp_path / "twin", cluster="c", brokers=["b"], days=100)["b"]
+    far = make_certificates(tmp_path / "far", cluster="far", brokers=["b"], days=100)["b"]
+
+    def cluster(ca: Path, files: CertificateFiles) -> str | None:
+        section = ClusterConfig(
+            brokers=f"b=127.0.0.1:{free_port()},other=127.0.0.1:{free_port()}", controllers="b",
+            tls_ca_file=str(ca), tls_cert_file=str(files.cert_file),
+            tls_key_file=str(files.key_file),
+        )  # fmt: skip
+        node = replace(config.node, id="b", cluster="c")
+        found = _wrong(replace(config, node=node, cluster=section))
+        assert found.keys() <= {"this broker's name"}
+        return found.get("this broker's name")
+
+    ours = made["b"]
+    assert cluster(ours.ca_file, ours) is None
+    named = cluster(ours.ca_file, made["other"])
+    assert named is not None
+    assert "names headwater://c/broker/other, not headwater://c/broker/b" in named
+    assert "headwater://far/broker/b" in (cluster(far.ca_file, far) or "")
+    assert "is not signed by" in (cluster(twin.ca_file, ours) or "")
 
 
 def test_nats_that_does_not_answer_is_worth_another_try(config: BrokerConfig) -> None:
