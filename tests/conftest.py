@@ -30,7 +30,8 @@ EXAMPLES = int(os.environ.get("HEADWATER_TEST_EXAMPLES") or settings().max_examp
 settings.register_profile("headwater", deadline=None, max_examples=EXAMPLES)
 settings.load_profile("headwater")
 
-os.environ.setdefault("JAVA_TOOL_OPTIONS", lean_jvm.OPTIONS)
+for _name, _value in lean_jvm.environment().items():
+    os.environ.setdefault(_name, _value)
 
 with sockets_kept():  # its first import breaks socket.inet_ntop, wherever a test does it
     import pysyncobj.syncobj  # noqa: F401

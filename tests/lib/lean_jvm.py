@@ -10,6 +10,11 @@ A JVM without the archive, or with one of another class path, only starts more s
 pytest alone needs none. The archive lies in the environment whose classes are in it, because their
 absolute paths are a part of it.
 
+Beside the archive is a home of Spark: links to PySpark's own programs and jars, without its
+``python/lib/pyspark.zip``. Spark puts that file first on the path of each of its Python processes,
+and Python compiles what it imports from a zip anew in every process. Without the zip these
+processes import the same modules, with their bytecode, from the environment of their interpreter.
+
 Used by tests/conftest.py and by campaigns. Imports no Spark until it makes the archive.
 """
 
@@ -28,6 +33,7 @@ if TYPE_CHECKING:
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 ARCHIVE: Final = Path(sys.prefix) / "classes.jsa"
+HOME: Final = Path(sys.prefix) / "spark-home"
 # Every JVM that a test starts runs for seconds: compile quickly rather than well, collect garbage
 # on one thread and seldom (by half of a larger first heap for what is new, and no whole collection
 # because classes were loaded), map prepared classes where they were (which is a diagnostic option:
@@ -42,6 +48,20 @@ OPTIONS: Final = (
 )
 _MAKE_S: Final = 900.0
 _WHOLE: Final = "-XX:ArchiveClassesAtExit="
+
+
+def environment(home: Path = HOME) -> dict[str, str]:
+    """Return what a process needs in its environment, for the JVMs that it starts to be lean."""
+    found = {"JAVA_TOOL_OPTIONS": OPTIONS}
+    return found | {"SPARK_HOME": str(home)} if home.is_dir() else found
+
+
+def make_home(home: Path = HOME) -> None:
+    """Link to PySpark's programs and jars; links that are there already are made anew."""
+    home.mkdir(exist_ok=True)
+    for name in ("bin", "sbin", "jars"):
+        (home / name).unlink(missing_ok=True)
+        (home / name).symlink_to(_pyspark() / name)
 
 
 def fits(archive: Path) -> bool:
@@ -60,11 +80,12 @@ def make(archive: Path) -> None:
         SystemExit: Spark could not be run; its last words are in the message.
     """
     draft = archive.with_suffix(".draft")
+    make_home()
     with tempfile.TemporaryDirectory(prefix="headwater-classes-") as folder:
         done = subprocess.run(
             [sys.executable, __file__, "--run-spark", str(draft)],
-            cwd=folder, env=os.environ | {"JAVA_TOOL_OPTIONS": _QUICK}, capture_output=True,
-            text=True, timeout=_MAKE_S, check=False,
+            cwd=folder, env=os.environ | environment() | {"JAVA_TOOL_OPTIONS": _QUICK},
+            capture_output=True, text=True, timeout=_MAKE_S, check=False,
         )  # fmt: skip
     if done.returncode != 0 or not draft.is_file():
         raise SystemExit(f"no archive of classes for the tests' JVMs: {done.stderr[-2000:]}")
@@ -79,12 +100,17 @@ def _receipt(archive: Path) -> Path:
 
 def sources() -> list[str]:
     """Return what an archive is made from: where the jars are, and their sizes and times."""
-    import pyspark
-
-    jars = Path(pyspark.__file__).parent / "jars"
+    jars = _pyspark() / "jars"
     found = sorted(jars.glob("*.jar"))
     stats = [(jar.name, jar.stat()) for jar in found]
-    return [str(jars), *(f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in stats)]
+    listed = [f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in stats]
+    return [str(HOME), str(jars), *listed]
+
+
+def _pyspark() -> Path:
+    import pyspark
+
+    return Path(pyspark.__file__).parent
 
 
 def _run_spark(draft: Path) -> None:

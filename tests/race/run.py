@@ -117,8 +117,8 @@ def race(folder: Path, *, commits: int, drivers: int, stock: bool) -> Outcome:
         os.environ.update(moto_environment(moto.address))
         _create_table()
         proxy.always(Rule(Break.MEET, "PUT", f"{_KEY}/_delta_log/0"))
-        contested = {**direct, "AWS_ENDPOINT_URL": proxy.address}
-        contested["JAVA_TOOL_OPTIONS"] = lean_jvm.OPTIONS
+        lean = lean_jvm.environment()
+        contested = {**direct, **lean, "AWS_ENDPOINT_URL": proxy.address}
         scheme = "s3" if stock else "s3a"
         each = -(-commits // (drivers + 1))
         rust = _start(folder, ["rust", f"s3://{BUCKET}/{_KEY}", "0"], contested, lambda: None)

@@ -56,7 +56,7 @@ def test_what_the_page_says_of_an_environment_that_is_not_activated(tmp_path: Pa
     environment = {
         name: text
         for name, text in os.environ.items()
-        if not name.startswith(("PYSPARK", "PYTHON", "VIRTUAL_ENV"))
+        if not name.startswith(("PYSPARK", "PYTHON", "SPARK_HOME", "VIRTUAL_ENV"))
     }
     environment["PATH"] = f"{other}:/usr/bin:/bin"
     failed = _run(tmp_path, environment)

@@ -55,3 +55,17 @@ def test_every_jvm_of_a_test_is_told_of_the_archive() -> None:
     """The setting is in the environment, so a JVM of a test's own program has it, too."""
     assert str(lean_jvm.ARCHIVE) in lean_jvm.OPTIONS
     assert os.environ["JAVA_TOOL_OPTIONS"]
+
+
+def test_the_home_is_pyspark_without_its_zip(tmp_path: Path) -> None:
+    """Its programs and jars are those of the package, also when it is made again."""
+    home = tmp_path / "home"
+    assert "SPARK_HOME" not in lean_jvm.environment(home)
+    for _ in range(2):
+        lean_jvm.make_home(home)
+    package = Path(pyspark.__file__).parent
+    assert lean_jvm.environment(home)["SPARK_HOME"] == str(home)
+    assert (home / "jars").resolve() == (package / "jars").resolve()
+    assert os.access(home / "bin" / "spark-submit", os.X_OK)
+    assert (package / "python" / "lib" / "pyspark.zip").exists(), "else there is nothing to avoid"
+    assert not (home / "python").exists()

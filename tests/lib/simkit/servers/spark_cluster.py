@@ -19,7 +19,7 @@ from headwater.local.embedded import free_port
 from simkit.children import ended, wait_for_line
 
 LOOPBACK: Final = "127.0.0.1"
-HOME: Final = Path(pyspark.__file__).parent
+HOME: Final = Path(os.environ.get("SPARK_HOME") or Path(pyspark.__file__).parent)
 _MASTER: Final = "org.apache.spark.deploy.master.Master"
 _WORKER: Final = "org.apache.spark.deploy.worker.Worker"
 _START_S: Final = 120.0
