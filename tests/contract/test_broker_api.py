@@ -219,7 +219,9 @@ def test_leases_are_taken_renewed_and_dropped(broker: BrokerApi) -> None:
     (held,) = broker.cuts.live_leases("s")
     assert (held.lease_id, held.expires_us) == (lease.lease_id, renewed.expires_us)
     assert held.owner.startswith("me")
-    assert held.taken_us == lease.expires_us - 10_000_000, "renewing does not move it"
+    assert held.taken_us == lease.expires_us - 10_000_000, (
+        "renewing does not move the end of the lease"
+    )
     broker.cuts.drop_lease(lease.lease_id)
     assert broker.cuts.live_leases("s") == []
     broker.cuts.drop_lease(lease.lease_id)

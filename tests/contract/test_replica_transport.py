@@ -61,7 +61,7 @@ def _meet(rig: ReplicaRig, follower: BrokerId, leader: BrokerId = A, number: int
         rig.transports[leader].send(follower, address(number), told)
         if _comes(rig, follower, (leader, address(number).partition_id, told), 1.0):
             return
-    pytest.fail(f"{follower} and {leader} do not hear each other")
+    pytest.fail(f"{follower} and {leader} get no messages from each other")
 
 
 def _comes(rig: ReplicaRig, broker: BrokerId, wanted: Delivered, timeout_s: float) -> bool:

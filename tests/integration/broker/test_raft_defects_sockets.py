@@ -135,7 +135,7 @@ def test_l6_a_port_that_is_taken_is_said_at_once(
         with pytest.raises(StopError):
             ShippedOverTcp(port, bindAddress=f"127.0.0.1:{port}", bindRetryTime=1e-9)
     assert tries == 101
-    assert caplog.records == [], "not a word about a hundred failures"
+    assert caplog.records == [], "a hundred failures were not logged"
 
     last = group.names[-1]
     group.stop(last)

@@ -65,7 +65,7 @@ def test_killed_all_at_once_in_the_middle_of_work(group: ProcessGroup) -> None:
     for worker in workers:
         worker.start()
     for name, event in busy.items():
-        assert event.wait(120), f"{name} does not get on"
+        assert event.wait(120), f"{name} makes no progress"
     for member in group.alive.values():
         member.signal()
     for worker in workers:

@@ -99,7 +99,9 @@ def test_a_leader_that_was_paused_and_replaced_acks_nothing(cluster: Cluster) ->
     call = connection.put(path, batch.schema)
     try:
         call.write(batch, UNNUMBERED)
-        assert not isinstance(_answer(call.read()), HeadwaterError), "it leads and acknowledges"
+        assert not isinstance(_answer(call.read()), HeadwaterError), (
+            "the broker leads and acknowledges"
+        )
         _pause(cluster, old)
         for _ in range(10):
             call.write(batch, UNNUMBERED)
@@ -188,7 +190,7 @@ def test_policies_of_one_burst_are_answered_each_at_its_time(cluster: Cluster) -
         late = [nats.next_message()[0] for _ in range(4)]
         assert sorted(late) == ["in.all", "in.both", "in.both", "in.puback"]
         nats.publish("burst", b"8", reply="in.end")
-        assert nats.next_message()[0] == "in.end", "NONE hears nothing, and nobody hears twice"
+        assert nats.next_message()[0] == "in.end", "NONE gets no answer, and no publish gets two"
     assert stored(client, "burst") == [b"%d" % number for number in range(9)]
 
 

@@ -199,7 +199,9 @@ def test_no_bytes_harm_a_broker_of_a_cluster(
         cluster.publish("kept", OURS + b"after")
         assert _ours(client) == [OURS + b"before", OURS + b"after"]
         assert _resident(pid) < before + GROWTH_BYTES_MAX
-        assert cluster.said(number, "peer_refused"), "nothing hostile came through to the frames"
+        assert cluster.said(number, "peer_refused"), (
+            "no hostile bytes reached the decoder of frames"
+        )
         assert not pickles.mark.exists(), "somebody loaded a pickle"
     finally:
         cluster.close()

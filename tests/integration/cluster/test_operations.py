@@ -220,7 +220,7 @@ def test_up_runs_a_cluster_and_ctrl_c_ends_it(tmp_path: Path) -> None:
             while len(operations.status().partitions[0].isr) < 3 or not _says(
                 server, "was restarted."
             ):
-                assert time.monotonic() < deadline_s, "it did not come back"
+                assert time.monotonic() < deadline_s, "the killed broker was not started again"
         children = psutil.Process(server.process.pid).children(recursive=True)
         server.process.send_signal(signal.SIGINT)
         assert server.process.wait(60) == 0

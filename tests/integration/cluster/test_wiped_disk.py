@@ -84,7 +84,7 @@ def test_two_wiped_of_three_do_not_begin_anew(cluster: Cluster) -> None:
     for number, server in servers.items():
         server.process.terminate()  # one that could not ask the other any more waits for it
         codes.append(server.process.wait(60))
-        assert not cluster.said(number, "registered")[1:], "nobody began anew"
+        assert not cluster.said(number, "registered")[1:], "no broker began a new group"
         if codes[-1] == 64:
             (failed,) = cluster.said(number, "start_failed")
             assert failed["error"] == "ControllersLostError"

@@ -490,4 +490,4 @@ def wait_until(holds: Any) -> None:
         if holds():
             return
         turn.wait(0.005)
-    pytest.fail("it did not come")
+    pytest.fail("the condition did not hold in time")

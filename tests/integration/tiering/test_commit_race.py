@@ -104,7 +104,7 @@ def test_racing_committers_lose_and_double_nothing(location: StoreConfig) -> Non
     assert snapshot.cold_end(0) == won[-1][1]
     assert snapshot.version == len(won)
     prove_partition(snapshot, 0, lab.table.store)
-    assert sum(answer["lost"] for answer in answers) > 0, "they never met"
+    assert sum(answer["lost"] for answer in answers) > 0, "the writers never raced"
 
 
 def test_a_table_that_many_create_at_once_is_created_once(location: StoreConfig) -> None:

@@ -68,7 +68,7 @@ def ship(lab: TierLab, *, cycles_max: int = 60) -> int:
                 return failures
         except RemoteTierUnavailableError:
             failures += 1
-    raise AssertionError("it does not come through")
+    raise AssertionError("shipping does not succeed")
 
 
 def require_exact(lab: TierLab) -> None:
@@ -144,7 +144,7 @@ def test_failing_requests_are_retried(proxy: S3Proxy, moto: StoreConfig, how: Br
     methods = ("PUT", "GET", "HEAD")
     proxy.once(*[Rule(how, method) for method in methods for _ in range(3)])
     ship(lab)
-    assert proxy.unmet() == 0, "the faults were not met"
+    assert proxy.unmet() == 0, "no request met a fault"
     require_exact(lab)
 
 

@@ -89,7 +89,7 @@ def test_a_cluster_that_does_not_heal_fails_the_run() -> None:
     cluster.heals = False
     with pytest.raises(ChaosError, match="not whole"):
         _run(cluster, _only("kill a follower", brokers=3))
-    assert cluster.is_clean(), "also then everything is restored"
+    assert cluster.is_clean(), "everything is restored after the error"
 
 
 def test_a_step_that_fails_still_restores() -> None:

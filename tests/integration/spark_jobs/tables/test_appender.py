@@ -276,7 +276,7 @@ def test_racing_appenders_double_and_lose_nothing(rig: AppendRig, target: Target
             at = end
         ends.append(at)
     require_exact(target, *ends)
-    assert sum(answer["lost"] for answer in answers) > 0, "they never met"
+    assert sum(answer["lost"] for answer in answers) > 0, "the two appenders never raced"
     assert data_files(target) == referenced(target)
 
 

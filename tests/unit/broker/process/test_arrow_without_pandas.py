@@ -22,7 +22,9 @@ def test_arrays_of_lists_do_not_import_pandas() -> None:
     """Ingest makes such arrays for every batch, and the import takes 0.7 s."""
     pytest.importorskip("pandas", reason="there is nothing to keep out without it")
     keep = "from broker.process.arrow_without_pandas import keep_pandas_out; keep_pandas_out(); "
-    assert _run(_LISTS + _TELL) == "True", "pyarrow has mended its ways: drop the workaround"
+    assert _run(_LISTS + _TELL) == "True", (
+        "pyarrow does not import pandas any more: drop the workaround"
+    )
     assert _run(keep + _LISTS + _TELL) == "False"
 
 

@@ -36,7 +36,7 @@ def test_after_a_power_loss_it_is_the_old_one_or_the_new_one(path: str, seed: in
         assert disk.peek(path) == b"again"
         if done:
             return
-    raise AssertionError("it never came to its end")
+    raise AssertionError("the write never completed")
 
 
 def test_a_sync_of_the_callers_own_decides() -> None:

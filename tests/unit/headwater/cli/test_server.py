@@ -108,6 +108,6 @@ def test_one_up_per_directory(tmp_path: Path) -> None:
         pytest.raises(InvalidConfigError, match="another"),
         server._only_one(tmp_path),
     ):
-        pytest.fail("a second one got in")
+        pytest.fail("a second server got the lock")
     with server._only_one(tmp_path):
         assert (tmp_path / "up.lock").exists()

@@ -294,7 +294,7 @@ def unnumbered_window() -> SendWindow:
         sequence=0,
         batches_max=8,
         bytes_max=1_000,
-        new_producer_id=lambda: pytest.fail("nobody is to get a number"),
+        new_producer_id=lambda: pytest.fail("no batch may get a number"),
     )
     pipe.connected()
     return pipe

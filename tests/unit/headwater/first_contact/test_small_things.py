@@ -117,7 +117,7 @@ def test_leases_are_listed_and_dropped(run: Run, address: str) -> None:
     assert "no stream has the lease 'nothing'" in mixed.stderr
     assert run("lease", "list", "s").stdout == ""
     again = run("lease", "drop", lease.lease_id)
-    assert (again.exit_code, again.stdout) == (2, ""), "it said that it dropped what is gone"
+    assert (again.exit_code, again.stdout) == (2, ""), "an unknown lease was reported as dropped"
 
 
 def test_a_file_that_cannot_be_written_is_named_as_it_was_given(run: Run, tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def test_chunks_come_to_an_end(remaining: dict[int, OffsetRange], most: int) -> 
             assert one.start == left[number].start
             left[number] = span(int(one.end), int(left[number].end))
         left = {number: one for number, one in left.items() if len(one)}
-    raise AssertionError("it never ends")
+    raise AssertionError("the chunks never end")
 
 
 def test_claims_survive_the_transactions() -> None:

@@ -72,7 +72,7 @@ def test_any_single_fault_ends_exact(lab: TierLab, operation: str, fault: Fault)
                 shipper.run_cycle()
             except (RemoteTierUnavailableError, CorruptDataError):
                 errors += 1
-            assert errors < 4, "it does not heal"
+            assert errors < 4, "shipping does not recover"
             other.store.apply_late()
         other.store.faults.clear()
         require_exact(other, 40)

@@ -33,7 +33,7 @@ class Clock:
     def monotonic_ms(self) -> int:
         """Return the time."""
         self.looks_left -= 1
-        assert self.looks_left, "somebody waits for ever"
+        assert self.looks_left, "a loop reads the clock without end"
         return self.now_ms
 
     def now_us(self) -> int:
@@ -111,7 +111,7 @@ class Rig:
         for _ in range(1_000):
             if due_ms := self.turn():
                 return due_ms
-        raise AssertionError("something is due for ever")
+        raise AssertionError("a turn is always due at once")
 
     @property
     def steps_taken(self) -> int:

@@ -58,7 +58,7 @@ def test_l1_a_tail_that_conflicts_is_repaired(core: Any, clock: shipped.Clock) -
         for message in said:
             for answer in follower.get("a", message):
                 leader.get("b", answer)
-    assert follower.log[20] != leader.log[20], "the follower found back by itself"
+    assert follower.log[20] != leader.log[20], "the library's follower was repaired"
 
     first = MemberRig(core, append_bytes_max=200)
     first.get(C, append(1, (0, 0), entries(1, 10, 1)))
@@ -102,7 +102,9 @@ def test_l2_a_member_that_comes_back_disturbs_nobody(core: Any, clock: shipped.C
     assert library.state == shipped.FOLLOWER, "one message from outside deposed the leader"
     library = Shipped()
     library.get("b", shipped.append(1, (1, 0), []))
-    assert library.get("c", wants)[-1]["type"] == "response_vote", "although its leader speaks"
+    assert library.get("c", wants)[-1]["type"] == "response_vote", (
+        "a vote was given although the leader sends heartbeats"
+    )
     lonely = Shipped()
     for _ in range(5):
         clock.now += 10

@@ -313,7 +313,7 @@ def test_s7_a_command_takes_effect_once_whatever_is_raised(core: Any, clock: shi
     for _ in range(20):
         with pytest.raises(TypeError):
             library.tick()
-    assert library.values == ["x", "x"], "the member is wedged"
+    assert library.values == ["x", "x"], "the member makes no progress any more"
 
     ours = MemberRig(core, members=(A,))
     ours.wait(1)
@@ -341,7 +341,7 @@ def test_s8_votes_are_those_of_different_members(core: Any, clock: shipped.Clock
     clock.now += 10
     library.tick()
     library.get("stranger", {"type": "response_vote", "term": library.term})
-    assert library.state == shipped.LEADER, "elected by somebody who is not a member"
+    assert library.state == shipped.LEADER, "elected by a process that is not a member"
     library = Shipped("abcde")
     clock.now += 10
     library.tick()

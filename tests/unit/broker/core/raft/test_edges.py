@@ -319,7 +319,7 @@ def test_a_removed_leader_hands_over_to_who_has_most() -> None:
     for peer in (C, D, E):
         rig.get(peer, rig.ok(last))
     asked = {one.target for one in rig.effects if isinstance(one, Send) and _stands(one.message)}
-    assert asked, "who has everything is asked to stand at once"
+    assert asked, "a member with every entry is asked to stand at once"
     assert B not in asked
 
 

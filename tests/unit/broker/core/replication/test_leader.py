@@ -87,7 +87,7 @@ def test_a_follower_that_forgot_what_was_counted_is_proposed_out() -> None:
     (proof,) = _proposed([*leader.step(TickElapsed(2_001)), *leader.step(TickElapsed(2_002)),
                           *_caught_up(leader)])  # fmt: skip
     assert (proof.isr, proof.forgotten) == ({A: ONE, B: TWO, C: ONE}, ())
-    assert _proposed(list(leader.step(_fetch(4, TWO)))) == [], "told once more, late"
+    assert _proposed(list(leader.step(_fetch(4, TWO)))) == [], "a late view was shown once more"
 
 
 def _caught_up(leader: PartitionLeader) -> list[object]:
@@ -129,4 +129,4 @@ def test_a_leader_that_was_stopped_holds_it_against_nobody() -> None:
     leader.step(TickElapsed(100))
     assert not _proposed(leader.step(TickElapsed(100_000)))
     late = [_proposed(leader.step(TickElapsed(100_000 + ms))) for ms in (400, 800, 1_200)]
-    assert [set(one.isr) for found in late for one in found] == [{A}], "then they are late"
+    assert [set(one.isr) for found in late for one in found] == [{A}], "then the followers are late"

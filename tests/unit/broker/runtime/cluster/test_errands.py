@@ -288,7 +288,7 @@ def test_a_leader_that_is_mute_or_does_not_know_is_asked_again() -> None:
     again_ms = asked.pump.turn(0)
     assert [leader for leader, _ in asked.questions] == [A]
     again_ms = asked.pump.turn(again_ms)
-    assert asked.dropped == 1, "it was mute"
+    assert asked.dropped == 1, "the leader did not answer"
     asked.pump.turn(again_ms)
     assert len(asked.questions) == 2
     asked.questions[-1][1](_told(None, leader_epoch=0))

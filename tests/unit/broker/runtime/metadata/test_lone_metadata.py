@@ -274,7 +274,7 @@ def test_a_disk_that_fails_ends_the_metadata_and_no_reads(tmp_path: Path) -> Non
                 broker.cuts.take_lease(STREAM, owner="reader", ttl_ms=60_000)
         assert live.rows() == [b"v"]
         failure = logs[0].failure
-        assert isinstance(failure, LogFailedError), "readiness tells"
+        assert isinstance(failure, LogFailedError), "readiness has the failure"
         assert live.put(b"w").base_offset == 1, "the log is on a disk that works"
     with disk_broker(tmp_path, owner=OWNER) as broker:
         assert Running(broker, tmp_path).rows() == [b"v", b"w"]

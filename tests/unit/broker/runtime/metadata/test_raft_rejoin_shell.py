@@ -191,7 +191,7 @@ def test_a_disk_in_use_is_compared_with_the_others() -> None:
     asked = _others_tell(wires, Standing(term=7, last=Floor(6, 40)), B, C)
     journal = _begin(disk, ControlDesk(wires.transport(A)), A, threading.Event())
     assert (journal.stored.hard, journal.stored.bar) == (HardState(7, A), Floor(6, 40))
-    assert asked[:2] == [A, A], "who is asked has to know by whom"
+    assert asked[:2] == [A, A], "the asked members have to know who asks"
     disk.lose_power()
     assert _open(disk).stored.hard == HardState(7, A)
 

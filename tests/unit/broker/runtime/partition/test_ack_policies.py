@@ -214,7 +214,7 @@ def test_each_policy_is_answered_at_its_own_time(scene: Scene) -> None:
     assert all_ == []
     scene.fetched(synced=1)
     assert [one.base_offset for one in all_] == [0]
-    assert (len(leader), len(none)) == (1, 1), "nobody hears twice"
+    assert (len(leader), len(none)) == (1, 1), "no publish is answered twice"
 
 
 def test_all_is_refused_below_the_minimum_where_leader_is_taken(scene: Scene) -> None:
@@ -371,7 +371,7 @@ def test_who_slept_after_a_write_asks_the_lake_before_it_answers(
     assert leader.log.synced_end == 1
     leader.fetched(synced=1)
     assert (leader.driver.reads.high_watermark, len(asked)) == (1, 2)
-    assert heard == [], "nobody has said yet that this leadership still stands"
+    assert heard == [], "the claim is not checked yet"
     leader.driver.tier.admit(leadership.lineage_id)
     leader.turns.run()
     leader.tick()

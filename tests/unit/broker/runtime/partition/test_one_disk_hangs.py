@@ -118,7 +118,7 @@ def until(condition: Any) -> None:
         if condition():
             return
         done.wait(0.02)
-    raise AssertionError("it did not come")
+    raise AssertionError("the condition did not hold in time")
 
 
 def test_others_publish_roll_expire_and_free(scene: Scene) -> None:
