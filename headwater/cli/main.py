@@ -155,6 +155,11 @@ def _root(
 
 def main() -> None:
     """Run the command line and exit the process."""
+    if sys.stderr is None:  # as after `2>&-`: remarks are not wanted
+        sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+    if sys.stdout is None:
+        sys.stderr.write("headwater: standard output is closed; for no output use >/dev/null\n")
+        sys.exit(failures.EXIT_WRONG_REQUEST)
     _write_whole()
     try:
         try:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final
 
 import typer
 
+from broker.errors import InvalidRequestError
 from broker.model.records import AckPolicy
 from headwater.cli import console
 from headwater.cli.discovery import connect, find_server
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 _WINDOW_DEFAULT: Final = 8192
 _STORED: Final = {AckPolicy.ALL: "on disk", AckPolicy.LEADER: "on the leader's disk"}
 _NOT_ASKED: Final = "not acknowledged, because acks is none"
+_TYPE_MANY: Final = "[dim]Type records, each on a line of its own; Ctrl-D ends.[/dim]"
+_TYPE_ONE: Final = "[dim]Type one record; Ctrl-D ends it.[/dim]"
 _MANY_RECORDS: Final = 20_000
 _LONG_S: Final = 2.0
 
@@ -215,7 +218,10 @@ def _publish(given: Mapping[str, Any]) -> None:
             skip_bad=stack.enter_context(_bad_file(given["skip_bad"], given["file"])),
         )
         sink, via = open_sink(stack, client, target, found, way)
-        sent, seconds = _run(converter, values(source, raw=given["raw"]), sink)
+        typed = source.isatty()
+        if typed:
+            console.note(_TYPE_ONE if given["raw"] else _TYPE_MANY)
+        sent, seconds = _run(converter, values(source, raw=given["raw"]), sink, typed=typed)
     report = {"sent": sent, "acked": sink.acked, "acks": policy.value, "skipped": converter.skipped}
     if given["json"]:
         console.json_line({**report, "via": via, "seconds": round(seconds, 3)})
@@ -283,14 +289,23 @@ def _headers(texts: list[str]) -> list[tuple[str, str]]:
 
 
 def _opened(file: str) -> BinaryIO:
-    return sys.stdin.buffer if file == "-" else Path(file).open("rb")
+    if file != "-":
+        return Path(file).open("rb")
+    if sys.stdin is None:  # as after `<&-`
+        raise InvalidRequestError("standard input is closed: give a file, or records by a pipe")
+    return sys.stdin.buffer
 
 
-def _run(converter: Converter, groups: Iterable[list[bytes]], sink: Sink) -> tuple[int, float]:
-    """Send all records and show the progress; return the number of records and the seconds."""
+def _run(
+    converter: Converter, groups: Iterable[list[bytes]], sink: Sink, *, typed: bool
+) -> tuple[int, float]:
+    """Send all records and show the progress; return the number of records and the seconds.
+
+    While a person types the records, no progress is shown: it would be drawn over the lines.
+    """
     started, sent = time.monotonic(), 0
     try:
-        with console.counting("publishing") as report:
+        with nullcontext(_no_report) if typed else console.counting("publishing") as report:
             for group in groups:
                 records = converter.convert(group)
                 if not records:
@@ -306,3 +321,7 @@ def _run(converter: Converter, groups: Iterable[list[bytes]], sink: Sink) -> tup
         )
         raise
     return sent, time.monotonic() - started
+
+
+def _no_report(_completed: int, _rate: str = "") -> None:
+    """Show nothing."""

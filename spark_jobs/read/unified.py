@@ -30,7 +30,7 @@ from spark_jobs.read.held_reads import READS, HeldRead
 from spark_jobs.read.latest import latest_rows, usable_snapshot
 from spark_jobs.read.scans import refuse_lossy, rows_of
 from spark_jobs.sessions import is_running
-from spark_jobs.source.columns import ROW_COLUMNS, check_projection
+from spark_jobs.source.columns import ROW_COLUMNS, check_projection, name_list
 from tiering.read.certify import certify_counts
 from tiering.read.lake import Lake
 
@@ -104,6 +104,10 @@ def read(
             tell how.
         UnavailableError: the broker or the object store did not answer.
     """
+    if isinstance(spark, str) or not isinstance(stream, str | Cut):
+        raise InvalidRequestError(
+            "a session of Spark comes first, then a stream's name: headwater.read(spark, 'orders')"
+        )
     options = _options(latest, certificate, columns, lease_ttl_ms)
     client = client_of(server)
     refuse_lossy(spark)
@@ -236,7 +240,7 @@ def _options(
     return ReadOptions(
         latest=latest,
         certificate=certificate,
-        columns=tuple(columns or ROW_COLUMNS),
+        columns=name_list(columns or tuple(ROW_COLUMNS)),
         lease_ttl_ms=lease_ttl_ms,
     )
 

@@ -66,6 +66,13 @@ def ddl(columns: Iterable[str], known: Mapping[str, str] = READ_COLUMNS) -> str:
     return ", ".join(f"`{name}` {_UNAMBIGUOUS.get(known[name], known[name])}" for name in columns)
 
 
+def name_list(columns: Sequence[str]) -> tuple[str, ...]:
+    """Return the names as a tuple; raises InvalidRequestError for one name without a list."""
+    if isinstance(columns, str):
+        raise InvalidRequestError(f"columns takes a list of names: [{columns!r}]")
+    return tuple(columns)
+
+
 def check_projection(
     columns: Sequence[str], *, where: str, known: Mapping[str, str] = ROW_COLUMNS
 ) -> tuple[str, ...]:
