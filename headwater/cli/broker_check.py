@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import json
 import os
 import socket
 import ssl
@@ -18,7 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from broker.config import BrokerConfig
+from broker.config import BrokerConfig, NodeConfig
 from broker.errors import DiskFullError, HeadwaterError, InvalidConfigError, UnavailableError
 from broker.model.member_uri import member_uri
 from headwater.cli import console, failures
@@ -26,6 +27,7 @@ from headwater.local.handshake import shown_uris
 from headwater.nats_login import NatsLogin, without_login
 
 _EXPIRES_SOON_DAYS: Final = 14
+_IDENTITY_BYTES_MAX: Final = 4096
 _PROBE_BYTES: Final = 4096
 _MESSAGE_ID_BYTES: Final = 55  # of a broker's memory per remembered id, about
 
@@ -62,7 +64,7 @@ def check(config: BrokerConfig, *, java: bool) -> int:
 
 def checked_needs(config: BrokerConfig, *, java: bool) -> Iterator[CheckedNeed]:
     """Check folder, memory, ports, certificates, NATS, lake; with ``java`` what Spark needs."""
-    yield _checked("data folder", config.node.data_dir, lambda: _writable(config.node.data_dir))
+    yield _checked("data folder", config.node.data_dir, lambda: _ours(config.node))
     yield _checked("message ids", _ids_room(config), lambda: _memory_suffices(config))
     for name, host, port in _ports(config):
         yield _checked(name, f"{host}:{port}", lambda host=host, port=port: _free(host, port))  # type: ignore[misc]
@@ -90,6 +92,25 @@ def _checked(what: str, detail: str, look: Callable[[], None]) -> CheckedNeed:
     except HeadwaterError as error:
         return CheckedNeed(what, detail, error)
     return CheckedNeed(what, detail)
+
+
+def _ours(node: NodeConfig) -> None:
+    """Look whether the folder can be written, and whether it is another broker's."""
+    _writable(node.data_dir)
+    path = Path(node.data_dir) / "node.json"
+    if not path.exists():
+        return
+    try:
+        owner = json.loads(path.read_bytes()[:_IDENTITY_BYTES_MAX])
+        found = {"broker_id": owner["broker_id"], "cluster": owner["cluster"]}
+    except (OSError, ValueError, TypeError, KeyError) as cause:
+        raise InvalidConfigError(f"{path} is not readable: {cause}") from cause
+    for name, wanted in (("broker_id", node.id), ("cluster", node.cluster)):
+        if found[name] != wanted:
+            raise InvalidConfigError(
+                f"it belongs to {name} {found[name]!r}, not {wanted!r}: choose another folder, or "
+                "correct node.id and node.cluster"
+            )
 
 
 def _writable(folder: str) -> None:

@@ -34,8 +34,8 @@ _HINTS: Final = {
     "UnknownPartitionError": "`headwater stream describe NAME` shows the partitions.",
     "OffsetOutOfRangeError": "Give an offset within the range. To read, `--from earliest` begins "
     "at the first record.",
-    "RecordTooLargeError": "Raise the stream's --record-bytes, or send smaller records; one NATS "
-    "message carries at most 8 MiB here.",
+    "RecordTooLargeError": "Raise the stream's --record-bytes (of a batch: --segment-bytes), or "
+    "send smaller records or batches; one NATS message carries at most 8 MiB here.",
     "FixedSettingError": "`headwater stream alter --help` lists the settings that can change.",
     "HeldByLeaseError": "`headwater lease list STREAM` shows who reads.",
     "NotShippedError": "`headwater tier flush STREAM` ships what is committed.",

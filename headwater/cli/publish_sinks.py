@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Final, Self
 
 import pyarrow as pa
 
@@ -20,6 +21,8 @@ from headwater.nats_publisher import NatsMessage, NatsPublisher
 
 if TYPE_CHECKING:
     from headwater.client import Client, Producer
+
+_RECORD_OVERHEAD_BYTES: Final = 40  # of a record or header in a batch: offsets, time, bitmaps
 
 
 class NatsSink:
@@ -103,6 +106,9 @@ class FlightSink:
         self._stream = stream
         self._acks = acks
         entries = [{"key": name, "value": value.encode()} for name, value in headers]
+        self._headers_bytes = sum(
+            len(name) + len(value.encode()) + _RECORD_OVERHEAD_BYTES for name, value in headers
+        )
         self._headers = pa.scalar(entries or None, HEADERS_TYPE)
         self._producers: dict[int, Producer] = {}
         self._stack = ExitStack()
@@ -121,8 +127,9 @@ class FlightSink:
         for record in records:
             by_partition[record.partition].append(record)
         for partition, group in by_partition.items():
-            future = self._producer(partition).send(self._batch(partition, group))
-            self._unanswered.append(future)
+            for piece in self._pieces(group):
+                future = self._producer(partition).send(self._batch(partition, piece))
+                self._unanswered.append(future)
         while self._unanswered and self._unanswered[0].done():
             self._count_next()
 
@@ -141,6 +148,21 @@ class FlightSink:
             )
             found = self._producers[partition] = self._stack.enter_context(opened)
         return found
+
+    def _pieces(self, records: list[OutgoingRecord]) -> Iterator[list[OutgoingRecord]]:
+        """Cut records into batches of half a segment at most: one that fits in none is refused."""
+        room = self._stream.config.segment_bytes_max // 2
+        piece: list[OutgoingRecord] = []
+        left = room
+        for record in records:
+            size = len(record.value) + len(record.key or b"") + len(record.subject)
+            size += self._headers_bytes + _RECORD_OVERHEAD_BYTES
+            if size > left and piece:
+                yield piece
+                piece, left = [], room
+            piece.append(record)
+            left -= size
+        yield piece
 
     def _batch(self, partition: int, records: list[OutgoingRecord]) -> pa.RecordBatch:
         own = self._stream.config.partition_subject(partition)

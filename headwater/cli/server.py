@@ -251,7 +251,8 @@ def _run_broker(config: BrokerConfig, data: Path, moto: str | None) -> int:
             started_us=time.time_ns() // 1000,
         )
         found.write(data)
-        _banner(found, data)
+        port = addresses.liftbridge_port
+        _banner(found, data, None if port is None else f"{config.liftbridge.host}:{port}")
 
     with ExitStack() as stack:
 
@@ -360,7 +361,7 @@ def _watch(
                 return
 
 
-def _banner(found: RuntimeFile, data: Path) -> None:
+def _banner(found: RuntimeFile, data: Path, liftbridge: str | None) -> None:
     lines = [
         f"[bold]NATS[/bold]     {found.nats}",
         f"[bold]Flight[/bold]   {found.flight}",
@@ -368,6 +369,8 @@ def _banner(found: RuntimeFile, data: Path) -> None:
         f"[bold]Tables[/bold]   {console.plain(found.lake)}",
         f"[bold]Data[/bold]     {console.plain(str(data))}",
     ]
+    if liftbridge is not None:
+        lines.insert(2, f"[bold]Liftbridge[/bold]  {console.plain(liftbridge)}")
     if found.moto is not None:
         lines.append(
             f"[yellow]S3 is moto at {found.moto}: it loses every table when this ends.[/yellow]"

@@ -10,13 +10,17 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from typer.testing import CliRunner
 
 from broker.codec.record_batch import PreparedBatch, prepare
 from broker.errors import HeadwaterError, OverloadedError, RecordTooLargeError
 from broker.model.records import AppendResult
 from broker.model.stream import StreamConfig
 from broker.runtime.partition.driver import PartitionDriver
+from headwater.cli.main import app
+from headwater.client import Client
 from simkit.brokers.brokers import disk_broker
+from simkit.brokers.served_broker import served_disk_broker
 
 KIB = 1024
 SEGMENT = 64 * KIB
@@ -131,3 +135,21 @@ def test_a_batch_that_fills_a_segment_fits_with_its_header_or_is_refused(
     else:
         assert isinstance(result, RecordTooLargeError)
         assert "segment_bytes_max" in result.message
+
+
+def test_the_command_sends_batches_that_fit_into_a_segment(tmp_path: Path) -> None:
+    """Small records are not too large for small segments: the batch of the command was."""
+    lines = b"".join(b"%05d\n" % number for number in range(20_000))
+    with served_disk_broker(tmp_path) as url, Client(url) as client:
+        client.create_stream("s", segment_bytes_max=SEGMENT, tiering=False)
+        sent = CliRunner().invoke(
+            app, ["publish", "s", "--via", "flight", "--server", url, "--header", "k=" + "v" * 50],
+            input=lines,
+        )  # fmt: skip
+        assert sent.exit_code == 0, sent.output
+        stored = [
+            value
+            for part in client.fetch("s", start=0)
+            for value in part.batch["value"].to_pylist()
+        ]
+    assert b"".join(value + b"\n" for value in stored) == lines

@@ -142,7 +142,8 @@ def test_a_whole_server_serves_its_table(tmp_path: Path, monkeypatch: pytest.Mon
         retentionMaxBytes=api.NullableInt64(value=1),
     )
     address = f"127.0.0.1:{port}"
-    with embedded.start_up(data, *options), grpc.insecure_channel(address) as channel:
+    with embedded.start_up(data, *options) as server, grpc.insecure_channel(address) as channel:
+        assert f"Liftbridge  {address}" in server.log_path.read_text(), "its banner names it"
         stub = stub_of(channel)
         stub.CreateStream(request, timeout=WAIT_S)
         requests = (api.PublishRequest(stream="s", value=b"%05d" % one) for one in range(2000))

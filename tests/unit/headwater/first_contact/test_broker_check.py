@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from broker.adapters.disk.files import DiskFiles
 from broker.config import (
     BrokerConfig,
     ClusterConfig,
@@ -18,6 +19,7 @@ from broker.config import (
     NatsConfig,
     NodeConfig,
 )
+from broker.runtime.cluster.identity import claim_directory
 from headwater.cli.broker_check import check, checked_needs
 from headwater.local.cluster_certificates import CertificateFiles, make_certificates
 from headwater.local.embedded import free_port
@@ -96,6 +98,20 @@ def test_a_folder_is_written_to_not_only_looked_at(config: BrokerConfig) -> None
     """A disk that the kernel has made read-only after an error still permits, and takes nothing."""
     node = replace(config.node, data_dir="/proc/headwater/broker")
     assert _wrong(replace(config, node=node)).keys() == {"data folder"}
+
+
+def test_a_folder_of_another_broker_is_named(config: BrokerConfig) -> None:
+    """Its start would be refused; so is the check, for the name as for the cluster."""
+    data = Path(config.node.data_dir)
+    data.mkdir(parents=True)
+    claim_directory(DiskFiles(data), cluster=config.node.cluster, broker_id=config.node.id)
+    assert _wrong(config) == {}
+    other = _wrong(replace(config, node=replace(config.node, id="zz")))["data folder"]
+    assert f"belongs to broker_id {config.node.id!r}, not 'zz'" in other
+    other = _wrong(replace(config, node=replace(config.node, cluster="far")))["data folder"]
+    assert "belongs to cluster 'headwater', not 'far'" in other
+    (data / "node.json").write_text("{")
+    assert "node.json is not readable" in _wrong(config)["data folder"]
 
 
 def test_certificate_files_are_loaded(config: BrokerConfig, tmp_path: Path) -> None:
