@@ -13,11 +13,13 @@ on both sides.
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -74,7 +76,10 @@ def _bound_port(session: SparkSession) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve until SIGINT or SIGTERM; the address is the first line on stdout."""
+    """Serve until SIGINT or SIGTERM; the address is the first line on stdout.
+
+    While Spark starts, a signal ends the process at once.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m spark_jobs.connect_server", description=__doc__
     )
@@ -89,13 +94,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     conf = dict(item.partition("=")[::2] for item in args.conf)
     stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
+    _handle(_end)
     with connect_server(args.master, address=args.address, port=args.port, conf=conf) as url:
+        _handle(lambda *_: stop.set())  # a session takes SIGINT for itself when it begins
         sys.stdout.write(f"{url}\n")
         sys.stdout.flush()
         stop.wait()
     return 0
+
+
+def _handle(handler: Callable[[int, FrameType | None], object]) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, handler)
+
+
+def _end(number: int, _frame: FrameType | None) -> None:
+    """End the process and its JVM; nothing has to be undone."""
+    os.write(2, b"Interrupted.\n")
+    if "pyspark" in sys.modules:
+        from spark_jobs.ending import kill_jvm  # noqa: PLC0415  (imports PySpark)
+
+        kill_jvm()
+    os._exit(128 + number)
 
 
 if __name__ == "__main__":
