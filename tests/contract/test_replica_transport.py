@@ -222,7 +222,7 @@ def test_many_partitions_share_two_connections(rig: ReplicaRig) -> None:
     for number in range(500):
         rig.transports[A].serve(address(number))
     unheard = {address(number).partition_id: number for number in range(500)}
-    for _ in range(60):  # a subscription may need a moment, and a transport may lose
+    for _ in range(60):  # a subscription may begin late, and a transport may lose messages
         for number in unheard.values():
             rig.transports[B].send(A, address(number), fetch(number))
         while unheard and (found := _next(rig, A, 0.5)) is not None:

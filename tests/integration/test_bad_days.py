@@ -104,7 +104,7 @@ def test_ingest_goes_on_while_s3_fails_and_tiering_resumes(s3: S3Stage, outage: 
         began_s = time.monotonic()
         try:
             witness.put(producer, 300)
-            with suppress(RemoteTierUnavailableError, CommitTimeoutError):  # or it got through
+            with suppress(RemoteTierUnavailableError, CommitTimeoutError):  # or the write succeeded
                 s3.client.tier_flush(name, timeout_ms=4_000)
             witness.put(producer, 100)
         finally:

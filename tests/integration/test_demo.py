@@ -25,7 +25,7 @@ def test_the_tour_ends_with_every_check_passed(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "20,000 acknowledged" in done.stdout
     assert "All checks passed" in done.stdout
-    assert list(tmp_path.iterdir()) == []  # it leaves no folder where it stands
+    assert list(tmp_path.iterdir()) == []  # the tour leaves no file in the current folder
 
 
 def test_the_tour_fails_on_a_wrong_number(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -154,7 +154,7 @@ def moto(folder: Path) -> Iterator[Home]:
     ):
         environment = embedded.moto_environment(running.address)
         for name, text in environment.items():
-            patch.setenv(name, text)  # for readers, which are this process
+            patch.setenv(name, text)  # this process reads, so it needs the settings, too
         yield Home(folder, "s3://twins/lake", environment)
 
 

@@ -10,8 +10,8 @@ from broker.model.offsets import Offset
 from broker.model.records import AckPolicy
 
 _POLICIES = st.sampled_from(AckPolicy)
-_PUBLISH = st.tuples(_POLICIES, st.integers(0, 3))  # policy, records; 0: a retry of something old
-_PROGRESS = st.tuples(st.integers(0, 4), st.integers(0, 4))  # of the sync, of the high watermark
+_PUBLISH = st.tuples(_POLICIES, st.integers(0, 3))  # policy, records; 0 is a retry of an old batch
+_PROGRESS = st.tuples(st.integers(0, 4), st.integers(0, 4))  # of synced end and high watermark
 
 
 @given(st.lists(st.one_of(_PUBLISH, _PROGRESS), max_size=60), st.data())

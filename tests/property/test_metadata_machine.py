@@ -264,7 +264,7 @@ def test_every_log_keeps_the_rules(seed: int) -> None:
             restored, at = decode_snapshot(encode_snapshot(state, index))
             assert (restored, at) == (state, index)
             assert state_hash(restored) == state_hash(state)
-            twin = restored  # a node that jumped by a snapshot goes on like the others
+            twin = restored  # a node that has restored a snapshot continues like the others
     for plan in (balance(state), *(hand_overs(state, one) for one in BROKERS)):
         for command in plan:
             _, reply = apply(state, command)

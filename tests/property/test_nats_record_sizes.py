@@ -1,4 +1,4 @@
-"""The size estimate of NATS ingest against what the log's codec really makes of it."""
+"""The size estimate of NATS ingest against the size that the log's codec produces."""
 
 from __future__ import annotations
 

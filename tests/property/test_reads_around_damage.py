@@ -82,7 +82,7 @@ def flipped(disk: SimDisk, chance: random.Random, batches: list[Stored]) -> set[
 
 
 def check(log: PartitionLog, batches: list[Stored], victims: set[int]) -> None:
-    """Read from every offset: the batches that were not touched, byte for byte; else the error."""
+    """Read from every offset: undamaged batches come byte for byte, a damaged one is the error."""
     bad = [one.base in victims for one in batches]
     for number, one in enumerate(batches):
         for start in {one.base, one.end - 1}:
@@ -116,7 +116,7 @@ def check(log: PartitionLog, batches: list[Stored], victims: set[int]) -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_every_intact_batch_is_read_and_no_other(seed: int) -> None:
-    """While the log is open; and after a start that knows of damage and has scanned every byte."""
+    """Both in an open log and after a start that knows of damage and has scanned every byte."""
     chance = random.Random(seed)
     disk = SimDisk(chance)
     log, batches = written(disk, chance)
@@ -135,7 +135,7 @@ def test_every_intact_batch_is_read_and_no_other(seed: int) -> None:
     assert named == victims
     check(log, batches, victims)
     disk.kill()
-    for one in batches:  # an index that is gone is made from what is intact
+    for one in batches:  # a missing index is rebuilt from the intact batches
         if one.position == SEGMENT_HEADER_SIZE and one.path != batches[-1].path:
             disk.delete(one.path.replace(".log", ".index"))
     log = open_log(disk.files(), CONFIG)
@@ -143,7 +143,7 @@ def test_every_intact_batch_is_read_and_no_other(seed: int) -> None:
 
 
 def test_damage_up_to_the_end_has_nothing_behind_it() -> None:
-    """The error says so; it does not name an offset that cannot be read either."""
+    """The error says so, and names no unreadable offset as the next one."""
     chance = random.Random(3)
     disk = SimDisk(chance)
     log, batches = written(disk, chance)

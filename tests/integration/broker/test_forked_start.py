@@ -17,7 +17,7 @@ _LOOKED_FOR_IN_VAIN = {"pandas"}
 
 def test_a_forked_broker_imports_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is imported until it serves: that would be 0.5 s of CPU for each start of a test."""
-    monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")  # of a fork server of its own
+    monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")  # this test starts a fork server of its own
     with start_nats(tmp_path / "nats") as nats:
         broker = BrokerProcess(
             tmp_path / "broker", nats_url=nats.address, lake=str(tmp_path / "lake")

@@ -141,7 +141,7 @@ def test_three_lanes_of_three_brokers_share_two_connections_a_pair(rig: PeerRig)
         for one in psutil.Process().net_connections("tcp4")
         if one.status == psutil.CONN_ESTABLISHED and one.raddr and one.raddr.port in ports
     ]
-    assert len(open_ones) == 6  # three pairs, two each; each seen here from its dialling end
+    assert len(open_ones) == 6  # three pairs, two each, counted at the connecting end
     for transport, _ in control.values():
         transport.close()
 
@@ -373,7 +373,8 @@ def test_messages_of_many_threads_all_arrive_each_threads_in_order(rig: PeerRig)
     theirs.close()
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # that is it
+# The planted bug is the unhandled exception.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_bug_in_whoever_is_delivered_to_reaches_the_owner(tmp_path: Path) -> None:
     """A broker whose delivering thread has ended would receive no messages, so it must end."""
     crashes: queue.Queue[BaseException] = queue.Queue()

@@ -126,7 +126,7 @@ def test_l6_a_port_that_is_taken_is_said_at_once(
         try:
             original(self)
         finally:
-            self._TcpServer__socket.close()  # the library would leave it open
+            self._TcpServer__socket.close()  # the library leaves the socket open
 
     original = TcpServer.bind
     monkeypatch.setattr(TcpServer, "bind", bind)

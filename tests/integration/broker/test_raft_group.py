@@ -168,7 +168,7 @@ def test_a_member_that_talks_nonsense_is_hung_up_on(group: RaftGroup, tmp_path: 
         f"headwater://test/broker/{group.names[1]}",
     )
     target = group.names[0]
-    group.stop(group.names[1])  # it would call again at once, and so end the forged connections
+    group.stop(group.names[1])  # it would connect again at once and replace the forged connections
     for frame in (b"\xff\xff\xff\x7f", b"\0\0\0\0", b"\x04\0\0\0\x04\0\0\0\x01\x80\x04N"):
         with (
             socket.create_connection(("127.0.0.1", group.port(target)), 10) as plain,

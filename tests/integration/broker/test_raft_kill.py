@@ -42,7 +42,7 @@ def test_a_member_that_was_asked_after_its_death_is_put_away(group: ProcessGroup
     name, *others = group.names
     member = group.alive[name]
     member.signal()
-    while member.ask("leader"):  # the signal has not reached it yet
+    while member.ask("leader"):  # until the signal has reached the process
         pass
     assert member.ask("leader") == ""
     group.kill(name)

@@ -217,7 +217,7 @@ def test_batches_are_taken_over_tls_and_after_the_server_restarts(tmp_path: Path
                     _wait(inboxes[A])
                 transports[B].send(A, address(), fetch(9_999))
                 while inboxes[A].get(timeout=TIMEOUT_S) != (B, P, fetch(9_999)):
-                    pass  # one of those before it
+                    pass  # an earlier message
                 transports[A].send(B, address(), answer(9_999, (stored(0, bytes(5_000_000)),)))
                 heard = inboxes[B].get(timeout=TIMEOUT_S)
                 assert heard == (A, P, answer(9_999, (stored(0, bytes(5_000_000)),)))

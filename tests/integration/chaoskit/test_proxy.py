@@ -15,7 +15,7 @@ from chaoskit.proxy import ProxyMesh, pairs_between
 pytestmark = pytest.mark.integration
 
 WAIT_S = 10.0
-SHORT_S = 0.15  # only ever to see that nothing comes
+SHORT_S = 0.15  # the wait of checks that nothing arrives
 
 
 class Echo:
@@ -138,7 +138,7 @@ def test_a_cut_counts_for_connections_of_either_side(mesh: ProxyMesh, echo: Echo
         _open(mesh.connect("b", "a", other.port)) as back,
     ):
         mesh.cut("a", "b")
-        back.sendall(b"from b")  # a gets it; its answer is what cannot pass
+        back.sendall(b"from b")  # node a gets it, but its answer cannot pass
         assert other.wait_for(6) == b"from b"
         forth.sendall(b"from a")
         assert _is_silent(back)

@@ -156,7 +156,7 @@ def test_none_goes_on_at_the_next_leader(cluster: Cluster) -> None:
         return b"after" in stored(client, "restless")
 
     cluster.wait_for(arrives, "a record at the new leader")
-    with suppress(HeadwaterError):  # told that something may be lost, which it may
+    with suppress(HeadwaterError):  # flush raises, because records may be lost
         producer.close()
     assert stored(client, "restless")[0] == b"before"
 
@@ -166,7 +166,7 @@ def test_policies_of_one_burst_are_answered_each_at_its_time(cluster: Cluster) -
     follower = _pair(cluster, "burst", puback=True)
     client = _client_without(cluster, follower)
     with NatsPublisher(cluster.nats_url, stream=client.stream("burst"), ack_timeout_s=1.0) as out:
-        out.publish([NatsMessage("burst", b"0")])  # until the leader listens
+        out.publish([NatsMessage("burst", b"0")])  # answered once the leader has subscribed
         out.finish()
     burst = [
         pub("burst", _envelope(b"1", "in.leader", wire.LEADER)),

@@ -129,7 +129,7 @@ def test_a_dead_controller_is_replaced_by_a_new_id_under_load(
         voters = {one: one != office for one in names}
         assert _voters(cluster) == voters
         running.wait_acked(20)
-        cluster.start(dead)  # by its own file it votes; the log says that it does not
+        cluster.start(dead)  # a voter by its configuration, and not by the Raft log
         cluster.wait_for(
             lambda: bool(cluster.said(dead, "controllers_differ")), "the file and the log compared"
         )
@@ -192,7 +192,7 @@ def test_one_controller_becomes_three_and_five_and_the_dead_are_replaced_under_l
             running.wait_acked(20)
         office = _status(cluster).controller
         assert office is not None
-        # Of the three that hold the stream one dies at most, so that it takes writes.
+        # At most one of the stream's three replicas dies, so that writes go on.
         rest = [one for one in names if one not in (office, *holders)]
         new = names[5]
         dead = next(one for one in rest if one != new)
@@ -248,6 +248,6 @@ def test_a_controller_whose_disk_is_lost_votes_again_once_it_is_replaced_by_itse
             _wait_in_sync(cluster, *cluster.look(STREAM).replicas)
             running.wait_acked(20)
         cluster.kill(0)
-        _wait_decides(cluster)  # by the two new disks
+        _wait_decides(cluster)  # the two new voters decide
         running.wait_acked(20)
     _check_stored(cluster, running)

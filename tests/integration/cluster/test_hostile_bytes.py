@@ -89,7 +89,7 @@ def _honest_traffic(flight_port: int) -> list[bytes]:
     recorder = Recorder(flight_port)
     with Client(f"grpc://{LOOPBACK}:{recorder.port}") as client:
         client.create_stream("scratch")
-    for _ in range(2):  # a client of several brokers would go around the recorder
+    for _ in range(2):  # a client with several addresses would avoid the recorder
         with flight.FlightClient(f"grpc://{LOOPBACK}:{recorder.port}") as raw:
             _call_with(raw, b"{}")
     recorder.close()

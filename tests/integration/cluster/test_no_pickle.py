@@ -97,7 +97,7 @@ def test_a_cluster_lives_without_loading_a_pickle(
                 throw_all(port, bare)
             member = member_context(cluster, (number + 1) % 3)
             throw_all(ports.peer, members_bytes(chance, pickles, 10), member)
-            cluster.publish("kept", *pickles.payloads)  # as records they are as good as any
+            cluster.publish("kept", *pickles.payloads)  # pickles are ordinary values of records
             cluster.wait_for(cluster.in_sync("kept"), "everybody in sync")
             for at in range(3):
                 assert cluster.read_at(at, "kept")[701:] == pickles.payloads

@@ -82,7 +82,7 @@ def test_two_wiped_of_three_do_not_begin_anew(cluster: Cluster) -> None:
     )
     codes = []
     for number, server in servers.items():
-        server.process.terminate()  # one that could not ask the other any more waits for it
+        server.process.terminate()  # a broker that cannot ask the other any more waits for it
         codes.append(server.process.wait(60))
         assert not cluster.said(number, "registered")[1:], "no broker began a new group"
         if codes[-1] == 64:
@@ -90,7 +90,7 @@ def test_two_wiped_of_three_do_not_begin_anew(cluster: Cluster) -> None:
             assert failed["error"] == "ControllersLostError"
             assert failed["lost"] == "broker-0,broker-1"
     assert 64 in codes
-    assert set(codes) <= {0, 64, -signal.SIGTERM}  # the last: before it watched for signals
+    assert set(codes) <= {0, 64, -signal.SIGTERM}  # -SIGTERM: before it handled signals
 
 
 def test_who_waits_for_the_others_can_be_stopped(cluster: Cluster) -> None:

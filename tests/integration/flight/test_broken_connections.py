@@ -184,4 +184,4 @@ def test_a_reader_that_goes_away_frees_its_place(
     proxy.cut()
     while places._value < 512:
         assert not turn.wait(0.005)
-    tail.close()  # else its next row is waited for: the broker may be restarted
+    tail.close()  # otherwise the read waits for its next row, because a broker may be restarted

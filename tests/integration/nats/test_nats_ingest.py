@@ -267,7 +267,7 @@ def test_a_log_that_refuses_is_heard_of(
 ) -> None:
     """A failed append answers both kinds of publishers; the next one is stored."""
     rig.add_stream("foo", puback=True)
-    opened = liftbridge(value=b"2", ackInbox="in.2", ackPolicy=wire.ALL)  # as the other waits
+    opened = liftbridge(value=b"2", ackInbox="in.2", ackPolicy=wire.ALL)  # as with PubAck
     answers = {}
     for message in (pub("foo", b"1", reply="in.1"), pub("foo", opened)):
         rig.broker.partitions.handle("foo", 0).fail_next(error)

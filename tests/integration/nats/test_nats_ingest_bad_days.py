@@ -132,7 +132,7 @@ def test_a_log_that_stays_full_drops_countably_and_tells(tmp_path: Path) -> None
         assert rig.values("bar") == [b"other"]
         rig.broker.partitions.handle("foo", 0).release()
         retries = 0
-        while "offset" not in heard.get("in.again", {}):  # as any publisher of ours would
+        while "offset" not in heard.get("in.again", {}):  # a refused publish is tried again
             client.publish("foo", b"again", reply="in.again")
             retries += 1
             subject, body = client.next_message()
@@ -171,7 +171,7 @@ def test_a_slow_broker_that_the_server_cuts_off_counts_a_gap(tmp_path: Path) -> 
         sent = 0
         with RawNats(server.port) as watcher:
             watcher.subscribe("none")
-            deadline_s = time.monotonic() + 3.0  # the stall has to outlast what counts as one
+            deadline_s = time.monotonic() + 3.0  # longer than the limit of a stall
             while sent < 40_000 or time.monotonic() < deadline_s:
                 client.send(blob)
                 sent += 100

@@ -39,7 +39,7 @@ def test_planning_a_batch_read_gives_up_soon(kind: str) -> None:
     with _dead(kind) as address:
         began_s = time.monotonic()
         source = HeadwaterDataSource({"subscribe": "s", "server": address})
-        source.schema()  # plans, and leaves an error to the reader
+        source.schema()  # schema() plans, and its error is raised by the reader
         reader = HeadwaterReader(parse_batch(source.options), ("offset",), source._plans)
         with pytest.raises(NoAnswerError, match="no answer from the broker"):
             reader.partitions()

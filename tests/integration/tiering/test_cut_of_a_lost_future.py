@@ -95,7 +95,7 @@ def test_a_cut_of_a_lost_future_is_refused_by_name(tmp_path: Path, shipped: bool
         if shipped:
             with pytest.raises(ForeignHistoryError, match="replaced by an older copy"):
                 History(client, late)
-        with pytest.raises(ForeignHistoryError):  # taken by the leadership that is gone
+        with pytest.raises(ForeignHistoryError):  # the cut is of the lost leadership
             client.check_cut(early)
         now = client.cut("s")
         client.check_cut(now)

@@ -21,9 +21,9 @@ pytestmark = pytest.mark.integration
 
 BUCKET, KEY = "lake", "00000001.json"
 AT_ONCE = 4
-# The server, with writes that wait for each other between the look at the condition and the write,
+# The server, with writes that wait for each other between the check of the condition and the write,
 # which is where a thread may be interrupted. A single write goes on after a while: soon
-# with the lock, where each comes alone; without it only if the machine is slower than any we know.
+# with the lock, where writes are single; without it only on an extremely slow machine.
 PROGRAM = """
 import sys, threading
 from moto.s3.models import S3Backend

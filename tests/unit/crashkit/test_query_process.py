@@ -10,7 +10,7 @@ import psutil
 
 from crashkit.query_process import QueryProcess
 
-# A driver whose fork server leaves a worker behind, as Spark's does when it alone is killed.
+# A driver whose fork server leaves a worker behind, as Spark's does when only that is killed.
 _DRIVER = """
 import subprocess, sys
 worker = [sys.executable, "-c", "import time; time.sleep(600)", "pyspark.worker"]

@@ -1,4 +1,4 @@
-"""The simulated disk does the same for the same seed, so that a life can be replayed."""
+"""The simulated disk does the same for the same seed, so that a run can be replayed."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def test_situation():
 
 
 def test_the_end_of_a_run_has_the_lines_to_paste(tmp_path: Path) -> None:
-    """Also where workers run the tests; hunts that kept their known seeds are not named."""
+    """This holds if workers run the tests, too; hunts with a valid known seed are not listed."""
     (tmp_path / "conftest.py").write_text(
         "from stale_seeds import StaleSeeds\n"
         "def pytest_configure(config):\n"

@@ -21,7 +21,7 @@ class Peer:
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """Return its address."""
         return f"nats://127.0.0.1:{self.listener.getsockname()[1]}"
 
     def _serve(self) -> None:

@@ -52,7 +52,7 @@ def test_table_below_the_cold_end_and_log_above(
 @pytest.mark.parametrize(
     ("cold", "log", "recorded", "error"),
     [
-        ((0, 5), (0, 9), 6, TableRolledBackError),  # the log would cover it up
+        ((0, 5), (0, 9), 6, TableRolledBackError),  # the log still has the missing records
         (None, (0, 9), 1, TableRolledBackError),
         ((0, 5), (6, 9), 5, GapError),
         ((0, 5), (0, 4), 5, TableMismatchError),

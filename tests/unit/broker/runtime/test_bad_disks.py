@@ -134,8 +134,8 @@ def test_a_torn_roll_on_a_full_disk_is_completed_by_the_first_write(at: Killed) 
     point = (at.log / "recovery").read_bytes()
     with running(at.folder) as live:
         live.partition.tier.seal_active()
-    at.segments()[-1].unlink()  # empty: the successor whose name was not durable
-    (at.log / "recovery").write_bytes(point)  # it moves after the roll
+    at.segments()[-1].unlink()  # the empty next segment, whose name was not durable
+    (at.log / "recovery").write_bytes(point)  # the recovery point moves after the roll
     disk = _BadDisk(full=True)
     with running(at.folder, wrap=disk) as live:
         assert live.rows() == at.values

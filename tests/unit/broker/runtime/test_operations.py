@@ -139,7 +139,7 @@ class Broker:
         self.found: list[Any] = []
         self.not_open: dict[PartitionId, HeadwaterError] = {}
         self.asked: list[tuple[str, int]] = []
-        self.replicas = self.cold = self  # it plays its parts itself
+        self.replicas = self.cold = self  # this object has all the interfaces
 
     def learn_end(self, name: str, partition: int) -> None:
         """Note that the table was asked."""

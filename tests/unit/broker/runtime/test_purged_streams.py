@@ -82,7 +82,7 @@ def test_the_disk_is_given_back_and_a_restart_brings_nothing_back(tmp_path: Path
         assert live.rows() == VALUES[25:]
         _purge(live, 40)
         live.partition.maintenance.tick()
-        live.partition.tier.seal_active()  # waits for its turn, which comes after the tick's
+        live.partition.tier.seal_active()  # in its turn, after the tick's turn
         _free(live)
         assert (_files(live), live.rows()) == (1, [])
         assert live.put(b"next").base_offset == 40
@@ -93,7 +93,7 @@ def test_the_disk_is_given_back_and_a_restart_brings_nothing_back(tmp_path: Path
 
 def test_what_is_purged_is_on_the_disk_before_it_is_purged(tmp_path: Path) -> None:
     """A stream that syncs by interval is synced first, or a power cut could end its log below."""
-    owed: list[str] = []  # of the log, when the metadata was written last
+    owed: list[str] = []  # unsynced files of the log at the last write of the metadata
 
     class Watch(Syscalls):
         def wrote(self, descriptor: int) -> None:

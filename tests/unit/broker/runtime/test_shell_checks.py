@@ -11,7 +11,7 @@ from simkit.brokers.shell_checks import CHECKS, Check
 from simkit.brokers.shell_mutants import PLANTED
 from simkit.replacing import Mutant
 
-# How a check, or the product's own assert that a check made it run, says that it found something.
+# The errors by which a check, or an assert of the product, reports a bug.
 FOUND: Final = (AssertionError, KeyError, IndexError)
 
 

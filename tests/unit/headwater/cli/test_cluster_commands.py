@@ -54,9 +54,9 @@ class Cluster:
     def __init__(self) -> None:
         self.state = MetadataState()
         self.confirms = self.answers = True
-        self.asked: Callable[[], None] = lambda: None  # called when somebody asks for the status
+        self.asked: Callable[[], None] = lambda: None  # called at each request for the status
         self.found: list[Any] = []
-        self.replicas = self.cold = self  # it plays the broker's parts, too
+        self.replicas = self.cold = self  # this object has the broker's interfaces, too
 
     def learn_end(self, name: str, partition: int) -> None:
         """There is no table."""
@@ -110,7 +110,7 @@ class Voters:
     def __init__(self) -> None:
         self.voters: tuple[str, ...] = ("a", "b", "c")
         self.leader: NodeId | None = NodeId("b")
-        self.asked: Callable[[], None] = lambda: None  # called when somebody wants a change
+        self.asked: Callable[[], None] = lambda: None  # called at each request for a change
         self._begun: set[str] = set()
 
     def group(self) -> GroupSeen:
@@ -274,7 +274,7 @@ def test_an_interrupt_says_what_goes_on_without_the_command(
     def interrupt() -> None:
         nonlocal asked
         asked += 1
-        if asked > 3 or words[0] == "controllers":  # before, the change itself is asked for
+        if asked > 3 or words[0] == "controllers":  # earlier calls ask for the change itself
             ident = threading.main_thread().ident
             assert ident is not None
             signal.pthread_kill(ident, signal.SIGINT)

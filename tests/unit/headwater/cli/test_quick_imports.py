@@ -1,4 +1,4 @@
-"""Quick imports: what they switch off is on again afterwards."""
+"""Quick imports: the settings that they change are restored afterwards."""
 
 from __future__ import annotations
 

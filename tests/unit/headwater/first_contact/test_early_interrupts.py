@@ -13,7 +13,7 @@ import pytest
 
 from headwater.loading import ends_without_a_trace
 
-# Stands in a module that the program loads early: says so, and is slow.
+# The body of a module that the program loads early: prints a line, and is slow.
 _SLOW = """
 import sys, time
 sys.stdout.write("loading\\n")
@@ -71,7 +71,7 @@ main.main()
 
 
 def test_an_interrupt_while_the_command_line_is_built_leaves_no_trace() -> None:
-    """That takes typer half a second on a busy machine."""
+    """Typer needs half a second for that on a busy machine."""
     process = subprocess.Popen(
         [sys.executable, "-c", _BUILDING],
         stdout=subprocess.PIPE,

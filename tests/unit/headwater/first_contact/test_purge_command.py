@@ -1,4 +1,4 @@
-"""`headwater stream purge`: it asks, deletes, and says what became of each partition."""
+"""`headwater stream purge`: it asks, deletes, and reports the outcome of each partition."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_purge_wants_one_place(run: Run) -> None:
 
 
 def test_a_tiered_stream_keeps_its_table_when_it_is_purged(run: Run) -> None:
-    """What is not in the table yet stays, and the error says how to ship it."""
+    """Records that are not in the table yet stay, and the error says how to ship them."""
     _make(run)
     none = run("stream", "purge", "orders", "--yes")
     assert (none.exit_code, "Its table keeps" in none.stderr) == (0, False)

@@ -23,7 +23,7 @@ from headwater.cli.publish_records import OutgoingRecord
 from headwater.cli.publish_sinks import FlightSink
 from headwater.client import Client
 
-NUMBER: Any = 7410  # what is not an address
+NUMBER: Any = 7410  # a value that is not an address
 SEVERAL: Any = ["a:1", "b:1"]
 
 
@@ -44,7 +44,7 @@ def client(address: str) -> Iterator[Client]:
     ids=repr,
 )
 def test_one_record_in_place_of_a_list_is_refused(client: Client, records: Any) -> None:
-    """``send("abc")`` stored the records a, b and c; ``send({"value": …})`` stored "value"."""
+    """Before, ``send("abc")`` stored the records a, b and c, and ``send({"value": …})`` "value"."""
     with (
         client.producer("s", 0) as producer,
         pytest.raises(InvalidRequestError, match=r"send takes a list of records.*send\(\[record"),
@@ -54,7 +54,7 @@ def test_one_record_in_place_of_a_list_is_refused(client: Client, records: Any) 
 
 
 def test_an_empty_mapping_is_a_record_without_a_value(client: Client) -> None:
-    """It was "there is no record to send", as for an empty list."""
+    """Before, the error was "there is no record to send", as for an empty list."""
     with client.producer("s", 0) as producer:
         assert producer.send([{}, {}]).result(10).records_count == 2
     assert _count(client) == 4
@@ -98,14 +98,14 @@ def test_what_was_taken_silently_or_ended_in_a_trace(
 
 
 def test_read_table_takes_a_client_as_read_does(client: Client) -> None:
-    """It asked the client for its method ``split``; the caller's client stays open."""
+    """Before, it called the client's ``split``. The caller's client stays open."""
     rows, _ = headwater.read_table("s", as_of={0: 0, 1: 0}, server=client)
     assert rows.num_rows == 0
     assert client.stream("s").name == "s"
 
 
 class _Slow:
-    """A client whose producers have every batch stored when the test says so."""
+    """A client whose producers store every batch when a test wants it."""
 
     def __init__(self) -> None:
         self.futures: list[Future[AppendResult]] = []
@@ -124,7 +124,7 @@ class _Slow:
 
 
 def test_a_publisher_that_is_stopped_knows_what_is_on_disk(client: Client) -> None:
-    """Ctrl-C said "2 records sent; 0 are known to be on disk" long after their answers."""
+    """Before, Ctrl-C printed "2 records sent; 0 are known to be on disk" after their answers."""
     slow: Any = _Slow()
     stored = AppendResult(
         base_offset=Offset(0),

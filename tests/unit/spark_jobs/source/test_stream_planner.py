@@ -47,7 +47,7 @@ class World:
     at: dict[int, int] = field(default_factory=dict)
     record_bytes: int = 100
     lineage: list[tuple[str, int]] = field(default_factory=lambda: [(lineage_id("a"), 0)])
-    asked: int = 0  # how often about a history
+    asked: int = 0  # how often a history was checked
 
     def names(self, selection: Selection) -> tuple[str, ...]:
         """Return the streams of the read."""

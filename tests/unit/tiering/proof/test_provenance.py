@@ -51,7 +51,7 @@ def lab(tmp_path: Path) -> TierLab:
     lab = TierLab(tmp_path / "lake")
     lab.source.fill(COUNT, EACH)
     lab.ship_all()
-    forget_proofs()  # what the uploader proved, a reader does not know
+    forget_proofs()  # a reader does not have the uploader's proofs
     return lab
 
 
@@ -396,7 +396,7 @@ def test_an_object_is_read_once_and_again_when_it_was_written_again(lab: TierLab
     assert certify(lab) == [END]
     lab.store.calls.clear()
     assert certify(lab) == [END]
-    assert lab.store.calls["get"] < COUNT + 3  # none of an object
+    assert lab.store.calls["get"] < COUNT + 3  # no object is read
     victim = files(lab)[0]
     before = victim.stat()
     damaged = bytearray(victim.read_bytes())

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("forgetful")
 
 COUNT, EACH = 3, 40
 
-Change = Callable[[dict[str, Any], dict[str, Any]], None]  # of an add, and of its statistics
+Change = Callable[[dict[str, Any], dict[str, Any]], None]  # gets an add action, its statistics
 
 
 @pytest.fixture

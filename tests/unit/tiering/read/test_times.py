@@ -16,7 +16,7 @@ from tiering.store.object_store import ObjectStore
 from tiering.table.table import TableSnapshot
 
 BASE_US = 1_700_000_000_000_000
-# Microseconds within one millisecond, and a step back: what millisecond statistics cannot tell.
+# Times within one millisecond, and a step back: millisecond statistics do not distinguish them.
 STAMPS = [1, 2, 999, 1_000, 5_000, 4_000, 5_001, 9_000, 9_000, 8_000, 12_000, 20_999]
 
 Table = tuple[TableSnapshot, ObjectStore]

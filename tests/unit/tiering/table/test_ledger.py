@@ -29,7 +29,7 @@ from tiering.table.ledger import (
 DIGEST = "ab" * 32
 LINEAGE_ID = "0123456789abcdef" * 2
 
-# What an old build wrote, and what this one writes: the bytes are compared with those in the store.
+# The bytes of entries of an old build and of this one, to be compared with those in the store.
 OLD_BYTES = b"""{
  "crc32c": 7,
  "digest": "%s",

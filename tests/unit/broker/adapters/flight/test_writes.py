@@ -273,7 +273,7 @@ def test_what_is_in_flight_is_bounded(broker: MemoryBroker, config: FlightServic
     harness = Harness(broker, config, StreamConfig(subject="s"))
     harness.partition.hold()
     harness.send(*((numbered(n, 1, value_bytes=1_000 - 8), None) for n in range(10)))
-    for _ in range(4):  # three are taken, the fourth is in the reader's hand
+    for _ in range(4):  # three are submitted, and the reader holds the fourth
         assert harness.taken.acquire(timeout=WAIT_S)
     assert not harness.taken.acquire(timeout=0.05)
     assert harness.partition.submits_count <= 3

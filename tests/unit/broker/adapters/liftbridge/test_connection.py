@@ -27,7 +27,7 @@ class BusyWorkers:
 
 
 def test_a_publisher_of_a_busy_broker_is_told_to_try_again() -> None:
-    """A client repeats a call after Unavailable; after Internal it gives the message up."""
+    """A client repeats a call after Unavailable, and not after Internal."""
     found: list[object] = []
     busy = _LookUps(cast("Workers", BusyWorkers()), lambda stream, partition: None)
     busy.look_up("orders", 0, found.append)

@@ -1,4 +1,4 @@
-"""A service that cannot listen says so at its start."""
+"""A service that cannot listen is refused at its start."""
 
 from __future__ import annotations
 

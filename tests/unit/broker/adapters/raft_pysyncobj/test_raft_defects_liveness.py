@@ -73,7 +73,7 @@ def test_l1_a_tail_that_conflicts_is_repaired(core: Any, clock: shipped.Clock) -
         waiting += first.said_to(B)
         first.wait(first.config.heartbeat_ms + 1)
         waiting += first.said_to(B)
-        for _ in range(len(waiting)):  # B hears it as the follower that it is here
+        for _ in range(len(waiting)):  # deliver the message to B, which is a follower here
             for reply in second.get(B, waiting.popleft()):
                 first.get(B, reply)
         if second.member.log.term_at(second.last_index) == term:
@@ -163,7 +163,7 @@ def test_l4_a_snapshot_takes_one_message_at_a_time(
     library._SyncObj__deleteEntriesTo(15)  # c needs a snapshot now
     library.get("c", {"type": "next_node_idx", "reset": True, "success": False,
                       "next_node_idx": 2})  # fmt: skip
-    library._SyncObj__serializer._Serializer__pid = 4711  # one is being written
+    library._SyncObj__serializer._Serializer__pid = 4711  # a snapshot is being written
     clock.per_look = 0.001
     library._SyncObj__newAppendEntriesTime = 0
     empty = [one for one in library.tick() if one.get("serialized", 1) is None]

@@ -117,7 +117,7 @@ def test_s2_an_answer_counts_in_its_own_term_only(core: Any, clock: shipped.Cloc
     library.tick()
     assert library.commit == 1, "two of five are no majority"
     assert "term" not in late[0]
-    library.get("b", late[0])  # about another log, in a term long gone
+    library.get("b", late[0])  # the answer is about another log, in an old term
     library.tick()
     assert library.commit == end, "committed with two copies of five"
 

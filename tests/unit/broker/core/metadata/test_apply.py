@@ -99,7 +99,7 @@ def test_a_lease_holds_from_the_cold_ends_of_its_moment_until_it_expires() -> No
     assert state.leases[LEASE].floors == (7, 0)
     state, reply = apply(state, RenewLease(lease_id=LEASE, expires_us=200, now_us=99))
     assert reply == {"expires_us": 200}
-    slower = RenewLease(lease_id=LEASE, expires_us=150, now_us=99)  # asked first, heard last
+    slower = RenewLease(lease_id=LEASE, expires_us=150, now_us=99)  # sent first, applied last
     state, reply = apply(state, slower)
     assert reply == {"expires_us": 200}
     late = RenewLease(lease_id=LEASE, expires_us=400, now_us=200)

@@ -179,7 +179,7 @@ def test_chunks_in_any_order_make_a_whole_snapshot_or_none() -> None:
     assert rig.get(B, one) == [ChunkReply(2, snapshot.id, 4, 1)]
     assert rig.get(B, one) == [ChunkReply(2, snapshot.id, 4, 1)]
     bad = Chunk(2, snapshot.id, 4, 1, b"5679")
-    assert rig.get(B, bad) == [ChunkReply(2, snapshot.id, 0, 1)]  # checksum: begin again
+    assert rig.get(B, bad) == [ChunkReply(2, snapshot.id, 0, 1)]  # a wrong checksum: begin again
     assert rig.member.snapshot is None
     rig.get(B, one)
     assert rig.get(B, two) == [AppendReply(2, True, 9, 0, 0, 1)]

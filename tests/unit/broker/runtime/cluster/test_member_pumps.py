@@ -160,7 +160,7 @@ def test_a_start_that_is_given_up_leaves_the_note_of_a_clean_stop() -> None:
     second = _registration(disk, metadata, [], stop=stop)
     second.turn(0)
     stop.append(True)
-    second.turn(1)  # nobody knows what becomes of the proposal
+    second.turn(1)  # the proposal may still be applied
     metadata.answer(UnavailableError("no majority"), applied=False)
     with pytest.raises(ShuttingDownError):
         second.turn(2)

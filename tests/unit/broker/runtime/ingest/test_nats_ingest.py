@@ -92,7 +92,7 @@ class FakeLog:
         self.full = False
         self.rows_max = 1_000_000
         self.taken: list[list[bytes]] = []
-        self.policies: list[AckPolicy] = []  # of what was taken
+        self.policies: list[AckPolicy] = []  # the policies of the stored batches
         self.waiting: list[Done] = []
 
     def submit_records(
@@ -222,7 +222,7 @@ def test_order_is_kept_while_a_log_has_no_room() -> None:
         scene.logs["a"].full = True
         room = scene.ingest.received([scene.batch("a", "1"), scene.batch("b", "x")])
         assert room is not None
-        # The connection ended and the next one reads: what waits must not be overtaken.
+        # The connection ended and the next one reads: waiting messages must not be overtaken.
         assert scene.ingest.received([scene.batch("a", "2")]) is room
         assert (scene.logs["a"].values, scene.logs["b"].values) == ([], [])
         scene.logs["a"].full = False
@@ -255,7 +255,7 @@ def test_a_log_without_room_for_too_long_drops_at_once_from_then_on() -> None:
         scene.logs["a"].full = False
         assert scene.ingest.received([scene.batch("a", "3")]) is None
         assert scene.logs["a"].values == [b"3"]
-        scene.logs["a"].full = True  # healed: the next overload waits again
+        scene.logs["a"].full = True  # the log has room again: the next overload waits again
         assert scene.ingest.received([scene.batch("a", "4")]) is not None
 
     play(story())

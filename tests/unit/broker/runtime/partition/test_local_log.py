@@ -53,7 +53,7 @@ def unsaved(tmp_path: Path) -> Iterator[LocalLog]:
 @pytest.fixture
 def local(unsaved: LocalLog) -> LocalLog:
     """Give that log with its first segment freed, and one more record."""
-    unsaved.save_producers()  # the segment was sealed within a turn, which wrote on
+    unsaved.save_producers()  # the segment was sealed within a turn that wrote further records
     write(unsaved, 8, 9)
     unsaved.save_producers()
     free(unsaved)

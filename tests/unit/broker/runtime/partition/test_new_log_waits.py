@@ -102,7 +102,7 @@ def test_a_log_that_begins_anew_waits_for_room() -> None:
             ),
         )
     )
-    disk.capacity_bytes = 0  # the old log's room is given back first, and taken by others
+    disk.capacity_bytes = 0  # the old log's space is freed first, and other files use it
     rig.turns.run()
     sent = len(links.sent)
     for _ in range(3):

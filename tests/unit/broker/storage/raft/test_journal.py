@@ -208,7 +208,7 @@ def test_a_full_disk_refuses_and_the_same_save_goes_through_later(thin: bool) ->
     for _ in range(3):
         with pytest.raises(DiskFullError):
             journal.save(entries=large)
-    if not thin:  # where allocating reserves nothing, only writing tells
+    if not thin:  # if allocation reserves nothing, only a write shows the full disk
         with pytest.raises(DiskFullError):
             journal.reserve(4000)
     disk.capacity_bytes = ROOMY
