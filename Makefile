@@ -54,6 +54,7 @@ venv: $(STAMP) ## make .venv from requirements.lock (every hash checked) and ins
 # no network; a package that left the lock stays until `make clean`.
 $(STAMP): $(ROOT)/requirements.lock $(ROOT)/pyproject.toml
 	@cd $(ROOT)
+	echo "Installing the packages of requirements.lock into .venv: about a minute the first time"
 	test -x $(PYTHON) || $(BASE_PYTHON) -m venv $(VENV)
 	$(PYTHON) -m pip install --quiet --require-hashes --requirement requirements.lock
 	$(PYTHON) -m pip install --quiet --no-deps --no-build-isolation --editable .
@@ -74,6 +75,7 @@ AIRFLOW_STAMP := $(AIRFLOW_VENV)/.installed
 
 $(AIRFLOW_STAMP): $(ROOT)/airflow_dags/requirements.lock
 	@cd $(ROOT)
+	echo "Installing Airflow into .airflow-venv: some minutes, once; the demo's last step needs it"
 	test -x $(AIRFLOW_VENV)/bin/python || $(BASE_PYTHON) -m venv $(AIRFLOW_VENV)
 	$(AIRFLOW_VENV)/bin/python -m pip install --quiet --require-hashes \
 		--requirement airflow_dags/requirements.lock

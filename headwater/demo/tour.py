@@ -310,7 +310,9 @@ def _show_carriers(scene: _Scene, found: list[tuple[str, int, int, int]]) -> Non
 def _show_latest(scene: _Scene, count: int, found: list[dict[str, Any]]) -> None:
     expected = len(scene.flights.column("tailnum").drop_null().unique())
     _require(count, expected, "aircraft")
-    console.say(f"  {count:,} aircraft; the busiest of them:")
+    console.say(
+        f"  {count:,} aircraft; the busiest of them (the live flights are January's, sent again):"
+    )
     console.table(
         ("aircraft", "flights", "last", "flight", "hour", "offset"),
         [
