@@ -294,6 +294,10 @@ class NoAnswerError(UnavailableError):
     """  # noqa: D205 - one thought
 
 
+class JarsMissingError(UnavailableError):
+    """The jars that Spark needs are not in the cache, and cannot be fetched."""
+
+
 class CorruptDataError(HeadwaterError):
     """Stored bytes differ from the bytes that were written. Nothing is deleted; an operator must
     look into it.

@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from broker.errors import InvalidConfigError, UnavailableError
+from broker.errors import InvalidConfigError, JarsMissingError, UnavailableError
 
 DELTA_VERSION: Final = "4.4.0"  # the wheel delta-spark has the same pin; 4.4.1 has no JVM artifact
 HADOOP_VERSION: Final = "3.5.0"  # must equal the hadoop-client inside PySpark 4.2.0
@@ -70,6 +70,7 @@ EXCLUDES: Final = (
 # Settings by which a user names an internal mirror; passed to the resolver unchanged.
 _RESOLVER_CONF: Final = ("spark.jars.ivySettings", "spark.jars.repositories")
 _RESOLVE_SECONDS_MAX: Final = 900
+_REASON_CHARACTERS_MAX: Final = 500
 _RECEIPT: Final = "resolved.json"
 
 
@@ -95,7 +96,8 @@ def fetch(folder: Path | None = None, *, conf: Mapping[str, str] | None = None) 
         conf: Spark settings; ``spark.jars.ivySettings`` and ``spark.jars.repositories`` are used.
 
     Raises:
-        UnavailableError: the resolver failed; its last lines are in the message.
+        JarsMissingError: the resolver failed; what it said is in the message.
+        UnavailableError: it took too long, or brought no jars.
     """
     home = (folder or default_folder()) / set_name()
     known = _from_receipt(home)
@@ -167,11 +169,20 @@ def _resolve(home: Path, conf: Mapping[str, str]) -> None:
     except OSError as cause:
         raise InvalidConfigError(f"cannot run spark-submit: {cause}") from cause
     if done.returncode != 0:
-        tail = "\n".join((done.stdout + done.stderr).strip().splitlines()[-12:])
-        raise UnavailableError(
+        raise JarsMissingError(
             "Spark's jars could not be fetched (this is needed once; afterwards Headwater works "
-            f"offline). The end of the resolver's output:\n{tail}"
+            f"offline). The resolver says: {_reason(done.stdout + done.stderr)}"
         )
+
+
+def _reason(output: str) -> str:
+    """Return the last line of the resolver that says something, without the JVM's trace."""
+    lines = [line for line in output.splitlines() if line.strip()]
+    said = [line.strip() for line in lines if not line.startswith(("\tat ", "        at ", "::"))]
+    if not said:
+        return "nothing"
+    last = said[-1].removeprefix('Exception in thread "main" ')
+    return last.removeprefix("java.lang.RuntimeException: ")[:_REASON_CHARACTERS_MAX]
 
 
 @contextmanager

@@ -62,6 +62,8 @@ _HINTS: Final = {
     "then restart the broker.",
     "RemoteTierUnavailableError": "The object store does not answer. No record is lost: the broker "
     "continues, and ships later. Check endpoint, credentials and network.",
+    "JarsMissingError": "Run it once with a network, or copy ~/.cache/headwater/ivy from another "
+    "machine (HEADWATER_IVY_DIR names another folder), or set spark.jars.repositories to a mirror.",
     "UnavailableError": "Is the server running? `headwater up` starts one; `--server` or "
     "HEADWATER_SERVER names another.",
     "CorruptDataError": "Nothing was deleted or repaired. `headwater verify STREAM` checks every "
