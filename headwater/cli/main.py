@@ -161,6 +161,8 @@ def main() -> None:
         sys.stderr.write("headwater: standard output is closed; for no output use >/dev/null\n")
         sys.exit(failures.EXIT_WRONG_REQUEST)
     _write_whole()
+    if sys.argv[1:2] not in (["up"], ["broker"]):  # a client's errors are told by the command
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         try:
             app(prog_name="headwater")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -121,10 +122,13 @@ def resolve_address(
     env = os.environ if environment is None else environment
     text = (url or env.get("HEADWATER_SERVER") or DEFAULT_URL).strip()
     ca = _pem(tls_ca_file or env.get("HEADWATER_TLS_CA_FILE"))
-    cert = _pem(tls_cert_file or env.get("HEADWATER_TLS_CERT_FILE"))
-    key = _pem(tls_key_file or env.get("HEADWATER_TLS_KEY_FILE"))
+    cert_file = tls_cert_file or env.get("HEADWATER_TLS_CERT_FILE")
+    key_file = tls_key_file or env.get("HEADWATER_TLS_KEY_FILE")
+    cert, key = _pem(cert_file), _pem(key_file)
     if (cert is None) != (key is None):
         raise InvalidConfigError("a client certificate needs its key, and a key its certificate")
+    if cert_file and key_file:
+        _require_pair(cert_file, key_file)
     return replace(_parse(text, tls=ca is not None), ca=ca, cert=cert, key=key)
 
 
@@ -157,3 +161,12 @@ def _pem(path: str | os.PathLike[str] | None) -> bytes | None:
         return Path(path).read_bytes()
     except OSError as cause:
         raise InvalidConfigError(f"cannot read the certificate file {path}: {cause}") from cause
+
+
+def _require_pair(certificate: str | os.PathLike[str], key: str | os.PathLike[str]) -> None:
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(certificate, key)
+    except (OSError, ssl.SSLError) as cause:
+        raise InvalidConfigError(
+            f"{certificate} and {key} are not a certificate and its key: {cause}"
+        ) from cause

@@ -210,4 +210,11 @@ def _ours(
         )
     if isinstance(error, pa.ArrowInvalid):
         return InvalidRequestError(text)
+    if "handshake failed" in text.lower():
+        return NoAnswerError(
+            f"no answer from the broker at {address.url}, because the TLS handshake failed: "
+            "perhaps it speaks no TLS (grpc://), or the CA file is not that of its certificate "
+            f"(HEADWATER_TLS_CA_FILE): {text}",
+            address=address.url,
+        )
     return NoAnswerError(f"no answer from the broker at {address.url}: {text}", address=address.url)

@@ -125,3 +125,13 @@ def test_version() -> None:
     """The version is the distribution's."""
     result = CliRunner().invoke(main_module.app, ["--version"])
     assert result.stdout.startswith("headwater ")
+
+
+def test_a_failed_handshake_is_one_error_without_the_log_of_grpc(address: str) -> None:
+    """A server that speaks no TLS is named as one; Flight's library writes lines of its own."""
+    words = [sys.executable, "-m", "headwater", "stream", "list"]
+    words += ["--server", f"grpc+tls://{address}"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 3, done.stderr
+    assert done.stderr.startswith("NoAnswerError: "), done.stderr
+    assert "the TLS handshake failed: perhaps it speaks no TLS (grpc://)" in done.stderr

@@ -8,6 +8,7 @@ import pytest
 
 from broker.errors import InvalidConfigError
 from headwater.client.address import resolve_address, resolve_addresses
+from headwater.local.cluster_certificates import make_certificates
 
 
 @pytest.mark.parametrize(
@@ -56,6 +57,16 @@ def test_certificates_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
     cert.write_bytes(b"x")
     with pytest.raises(InvalidConfigError):
         resolve_address(tls_cert_file=cert, environment={})
+
+
+def test_a_key_of_another_certificate_is_named(tmp_path: Path) -> None:
+    """Flight would say "empty address list" of it, after lines of its own log."""
+    made = make_certificates(tmp_path, cluster="c", brokers=["a", "b"])
+    files = {"tls_cert_file": made["a"].cert_file, "tls_key_file": made["a"].key_file}
+    assert resolve_address("a:1", environment={}, **files).cert is not None
+    files["tls_key_file"] = made["b"].key_file
+    with pytest.raises(InvalidConfigError, match="are not a certificate and its key"):
+        resolve_address("a:1", environment={}, **files)
 
 
 def test_several_brokers_stand_between_commas() -> None:
