@@ -200,8 +200,9 @@ class ClusterOperations:
         found = self._voters.change_voter(NodeId(broker), votes=votes)
         if found.reason == ChangeRefusal.UNKNOWN.value:
             raise UnknownBrokerError(
-                f"{self._me}, which leads the controllers, does not know {broker!r}: write it into "
-                "cluster.brokers of every broker and restart them one by one; then start it",
+                f"{self._me}, the leader of the controllers, does not know broker {broker!r}. Add "
+                f"{broker!r} to cluster.brokers of every broker, restart the brokers one by one, "
+                f"then start {broker!r}",
                 broker=broker,
             )
         if found.reason in _NEVER:
@@ -293,8 +294,8 @@ class ClusterOperations:
                 )
             if to in one.restarted:
                 raise IneligibleReplicaError(
-                    f"{to} has restarted, and {name}/{partition} has yet to see that it holds "
-                    "everything: try again in a moment",
+                    f"{to} has restarted, and the leader of {name}/{partition} has not checked its "
+                    "log yet: try again in a moment",
                     broker=to,
                 )
             return NameCandidate(
@@ -345,7 +346,7 @@ class ClusterOperations:
         """See ``OperatorApi.elect_unclean``; refused if the partition has changed since."""
         if broker != self._me:
             raise InvalidRequestError(
-                f"{broker} itself has to be asked to lead: only it knows how far its log reaches",
+                f"send this request to {broker}: only that broker knows where its log ends",
                 broker=broker,
             )
         self._metadata.barrier(timeout_ms=_BARRIER_MS)
@@ -421,8 +422,8 @@ class ClusterOperations:
 
 def _alone(me: BrokerId) -> InvalidRequestError:
     return InvalidRequestError(
-        f"{me} is a broker alone, its own and only controller: `headwater up --brokers 3`, or "
-        "cluster.brokers in its configuration, makes it one of several"
+        f"{me} is a broker alone, its own and only controller. For a cluster, start with "
+        "`headwater up --brokers 3`, or list the brokers in cluster.brokers of the configuration"
     )
 
 

@@ -136,7 +136,7 @@ class ReplicaFolders:
             return None
         return (
             f"logs of streams that the metadata does not know were moved to {self._unknown[0]}"
-            f"{' and others' if self._unknown[1:] else ''}: the metadata may be older than they"
+            f"{' and others' if self._unknown[1:] else ''}: the metadata may be an older copy"
         )
 
     def _is_elsewhere(

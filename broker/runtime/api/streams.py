@@ -166,7 +166,11 @@ class Streams:
         before_us: int | None = None,
         operator: str,
     ) -> Purged:
-        """See ``StreamsApi.purge``. The epoch is read first: what it committed stays committed."""
+        """See ``StreamsApi.purge``.
+
+        The leader epoch is read before the high watermark, and the metadata refuses the command if
+        another epoch has begun. So only committed records are purged.
+        """
         stream = self.with_partition(name, partition)
         partition_id = PartitionId(stream.uuid, PartitionNumber(partition))
         driver = self._replicas.find(partition_id)
@@ -281,7 +285,10 @@ def _purge_end(
         raise refusal
     end = driver.replication.newest_committed
     if end is None:
-        raise NotLeaderError(f"the leader of {name} does not know yet how far it is committed")
+        raise NotLeaderError(
+            f"the leader of {name} has just begun to lead and does not know the high watermark: "
+            "try again in a moment"
+        )
     if before_us is not None:
         return min(driver.reads.offset_at(before_us), end)
     if before is None:

@@ -28,7 +28,8 @@ def claim_directory(files: Files, *, cluster: str, broker_id: str) -> str:
     if not files.exists(_FILE):
         if files.exists("metadata") or files.exists("streams"):
             raise MetadataCorruptError(
-                f"{_FILE} is missing beside stored data: put it back from a copy of the folder",
+                f"the file {_FILE} is missing, but this data directory was in use: put the file back "
+                "from a copy of the directory",
                 path=_FILE,
             )
         identity = {"cluster": cluster, "broker_id": broker_id, "uuid": str(uuid.uuid4())}

@@ -178,14 +178,15 @@ class Alone:
         """See ``Membership.place``."""
         if config.replication_factor > 1:
             raise NotEnoughReplicasError(
-                f"{config.replication_factor} replicas need as many brokers; this one is alone",
+                f"{config.replication_factor} replicas need as many brokers, and this broker is "
+                "alone: ask for 1 replica",
                 isr=[self._broker_id],
                 min_isr=config.min_isr,
             )
         return ()
 
     def leaders_writer(self, partition_id: PartitionId, name: str) -> PartitionWriter:
-        """See ``Membership.leaders_writer``: there is nobody else."""
+        """See ``Membership.leaders_writer``: no other broker can lead."""
         raise NotLeaderError(f"{name} is not open here", partition=str(partition_id))
 
     def newest(self, partition_id: PartitionId, name: str) -> NewestTold:

@@ -32,7 +32,7 @@ from broker.runtime.metadata.lone_takeover import KEPT, take_over
 from broker.runtime.metadata.raft_metadata_log import RaftMetadataLog
 from broker.runtime.metadata.unknown_logs import require_known
 from broker.storage.log_folder import is_full
-from broker.storage.promises.promises import Promises
+from broker.storage.promises.promises import PROMISES_NAME, Promises
 from broker.storage.raft.journal import COUNTER, RaftJournal
 from broker.storage.raft.journal_scan import Found
 
@@ -147,9 +147,9 @@ def _require_not_lost(files: Files, promises: Promises | None, *, has_taken_part
     left = [one for one in ("streams", KEPT) if files.exists(one)]
     if has_taken_part or left or counted or RaftJournal.is_noted(promises):
         raise MetadataCorruptError(
-            f"the metadata of this broker, the folder {_FOLDER}, is missing beside stored data: it "
-            "is lost. Nothing was changed. Bring it back from a copy of the whole data folder, or "
-            "rebuild the streams from their tables in an empty one",
+            f"the metadata folder {_FOLDER} is missing or empty, and this data directory was in "
+            "use: the metadata is lost. Nothing was changed. Restore a copy of the whole data "
+            "directory, or rebuild the streams from their tables in an empty one",
             path=_FOLDER,
         )
 
@@ -179,9 +179,9 @@ def _require_not_forgotten(journal: RaftJournal) -> None:
     """Refuse files of an earlier term: their records may belong to another history."""
     if journal.has_forgotten:
         raise MetadataCorruptError(
-            f"the metadata in {_FOLDER} is of an earlier moment than what this broker has promised "
-            "since: an older copy was put back. Put the newest copy of the folder back, or rebuild "
-            "the streams from their tables.",
+            f"the metadata in {_FOLDER} is older than the file {PROMISES_NAME} says: an older copy "
+            "was put back. Put the newest copy of the folder back, or rebuild the streams from "
+            "their tables.",
             path=_FOLDER,
         )
 
@@ -192,6 +192,7 @@ def _require_no_others(metadata: RaftMetadataLog, me: BrokerId) -> None:
     others = sorted(one for one in brokers if one != me)
     if others or (me in brokers and brokers[me].session):
         raise InvalidConfigError(
-            "this data directory belongs to a cluster, and cluster.brokers is empty",
+            "this data directory belongs to a broker of a cluster, but cluster.brokers is empty: "
+            "list the cluster's brokers there",
             others=others,
         )

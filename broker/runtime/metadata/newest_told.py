@@ -35,8 +35,8 @@ def refusal(told: NewestTold, name: str, leader: BrokerId | None) -> ForeignHist
     if told.high_watermark is not None or told.leader_epoch == LeaderEpoch(0):
         return None
     return ForeignHistoryError(
-        f"broker {leader!r} leads {name}, and its history is not the one of the lake: nobody can "
-        "say how it goes on. That broker's log and `headwater cluster partitions` have the reason",
+        f"broker {leader!r} leads {name}, but its records do not continue those in the lake. "
+        "The log of that broker and `headwater cluster partitions` have the reason",
         partition=name,
         leader=leader,
     )

@@ -38,7 +38,7 @@ class CommittedEnd:
             self._moved.notify_all()
 
     def close(self) -> None:
-        """Let nobody wait any more."""
+        """End every wait at once, and every later one."""
         with self._moved:
             self._closing = True
             self._moved.notify_all()

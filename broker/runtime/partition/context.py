@@ -22,7 +22,7 @@ from broker.storage.log.partition_log import PartitionLog
 
 
 def _ignore_sealed(partition_id: PartitionId) -> None:
-    """Do nothing: nobody ships this partition."""
+    """Do nothing: the default of a partition that is not tiered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class PartitionPorts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionNotices:
-    """What a partition tells its broker. Every call is in a turn, except of ``record_cold_end``."""
+    """A partition's callbacks to its broker. All but ``record_cold_end`` are called in a turn."""
 
     record_cold_end: RecordColdEnd  # durably in the metadata; blocks
     on_sealed: Callable[[PartitionId], None] = _ignore_sealed  # a segment was sealed; quick

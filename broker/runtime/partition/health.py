@@ -28,8 +28,7 @@ class PartitionHealth:
         self.failure: HeadwaterError | None = _damage(local)
         self.is_damaged = self.failure is not None  # found when the log was opened
         self.lost_end = local.log.recovery.lost_end_error  # set if the log was once longer
-        # The view says so. What a failure means depends on it: nobody else can tell the records.
-        self.is_only_copy = False
+        self.is_only_copy = False  # from the view: whether no other replica has the records
 
     def when_failed(self, listener: Callable[[HeadwaterError], None]) -> None:
         """Register a callback for the first failure; callbacks are called in this order."""

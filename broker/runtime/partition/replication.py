@@ -112,14 +112,14 @@ class Replication:
         end = log.synced_end if self._flushes_always else log.log_end
         return (log.epochs.epoch_of(Offset(end - 1)) if end else LeaderEpoch(0)), end
 
-    # ------------------------------------------------------------------ any thread tells
+    # ------------------------------------------------------------------ from any thread
 
     def take_view(self, view: PartitionView | None) -> OwnerCall:
-        """Begin to take the newest view of the metadata; finish with :meth:`view_taken`."""
+        """Queue the newest view of the metadata; :meth:`view_taken` waits until it is applied."""
         return self._views.begin(view)
 
     def view_taken(self, call: OwnerCall) -> None:
-        """Wait until the view is taken. Blocks."""
+        """Wait until the view is applied. Blocks."""
         self._queue.result_of(call)
 
     def deliver(self, message: ReplicaMessage) -> None:

@@ -273,7 +273,7 @@ class RaftPump:
                     self._saving.drop_floor()
                 case Diverged(index, ours, theirs):
                     raise MetadataCorruptError(
-                        f"the metadata of this member differs from its leader's at {index}",
+                        f"the metadata of this controller differs from its leader at {index}",
                         ours=ours,
                         theirs=theirs,
                     )

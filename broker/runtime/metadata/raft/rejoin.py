@@ -29,7 +29,7 @@ from broker.ports.cluster import ControlTransport
 from broker.ports.pumps import NEVER_MS, PumpTurn
 from broker.ports.system import Clock, Files
 from broker.runtime.pumps import wait_for_answer
-from broker.storage.promises.promises import Promises
+from broker.storage.promises.promises import PROMISES_NAME, Promises
 from broker.storage.raft.journal import RaftJournal, has_lost_all
 from broker.storage.raft.member_note import noted_disk
 
@@ -48,7 +48,7 @@ Random = Callable[[int, int], int]  # (low, high), both ends included
 
 
 class ControlDesk:
-    """Implements ``ControlTransport`` over another one; answers starting members. Any thread."""
+    """Wraps a ``ControlTransport``, and answers the questions of starting members. Any thread."""
 
     def __init__(self, transport: ControlTransport, *, random: Random | None = None) -> None:
         """Begin to receive at once; questions are dropped until :meth:`answer_with`."""
@@ -342,18 +342,17 @@ class TakingPart:
 
 def _forgotten(folder: str) -> MetadataCorruptError:
     return MetadataCorruptError(
-        f"the folder {folder} is of an earlier moment than what this broker has promised "
-        "since, and no other controller knows what that was. Nothing was changed. Bring "
-        "back the folder that was there, or a copy of the whole data directory",
+        f"the metadata in {folder} is older than the file {PROMISES_NAME} says, and there is no "
+        "other controller that has the rest: an older copy was put back. Nothing was changed. "
+        "Put the newest copy of the folder back, or restore a copy of the whole data directory",
         path=folder,
     )
 
 
 def _empty(folder: str) -> MetadataCorruptError:
     return MetadataCorruptError(
-        f"the folder {folder} holds nothing, and this broker has been in use: what it "
-        "held is lost. Nothing was changed. Bring it back from a copy of the whole "
-        "data directory",
+        f"the metadata folder {folder} is empty, and this data directory was in use: the metadata "
+        "is lost. Nothing was changed. Restore a copy of the whole data directory",
         path=folder,
     )
 

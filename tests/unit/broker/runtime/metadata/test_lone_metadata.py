@@ -243,7 +243,7 @@ def test_the_folder_of_a_broker_of_a_cluster_is_refused(tmp_path: Path) -> None:
     files = DiskFiles(tmp_path)
     session, _ = begin_session(files)
     files.close()
-    with pytest.raises(InvalidConfigError, match="belongs to a cluster"), _log(tmp_path):
+    with pytest.raises(InvalidConfigError, match="belongs to a broker of"), _log(tmp_path):
         pass
     files = DiskFiles(tmp_path)
     assert begin_session(files)[1][-1] == session, "its proof of a clean stop is as it was"
