@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _MOTO_BUCKET: Final = "headwater"
 _WATCH_S: Final = 0.5
-_BROKER_FILES: Final = ("node.json", "metadata")  # in every broker's data folder
+_METADATA: Final = ("raft", "metadata")  # folders of a broker: of this release, of release 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,7 +269,8 @@ def _refuse_a_daemons_folder(data: Path) -> None:
     """
     path = data.absolute()
     for folder in (path, *path.parents):
-        if all((folder / name).exists() for name in _BROKER_FILES):
+        has_metadata = any((folder / name).exists() for name in _METADATA)
+        if has_metadata and (folder / "node.json").exists():
             raise InvalidConfigError(
                 f"{folder} is the data folder of a broker (`headwater broker`): give `up` another "
                 "--data, or start that broker with its configuration"

@@ -12,9 +12,11 @@ from typing import Final
 from broker.errors import InvalidConfigError, MetadataCorruptError
 from broker.model.ids import is_uuid
 from broker.ports.system import Files
+from broker.storage.promises.promises import PROMISES_NAME
 from broker.storage.whole_file import write_whole
 
 _FILE: Final = "node.json"
+_WRITTEN_LATER: Final = ("metadata", "raft", "streams", PROMISES_NAME)  # only after ``_FILE``
 _BYTES_MAX: Final = 4096
 
 
@@ -23,13 +25,13 @@ def claim_directory(files: Files, *, cluster: str, broker_id: str) -> str:
 
     Raises:
         InvalidConfigError: the directory belongs to another cluster or broker.
-        MetadataCorruptError: the identity file is damaged, or missing beside data.
+        MetadataCorruptError: the identity file is damaged, or missing from a directory in use.
     """
     if not files.exists(_FILE):
-        if files.exists("metadata") or files.exists("streams"):
+        if any(files.exists(one) for one in _WRITTEN_LATER):
             raise MetadataCorruptError(
-                f"the file {_FILE} is missing, but this data directory was in use: put the file back "
-                "from a copy of the directory",
+                f"the file {_FILE} is missing, but this data directory was in use: put the file "
+                "back from a copy of the directory",
                 path=_FILE,
             )
         identity = {"cluster": cluster, "broker_id": broker_id, "uuid": str(uuid.uuid4())}

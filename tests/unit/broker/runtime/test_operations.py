@@ -343,7 +343,7 @@ def test_remove_wants_a_dead_and_empty_broker(metadata: Metadata) -> None:
     with pytest.raises(InvalidRequestError, match="alive"):
         operations.remove_broker("d")
     metadata.fence(C)
-    with pytest.raises(InvalidRequestError, match="1 replicas"):
+    with pytest.raises(InvalidRequestError, match="1 replica"):
         operations.remove_broker("c")
     metadata.fence(D)
     operations.remove_broker("d")

@@ -92,11 +92,14 @@ def test_certificates_of_another_cluster_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "c.crt").exists()
 
 
-@pytest.mark.parametrize("below", ["", "metadata", "streams/deep"])
-def test_up_inside_the_folder_of_a_daemon_is_refused(tmp_path: Path, below: str) -> None:
+@pytest.mark.parametrize("folder", ["raft", "metadata"])  # of this release, and of release 0.1
+@pytest.mark.parametrize("below", ["", "raft", "streams/deep"])
+def test_up_inside_the_folder_of_a_daemon_is_refused(
+    tmp_path: Path, below: str, folder: str
+) -> None:
     """Its own folder would be inside the data folder of another broker."""
     (tmp_path / "node.json").write_text("{}")
-    (tmp_path / "metadata").mkdir()
+    (tmp_path / folder).mkdir()
     data = tmp_path / below
     result = CliRunner().invoke(app, ["up", "--data", str(data)])
     assert result.exit_code == 2

@@ -35,3 +35,13 @@ def test_a_damaged_uuid_is_named(tmp_path: Path, drawn: object) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), "uuid": drawn}))
     with pytest.raises(MetadataCorruptError, match="is not a uuid"):
         _claim(tmp_path)
+
+
+@pytest.mark.parametrize("left", ["metadata", "streams", "raft", "promises"])
+def test_a_lost_file_is_not_written_anew(tmp_path: Path, left: str) -> None:
+    """A new uuid would make the broker take its own promises for those of another directory."""
+    _claim(tmp_path)
+    (tmp_path / "node.json").unlink()
+    (tmp_path / left).mkdir()
+    with pytest.raises(MetadataCorruptError, match=r"node\.json is missing"):
+        _claim(tmp_path)
