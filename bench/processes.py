@@ -7,7 +7,6 @@ interrupted benchmark leaves no processes behind. Logs are kept in the run's fol
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 import os
 import shutil
@@ -22,6 +21,7 @@ from typing import Any, Final, Self
 import psutil
 
 from headwater.local import exec_with_parent
+from headwater.local.embedded import http_status
 
 _SHIM: Final = exec_with_parent.__file__
 _STOP_TIMEOUT_S: Final = 60.0
@@ -103,24 +103,11 @@ class Child:
 def wait_http(child: Child, port: int, path: str, *, timeout_s: float = 60.0) -> None:
     """Wait until ``path`` answers 200; raises BenchError at the timeout or if the child ends."""
     deadline = time.monotonic() + timeout_s
-    while http_status(port, path) != 200:
+    while http_status(port, "GET", path) != 200:
         child.check()
         if time.monotonic() > deadline:
             raise BenchError(f"{child.name} was not ready after {timeout_s} s: {child.tail()}")
         time.sleep(0.005)
-
-
-def http_status(port: int, path: str) -> int | None:
-    """Return the status of one GET on the loopback; None if there is no answer."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
-    with contextlib.closing(connection):
-        try:
-            connection.request("GET", path)
-            response = connection.getresponse()
-            response.read()
-        except (OSError, http.client.HTTPException):
-            return None
-        return response.status
 
 
 def run_json(

@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any, Final
 from broker.errors import (
     FencedError,
     GapError,
-    HeadwaterError,
     InvalidRequestError,
     OverlapError,
     SchemaMismatchError,
     TableMismatchError,
 )
 from broker.model.offsets import Offset, OffsetRange
+from spark_jobs.sessions import parallelism
 from spark_jobs.tables import plan, schema_match
 from spark_jobs.tables.committing import CommittingTable, State
 from spark_jobs.tables.file_writer import Output, WrittenFile
@@ -269,7 +269,7 @@ class Appender:
             at = {number: offsets.start for number, offsets in rejects.ranges.items()}
         found = plan.slices(
             main.ranges,
-            tasks=_parallelism(self._spark),
+            tasks=1 if self._spark is None else parallelism(self._spark),
             records_min=RECORDS_PER_TASK_MIN,
             records_max=RECORDS_PER_TASK_MAX,
             at=at,
@@ -343,16 +343,6 @@ def _sweep(main: _Planned, rejects: _Planned | None) -> None:
     for each in (main, rejects):
         if each is not None:
             each.table.sweep(each.output.folder)
-
-
-def _parallelism(spark: SparkSession | None) -> int:
-    """Return how many tasks may run at once; with Connect this is taken from a setting."""
-    if spark is None:
-        return 1
-    try:
-        return int(spark.sparkContext.defaultParallelism)
-    except (AttributeError, HeadwaterError):
-        return int(spark.conf.get("spark.sql.shuffle.partitions", "8") or 8)
 
 
 def _check_complete(parts: Sequence[SliceWork], done: Sequence[SliceDone]) -> None:
