@@ -86,25 +86,37 @@ def planted_text(bug: PlantedLine, root: Path = ROOT) -> str:
         raise PlantListError(
             f"{bug.title}: the old text is there {count} times, not once; copy it from the file"
         )
-    changed = text.replace(bug.old, bug.new)
-    first = text.count("\n", 0, text.index(bug.old)) + 1
     try:
-        was = _meaning(text, first, first + bug.old.count("\n"))
-        now = _meaning(changed, first, first + bug.new.count("\n"))
+        spot, was = _statements(text, bug.old)
+        now = _meaning(ast.parse(spot.replace(bug.old, bug.new)).body)
     except SyntaxError as cause:
         raise PlantListError(f"{bug.title}: with the new text the file is no Python") from cause
     if was == now:
         raise PlantListError(f"{bug.title}: the new text means the same as the old")
-    return changed
+    return text.replace(bug.old, bug.new)
 
 
-def _meaning(text: str, first: int, last: int) -> list[str]:
-    """Return what the statements of a module mean that have one of these lines."""
-    return [
-        ast.dump(one)
-        for one in _parsed(text).body
-        if one.lineno <= last and (one.end_lineno or last) >= first
-    ]
+def _statements(text: str, old: str) -> tuple[str, list[str]]:
+    """Return the statements of a module that a text is in, and what they mean.
+
+    Only these are parsed again with a bug: to parse whole files took seconds for all lists. A text
+    that is not within statements, as a comment between two functions, is looked for in the whole.
+    """
+    first = text.count("\n", 0, text.index(old)) + 1
+    last = first + old.count("\n")
+    body = _parsed(text).body
+    touched = [one for one in body if one.lineno <= last and (one.end_lineno or last) >= first]
+    decorators = [mark.lineno for one in touched for mark in getattr(one, "decorator_list", ())]
+    if touched:
+        begin = min([touched[0].lineno, *decorators])
+        spot = "\n".join(text.split("\n")[begin - 1 : touched[-1].end_lineno])
+        if old in spot:
+            return spot, _meaning(touched)
+    return text, _meaning(body)
+
+
+def _meaning(statements: list[ast.stmt]) -> list[str]:
+    return [ast.dump(one) for one in statements]
 
 
 @lru_cache(maxsize=4)
