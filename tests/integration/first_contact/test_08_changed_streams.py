@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from typer.testing import CliRunner
 
 import headwater
 from broker.errors import (
+    FencedError,
     HeldByLeaseError,
     NotShippedError,
     PurgedError,
@@ -253,6 +256,48 @@ def test_a_cut_whose_lease_has_ended_is_refused_below_a_purge(stage: Stage, save
     assert (caught.value.offset, caught.value.start, caught.value.end) == (0, 60, 100)
     rows, _ = headwater.read_table("s", as_of={0: 80}, server=url)
     assert rows.column("value").to_pylist() == VALUES[60:80], "a new cut begins where they do"
+
+
+def test_a_kill_amid_purges_and_changes_takes_nothing_back(stage: Stage) -> None:
+    """Processes end by SIGKILL while both are asked for; what was answered stands at each start."""
+    client, url = stage.client, stage.broker.url
+    client.create_stream("s", tiering=False, segment_bytes_max=64 << 10, flush="interval")
+    over, answered = threading.Event(), threading.Semaphore(0)
+    told = {"purged": 0, "changed": 0, "asked": 0}
+
+    def ask() -> None:
+        with Client(url) as mine:
+            while not over.is_set():
+                told["asked"] += 1
+                with suppress(UnavailableError, FencedError):
+                    _put(mine, "s", *VALUES[:3])
+                    (done,) = mine.purge_stream("s")
+                    assert done.purged_end >= told["purged"]
+                    told["purged"] = done.purged_end
+                    mine.alter_stream("s", record_bytes_max=(1 << 20) + told["asked"])
+                    told["changed"] = told["asked"]
+                    answered.release()
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    try:
+        for _ in range(3):
+            for _ in range(3):
+                assert answered.acquire(timeout=60)
+            stage.broker.kill()
+            stage.broker.start()
+            stage.broker.wait_ready()
+            purged, changed = told["purged"], told["changed"]
+            found = client.describe("s")
+            assert found.partitions[0].purged_end >= purged
+            assert found.stream.config.record_bytes_max >= (1 << 20) + changed
+    finally:
+        over.set()
+        asking.join(60)
+    assert not asking.is_alive()
+    end = client.describe("s").partitions[0].high_watermark
+    (done,) = client.purge_stream("s")
+    assert (done.purged_end, stored(client, "s")) == (end, [])
 
 
 def test_each_partition_is_purged_and_said_to_be(stage: Stage) -> None:
