@@ -14,8 +14,10 @@ MODULES: Final = tuple(
         "deltalake",
         "encodings.idna",
         "pandas",
+        "pyarrow.dataset",
         "pyarrow.pandas_compat",
         "pyarrow.parquet",
+        "pyarrow.vendored.version",
         "tiering.store.local_store",
     )
 )
