@@ -238,7 +238,7 @@ nightly: $(STAMP) ## all simulations for hours, with counts (MINUTES=120 SEEDS=2
 .PHONY: mutants
 mutants: $(STAMP) ## break the log, replication and Raft on purpose; the simulations must notice
 	@cd $(ROOT)
-	HEADWATER_WHOLE_HUNT=1 $(PYTHON) -m pytest -n $(CORES) tests/sim \
+	HEADWATER_WHOLE_HUNT=1 $(PYTHON) -m pytest -n $(CORES) --dist worksteal tests/sim \
 		-k "mutant or correction_is_needed or situation" $(PYTEST_ARGS)
 
 .PHONY: protos
