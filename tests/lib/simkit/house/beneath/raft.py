@@ -297,12 +297,14 @@ class RaftHouse:
         self._config = replace(self._config, restart_grace_ms=1 << 40)
 
     def lost_disk(self, name: str) -> None:
-        """Note a member that is to rejoin with an empty disk."""
+        """Note a member that is to rejoin with an empty disk; an observer begins anew."""
         if NodeId(name) in self._config.members:
             self._world.note("disk of a controller wiped", name)
             self._lost[name] = self.index
             self._wiped.add(name)
             self._copies.pop(name, None)
+        else:
+            self._watch.begins_anew(name)
 
     def copy_folder(self, machine: Machine) -> None:
         """Make a copy of a controller's folder, as a backup does."""

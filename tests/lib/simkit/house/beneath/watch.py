@@ -92,6 +92,11 @@ class RaftWatch:
         if isinstance(message, AppendReply) and message.ok:
             self._acked[name] = max(self._acked[name], message.index)
 
+    def begins_anew(self, name: str) -> None:
+        """An observer lost its disk: no vote and no commit rests on what it has said."""
+        for told in (self._spoke_in, self._heeded_in, self._acked):
+            del told[name]
+
     def starts(self, name: str, stored: Stored, *, was_wiped: bool, is_older: bool) -> None:
         """Check that a member may start on its disk, after it has asked the other members.
 
