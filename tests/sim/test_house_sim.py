@@ -37,7 +37,12 @@ _MISTAKES = "simkit/mistakes/"
 SHELLS = Hunt(_MISTAKES + "shells.py: FIRST_SEEDS", FIRST_SEEDS, MUTANT_SEEDS_MAX)
 LAKE = Hunt(_MISTAKES + "tiering.py: FIRST_SEEDS", FIRST_LAKE_SEEDS, MUTANT_SEEDS_MAX)
 MIXED_LAKE = Hunt(_MISTAKES + "tiering.py: FIRST_MIXED_SEEDS", FIRST_MIXED_SEEDS, MUTANT_SEEDS_MAX)
-CORES = Hunt(_MISTAKES + "cores.py: HOUSE_SEEDS", cores.HOUSE_SEEDS, MUTANT_SEEDS_MAX)
+CORES = Hunt(
+    _MISTAKES + "cores.py: HOUSE_SEEDS",
+    cores.HOUSE_SEEDS,
+    MUTANT_SEEDS_MAX,
+    reasons=cores.REASONS,
+)
 
 
 @pytest.mark.seeds
@@ -145,8 +150,9 @@ def test_each_mutant_of_tiering_is_caught(mutant: str) -> None:
 @pytest.mark.parametrize("mutant", hunted_here(cores.HOUSE_SEEDS, cores.QUICK))
 def test_a_life_notices_each_mutant_of_the_pure_machines(mutant: str) -> None:
     """Beside the unit tests of `test_core_mutants.py`: so the oracle and the judge see them too."""
+    faults = cores.BIASED.get(mutant)
     with cores.MUTANTS[mutant]():
-        assert CORES.catches(mutant, lambda seed: run_seed(seed, mixed=True))
+        assert CORES.catches(mutant, lambda seed: run_seed(seed, faults=faults, mixed=True))
 
 
 @pytest.mark.timeout(1800)

@@ -9,6 +9,7 @@ The file is not split: it is a list, and each entry can be read alone.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import replace
 from typing import Any, Final
 
@@ -527,13 +528,27 @@ HOUSE_SEEDS: Final = {
     "everybody_stays_eligible": 4,
     "last_replica_standing": 0,
     "ack_without_a_lease": 41,
-    "lease_checked_too_early": 54,
+    "lease_checked_too_early": 0,
     "drop_replicas_early": 7,
     "same_epoch_after_restart": 0,
     "restarts_leave_no_mark": 47,
-    "candidate_without_a_comparison": 21,
-    "one_answer_is_enough": 21,
+    "candidate_without_a_comparison": 10,
+    "one_answer_is_enough": 10,
 }
+# Faults that make a mistake likely to show; without an entry the seed draws them.
+BIASED: Final[dict[str, frozenset[str]]] = {
+    "candidate_without_a_comparison": frozenset({"put-back"}),
+    "one_answer_is_enough": frozenset({"put-back"}),
+    "lease_checked_too_early": frozenset({"pause"}),
+}
+# What the seed has to say: where no other fault strikes, publishers are fast, and lives without a
+# mistake are slow to heal now and then.
+REASONS: Final[defaultdict[str, str]] = defaultdict(
+    str,
+    candidate_without_a_comparison="has lost its records and is in",
+    one_answer_is_enough="has lost its records and is in",
+    lease_checked_too_early="long after|after the lease",
+)
 QUICK: Final = (
     "truncate_to_high_watermark",
     "no_alignment",
