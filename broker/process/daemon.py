@@ -137,8 +137,9 @@ class _Daemon:
             await self._start()
             self._not_ready = None
             await self._stopping.wait()
-        except ShuttingDownError:
-            if not self._stopping.is_set():
+        except HeadwaterError as error:
+            if not isinstance(error, ShuttingDownError) or not self._stopping.is_set():
+                self._exit_code = EXIT_CONFIG
                 raise  # else the broker was stopped while it waited for the other controllers
         finally:
             self._not_ready = "shutting down"

@@ -69,7 +69,7 @@ def _purged(row: Mapping[str, Any]) -> Purged:
         start=Offset(row["start"]),
         end=Offset(row["end"]),
         in_table=row["in_table"],
-        purged_end=Offset(row["purged_end"]),
+        purged_end=Offset(row.get("purged_end", row["end"])),  # an older broker tells none
     )
 
 
