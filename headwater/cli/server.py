@@ -117,8 +117,12 @@ def up(
     from broker import config as broker_config
     from headwater.cli import up_cluster
     from headwater.local.embedded_cluster import refuse_size
+    from tiering.store.location import StoreConfig
+    from tiering.store.opening import refuse_without_credentials
 
     lake = _lake(s3, data)
+    if s3 != "moto":
+        refuse_without_credentials(StoreConfig.from_env(lake))
     if brokers is not None:
         refuse_size(brokers)
     _refuse_a_daemons_folder(data)

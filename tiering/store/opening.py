@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from broker.errors import InvalidConfigError
 from tiering.store.location import StoreConfig
 from tiering.store.object_store import ErasableStore
 
@@ -18,3 +19,17 @@ def open_store(config: StoreConfig) -> ErasableStore:
     from tiering.store.s3 import S3Store  # noqa: PLC0415
 
     return S3Store(config)
+
+
+def refuse_without_credentials(config: StoreConfig) -> None:
+    """Refuse a store that will refuse every request; asks no store.
+
+    Raises:
+        InvalidConfigError: S3, and neither the environment nor a profile has credentials.
+    """
+    if config.kind == "local":
+        return
+    from tiering.store.s3 import NO_CREDENTIALS, resolve_credentials  # noqa: PLC0415
+
+    if resolve_credentials(config)[0] is None:
+        raise InvalidConfigError(NO_CREDENTIALS)

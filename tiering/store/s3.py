@@ -42,6 +42,10 @@ _SHORT: Final = frozenset({"InvalidRange", "416"})
 _UNKNOWN_HEADER: Final = frozenset({"NotImplemented", "501"})
 _CONFLICT_ATTEMPTS_MAX: Final = 5
 
+NO_CREDENTIALS: Final = (
+    "no S3 credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
+)
+
 
 class S3Store:
     """Immutable objects in one bucket below one prefix. Any thread."""
@@ -250,9 +254,7 @@ def _code(cause: ClientError) -> str:
 def _translated(cause: BotoCoreError | ClientError, key: str) -> HeadwaterError:
     """Translate a client error into one of ours."""
     if isinstance(cause, NoCredentialsError):
-        return InvalidConfigError(
-            "no S3 credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
-        )
+        return InvalidConfigError(NO_CREDENTIALS)
     if isinstance(cause, ClientError):
         code = _code(cause)
         if code in _MISSING:
