@@ -30,6 +30,13 @@ if TYPE_CHECKING:
 PORT_DEFAULT: Final = 15002
 _PLUGIN: Final = "org.apache.spark.sql.connect.SparkConnectPlugin"
 
+# As Spark's own Connect servers have it; a PySpark session sets the first to false. Only with it
+# does a planner see that its session is one of Connect, and refuse a batch that could move.
+_ISOLATION: Final = {
+    "spark.sql.artifact.isolation.enabled": "true",
+    "spark.sql.artifact.isolation.alwaysApplyClassloader": "true",
+}
+
 
 @contextmanager
 def connect_server(
@@ -58,6 +65,7 @@ def connect_server(
         "spark.plugins": _PLUGIN,
         "spark.connect.grpc.binding.address": address,
         "spark.connect.grpc.binding.port": str(port),
+        **_ISOLATION,
         **(conf or {}),
     }
     session = build_session("headwater-connect", master, lake=lake, conf=chosen)
