@@ -117,12 +117,8 @@ def up(
     from broker import config as broker_config
     from headwater.cli import up_cluster
     from headwater.local.embedded_cluster import refuse_size
-    from tiering.store.location import StoreConfig
-    from tiering.store.opening import refuse_without_credentials
 
-    lake = _lake(s3, data)
-    if s3 != "moto":
-        refuse_without_credentials(StoreConfig.from_env(lake))
+    lake = _usable_lake(s3, data)
     if brokers is not None:
         refuse_size(brokers)
     _refuse_a_daemons_folder(data)
@@ -321,6 +317,16 @@ def _port(option: str, given: int | None, default: int) -> int:
         raise InvalidConfigError(f"{option} {port} is taken on {embedded.LOOPBACK}; choose another")
     console.note(f"Port {port} is taken; using a free one instead of it ({option}).")
     return 0
+
+
+def _usable_lake(s3: str | None, data: Path) -> str:
+    from tiering.store.location import StoreConfig
+    from tiering.store.opening import refuse_without_credentials
+
+    lake = _lake(s3, data)
+    if s3 != "moto":
+        refuse_without_credentials(StoreConfig.from_env(lake))
+    return lake
 
 
 def _lake(s3: str | None, data: Path) -> str:
