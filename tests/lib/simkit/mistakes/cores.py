@@ -527,11 +527,11 @@ HOUSE_SEEDS: Final = {
     "elect_anybody": 46,
     "everybody_stays_eligible": 4,
     "last_replica_standing": 0,
-    "ack_without_a_lease": 41,
+    "ack_without_a_lease": 82,
     "lease_checked_too_early": 0,
     "drop_replicas_early": 7,
     "same_epoch_after_restart": 0,
-    "restarts_leave_no_mark": 47,
+    "restarts_leave_no_mark": 1,
     "candidate_without_a_comparison": 10,
     "one_answer_is_enough": 10,
 }

@@ -321,7 +321,7 @@ FIRST_SEEDS: Final = {
     "session_is_persisted_after_it_registers": 1,
     "session_is_persisted_late": 13,
     "floor_is_forgotten": 1,
-    "one_round_is_enough": 11,
+    "one_round_is_enough": 62,
     "older_folder_is_not_compared": 1,
 }
 QUICK: Final = (  # in every `make test`; the others are hunted by `make sim` and `make mutants`
