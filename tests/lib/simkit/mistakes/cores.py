@@ -529,7 +529,7 @@ HOUSE_SEEDS: Final = {
     "last_replica_standing": 0,
     "ack_without_a_lease": 82,
     "lease_checked_too_early": 0,
-    "drop_replicas_early": 7,
+    "drop_replicas_early": 11,
     "same_epoch_after_restart": 0,
     "restarts_leave_no_mark": 1,
     "candidate_without_a_comparison": 10,
