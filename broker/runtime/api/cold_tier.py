@@ -121,5 +121,5 @@ class ColdTier:
 
     def _lake(self) -> RemoteLog:
         if self._remote is None:
-            raise RemoteTierUnavailableError("this broker runs without a lake")
+            raise RemoteTierUnavailableError("this broker runs without a lake; set lake.uri")
         return self._remote

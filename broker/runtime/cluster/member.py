@@ -338,7 +338,7 @@ class ClusterMember:
         registered = self._metadata.state.brokers.get(self._setting.me)
         if registered is not None and registered.epoch > self._broker_epoch:
             raise NotLeaderError(
-                f"another process has registered as {self._setting.me}",
+                f"another process has registered as broker {self._setting.me}: stop one of the two",
                 broker=self._setting.me,
             )
         try:

@@ -106,7 +106,10 @@ class Registration:
             raise error
         registered = self._metadata.state.brokers.get(self._me)
         if registered is None or registered.session != self.session:
-            raise NotLeaderError(f"another process has registered as {self._me}", broker=self._me)
+            raise NotLeaderError(
+                f"another process has registered as broker {self._me}: stop one of the two",
+                broker=self._me,
+            )
         self.broker_epoch = registered.epoch
         _log.info("registered", broker_epoch=self.broker_epoch)
         self._answered(self.session, self.broker_epoch)

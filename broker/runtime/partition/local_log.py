@@ -200,7 +200,9 @@ class LocalLog:
         if self.log.log_start and end < self.log.log_end:
             state = self.retries.producers.below(end, batches_max=BATCHES_KEPT)
             if not self.log.write_producer_state(state.to_state(), end=end):
-                raise DiskFullError("no room for the state of the producers of freed records")
+                raise DiskFullError(
+                    "the disk has no room for the producer state that a truncation writes first"
+                )
         self.log.truncate(end)
         self.shrunk()
 

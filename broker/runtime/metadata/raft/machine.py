@@ -40,7 +40,7 @@ class MetadataMachine:
             return _refusal(reply.error)
         text = json.dumps({"reply": reply}, sort_keys=True, separators=(",", ":")).encode()
         if len(text) > REPLY_BYTES_MAX:
-            return _refusal(InvalidRequestError("done, but the reply is too long to be kept"))
+            return _refusal(InvalidRequestError("applied, but the reply is too long to be kept"))
         return text
 
     def snapshot(self) -> bytes:

@@ -76,7 +76,7 @@ class Waiting:
     def add(self, waiter: Waiter) -> None:
         """Queue a caller; it gets an error at once if too many wait."""
         if len(self._queued) >= QUEUED_MAX:
-            waiter.answered(OverloadedError("too many metadata commands are waiting"))
+            waiter.answered(OverloadedError("too many metadata commands wait: try again later"))
         else:
             self._queued.append(waiter)
 
@@ -182,7 +182,12 @@ class Reading:
         for number, reader in list(self._readers.items()):
             if now_ms >= reader.deadline_ms:
                 del self._readers[number]
-                reader.answered(UnavailableError("no leader confirmed the barrier"))
+                reader.answered(
+                    UnavailableError(
+                        "no leader of the controllers confirmed in time what the newest metadata "
+                        "is: check that a majority of the controllers runs"
+                    )
+                )
             elif now_ms >= reader.retry_ms:
                 reader.retry_ms = NEVER
                 yield number
@@ -212,4 +217,6 @@ class Reading:
 
 
 def _unknown(reason: str) -> CommitTimeoutError:
-    return CommitTimeoutError(f"whether the metadata command was applied is not known: {reason}")
+    return CommitTimeoutError(
+        f"the metadata command may be applied or not: {reason}. Look at the result before a repeat"
+    )
