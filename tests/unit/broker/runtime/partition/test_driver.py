@@ -211,8 +211,12 @@ def test_a_roll_is_noticed_although_the_cold_end_moved_meanwhile(node: Node) -> 
     node.broker.tier_listeners.on_sealed(sealed.put)
     partition = _open(node)
     _put(partition, b"a")
-    partition._local.log.seal_active(1)  # the moment between a roll and the look at it
-    partition.tier.record_cold_end(Offset(1))
+
+    def roll_and_ship() -> None:  # on the owner's thread, which looks for a roll afterwards
+        partition._local.log.seal_active(1)
+        partition.tier.record_cold_end(Offset(1))
+
+    partition._queue.call(roll_and_ship)
     _put(partition, b"b")
     assert sealed.get(timeout=30) == partition.partition_id
 
