@@ -164,6 +164,7 @@ class ReplicaShell:
         self._links = links
         self._clock = clock
         self._name = name
+        self._disk_full = False  # as the log was told
         self._replica = PartitionReplica(
             me=identity.me,
             broker_epoch=identity.broker_epoch,
@@ -394,10 +395,15 @@ class ReplicaShell:
                 self._local.copied(part)
                 first += len(run)
         except DiskFullError as error:
-            _log.warning("follower_disk_full", partition=self._name, reason=error.message)
+            if not self._disk_full:  # once: the records are asked for again and again
+                _log.warning("follower_disk_full", partition=self._name, reason=error.message)
+            self._disk_full = True
             self._local.shrunk()
             self._do(self._replica.step(AppendRefused(self._now_ms())))
             return
+        if self._disk_full:
+            _log.warning("disk_has_room", partition=self._name)
+        self._disk_full = False
         self.sync()
 
     def _truncate(self, end: Offset) -> None:

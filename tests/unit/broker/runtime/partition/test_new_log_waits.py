@@ -1,10 +1,12 @@
-"""A follower that has to begin a new log on a full disk tries again until there is room."""
+"""A follower whose disk is full: a log that begins anew waits, and the log says so once."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
 from dataclasses import replace
+
+from structlog.testing import capture_logs
 
 from broker.core.replication.effects import ProposeIsr
 from broker.errors import HeadwaterError
@@ -56,11 +58,8 @@ class Links:
         """Say nothing."""
 
 
-def test_a_log_that_begins_anew_waits_for_room() -> None:
-    """After ENOSPC in the middle, once there is room, the follower fetches from its new start."""
-    disk = SimDisk(random.Random(1))
-    links = Links()
-    rig = DriverRig(disk.files(), links=links)
+def _following(rig: DriverRig, links: Links) -> FetchRequest:
+    """Let the rig follow the leader; return its first request for records."""
     view = replace(
         alone_view(),
         leader=LEADER,
@@ -88,6 +87,15 @@ def test_a_log_that_begins_anew_waits_for_room() -> None:
         )
         rig.turns.run()
     assert isinstance(request, FetchRequest)
+    return request
+
+
+def test_a_log_that_begins_anew_waits_for_room() -> None:
+    """After ENOSPC in the middle, once there is room, the follower fetches from its new start."""
+    disk = SimDisk(random.Random(1))
+    links = Links()
+    rig = DriverRig(disk.files(), links=links)
+    request = _following(rig, links)
     disk.capacity_bytes = disk.used_bytes()
     rig.driver.replication.deliver(
         FetchAnswer(
@@ -118,3 +126,34 @@ def test_a_log_that_begins_anew_waits_for_room() -> None:
     assert (rig.driver.reads.log_start, rig.driver.reads.log_end) == (10, 10)
     asked = [one for one in links.sent[sent:] if isinstance(one, FetchRequest)]
     assert asked[-1].fetch_from == 10
+
+
+def test_a_full_disk_of_a_follower_is_logged_once_until_there_is_room() -> None:
+    """It fetches again every second, for as long as the disk is full."""
+    leader = DriverRig(SimDisk(random.Random(1)).files())
+    leader.put(b"x" * 5_000)
+    leader.turns.run()
+    batches = tuple(leader.driver.reads.read(Offset(0), Offset(1), bytes_max=1 << 20))
+    disk = SimDisk(random.Random(2))
+    links = Links()
+    rig = DriverRig(disk.files(), links=links)
+    request = _following(rig, links)
+    disk.capacity_bytes = disk.used_bytes()
+    with capture_logs() as lines:
+        for number in range(5):
+            if number == 4:
+                disk.capacity_bytes = ROOMY
+            rig.driver.replication.deliver(
+                FetchAnswer(
+                    leader_epoch=LeaderEpoch(1), request_id=request.request_id, start=Offset(0),
+                    high_watermark=Offset(1), log_end=Offset(1), batches=batches,
+                )
+            )  # fmt: skip
+            rig.turns.run()
+            rig.clock.advance(us=5_000_000)
+            rig.driver.replication.tick()
+            rig.turns.run()
+            request = next(one for one in reversed(links.sent) if isinstance(one, FetchRequest))
+    assert rig.driver.reads.log_end == 1
+    told = [(one["event"], one["log_level"]) for one in lines if "disk_" in one["event"]]
+    assert told == [("follower_disk_full", "warning"), ("disk_has_room", "warning")]
