@@ -20,6 +20,8 @@ NOTICED_BY: Final = {
     + "metadata/test_saving.py::test_a_save_that_met_a_full_disk_is_written_when_there_is_room",
     "member_is_not_remembered": _UNIT
     + "metadata/test_raft_rejoin_shell.py::test_a_group_does_not_begin_anew_beside_a_note_of_it",
+    "one_round_is_enough": "tests/unit/broker/core/raft/test_rejoin.py"
+    "::test_everybody_is_asked_twice",
 }
 MUTANTS: Final = {**shells.BY_HAND, **beneath.BY_HAND}
 
