@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -392,6 +393,8 @@ def test_a_folder_of_another_partition_is_refused(disk: SimDisk) -> None:
 
 def test_readers_beside_a_writer(tmp_path: Path) -> None:
     """Threads that read all the time see whole, checked batches while the log rolls and frees."""
+    switch_s = sys.getswitchinterval()
+    sys.setswitchinterval(switch_s / 20)  # else the writer waits 5 ms for a reader at every turn
     files = DiskFiles(tmp_path / "data")
     log = open_log(files)
     done = threading.Event()
@@ -422,6 +425,7 @@ def test_readers_beside_a_writer(tmp_path: Path) -> None:
                     log.free([one.base_offset for one in log.segments()[:-3]])
         finally:
             done.set()
+            sys.setswitchinterval(switch_s)
         assert all(one.result(timeout=60) > 0 for one in readers)
     log.close()
     files.close()
