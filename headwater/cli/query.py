@@ -96,12 +96,13 @@ def _answered_here(statement: str, client: Client, form: str, engine: str) -> bo
             from headwater.local_sql.expressions import NeedsSparkError
             from headwater.local_sql.local import answer
             from headwater.local_sql.parsing import parse_statement, refuse_change
-        from headwater.local_sql.spark_functions import refuse_unknown_functions
+            from headwater.local_sql.spark_functions import refuse_unknown_functions
+
+            parsed = parse_statement(statement)  # which loads the dialect
     except ModuleNotFoundError as error:
         if engine == "local" or error.name not in ("duckdb", "sqlglot"):
             raise
         return False
-    parsed = parse_statement(statement)
     refuse_change(parsed)
     refuse_unknown_functions(parsed.tree)
     _keep_pandas_out()
@@ -111,7 +112,9 @@ def _answered_here(statement: str, client: Client, form: str, engine: str) -> bo
             answer(parsed, client, records_max=_RECORDS_MAX[engine]) as found,
         ):
             rows = found.rows()
-            first = next(rows, None)  # write nothing before it is certain that Spark is not needed
+            with quick_imports():  # of the client of S3, if the lake is there
+                # Write nothing before it is certain that Spark is not needed.
+                first = next(rows, None)
             _write(form, list(found.columns), chain([] if first is None else [first], rows))
             proofs = found.proofs()
             for certificate, cut in proofs:

@@ -8,8 +8,9 @@ offset after the previous row's: a reader gets the whole range or a typed error.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Final
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final, Self
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +28,7 @@ BATCH_ROWS_MAX: Final = 64 * 1024
 _WINDOW_BYTES: Final = 64 * 1024 * 1024  # decoded rows that a merge holds, plus one row group
 _WINDOW_ROWS_MIN: Final = 1024
 _OPEN_FILES_MAX: Final = 64
+_AHEAD_MAX: Final = 3  # files that are opened before their turn: of small ones, all bytes
 
 
 def read_rows(
@@ -55,31 +57,52 @@ def read_rows(
             end=0 if held is None else int(held.end),
         )
     names = [name for name in schema.names if name not in ("offset", "partition")]
-    files = _Files(store)
     expected = int(wanted.start)
-    for group in _overlapping(_row_groups(snapshot, files, partition, wanted)):
-        for rows in _ordered(group, files, wanted, ["offset", *names]):
-            expected = _require_next(rows, expected, partition)
-            for batch in rows.to_batches(max_chunksize=BATCH_ROWS_MAX):
-                yield _shaped(batch, schema, partition)
+    with _Files(store) as files:
+        for group in _overlapping(_row_groups(snapshot, files, partition, wanted)):
+            for rows in _ordered(group, files, wanted, ["offset", *names]):
+                expected = _require_next(rows, expected, partition)
+                for batch in rows.to_batches(max_chunksize=BATCH_ROWS_MAX):
+                    yield _shaped(batch, schema, partition)
     if expected != wanted.end:
         raise gap(partition, expected, int(wanted.end))
 
 
 class _Files:
-    """A bounded cache of opened files, so that each footer is fetched once."""
+    """A bounded cache of opened files, so that each footer is fetched once.
+
+    Files of a remote store that come next are opened meanwhile, on threads of their own.
+    """
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
         self._open: dict[str, ParquetObject] = {}
+        self._coming: dict[str, Future[ParquetObject]] = {}
+        self._threads = ThreadPoolExecutor(_AHEAD_MAX, "headwater-files")  # started when needed
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     def __getitem__(self, file: DataFile) -> ParquetObject:
         found = self._open.get(file.path)
         if found is None:
             if len(self._open) >= _OPEN_FILES_MAX:
                 self._open.pop(next(iter(self._open)))
-            found = self._open[file.path] = ParquetObject(self._store, file)
+            coming = self._coming.pop(file.path, None)
+            found = ParquetObject(self._store, file) if coming is None else coming.result()
+            self._open[file.path] = found
         return found
+
+    def expect(self, files: Iterable[DataFile]) -> None:
+        """Begin to open these files; an error comes when the file is asked for."""
+        if self._store.config.kind == "local":
+            return
+        for file in files:
+            if file.path not in self._open and file.path not in self._coming:
+                self._coming[file.path] = self._threads.submit(ParquetObject, self._store, file)
 
 
 def _row_groups(
@@ -87,15 +110,17 @@ def _row_groups(
 ) -> Iterator[RowGroup]:
     """Yield the row groups that may hold wanted rows, sorted by first offset.
 
-    Files are sorted by first offset, and each is opened as late as possible: a row group is
-    yielded as soon as every file that is still closed begins at or above it. Files without
+    Files are sorted by first offset, and each is asked for as late as possible: a row group is
+    yielded as soon as every file that was not asked for begins at or above it. Files without
     statistics come first.
     """
     relevant = [
         file for file in snapshot.files if file.partition == partition and _may_hold(file, wanted)
     ]
     pending: list[RowGroup] = []
-    for file in sorted(relevant, key=lambda file: file.min_offset or 0):
+    relevant.sort(key=lambda file: file.min_offset or 0)
+    for at, file in enumerate(relevant):
+        files.expect(relevant[at : at + 1 + _AHEAD_MAX])
         pending.sort(key=lambda group: group.min_offset)
         while pending and pending[0].min_offset < (file.min_offset or 0):
             yield pending.pop(0)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import pyarrow as pa
@@ -48,11 +49,19 @@ class DeltaLibrary:
     """One table's log, read and written by delta-rs. Not thread-safe: its owner has a lock."""
 
     def __init__(
-        self, store: ObjectStore, storage_options: Callable[[], dict[str, str]] = dict
+        self,
+        store: ObjectStore,
+        storage_options: Callable[[], dict[str, str]] = dict,
+        *,
+        log_copy: Path | None = None,
     ) -> None:
-        """Bind to the folder that ``store`` is rooted at; makes no request."""
+        """Bind to the folder that ``store`` is rooted at; makes no request.
+
+        With ``log_copy``, versions are opened from a local copy of the log; for reading only.
+        """
         self._store = store
         self._storage_options = storage_options
+        self._log_copy = log_copy
         self._deadline_s = store.config.upload_deadline_s
         self._newest: DeltaTable | None = None
         self._known: tuple[int, Transactions] | None = None  # a version and its transactions
@@ -93,6 +102,8 @@ class DeltaLibrary:
         """Load one version, or the newest; raises ObjectMissingError if it does not exist."""
 
         def load() -> DeltaTable:
+            if self._log_copy is not None:
+                return DeltaTable(self._log_copy, version=version)
             return DeltaTable(self.uri, version=version, storage_options=self._storage_options())
 
         try:

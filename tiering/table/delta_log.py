@@ -24,7 +24,7 @@ from tiering.table.table import Commit
 
 LOG_FILE: Final = re.compile(r"_delta_log/(\d{20})\.json\Z")
 CHECKPOINT: Final = re.compile(r"_delta_log/(\d{20})\.checkpoint(\.[\w.-]+)?\.parquet\Z")
-_WHOLE_CHECKPOINT: Final = re.compile(r"_delta_log/(\d{20})\.checkpoint\.parquet\Z")
+WHOLE_CHECKPOINT: Final = re.compile(r"_delta_log/(\d{20})\.checkpoint\.parquet\Z")
 
 Transactions = Mapping[str, int]  # application id -> version
 
@@ -99,7 +99,7 @@ def _checkpointed(store: ObjectStore, version: int) -> tuple[int, Transactions]:
     """Return version and transactions of the newest single-file checkpoint up to a version."""
     best, key = -1, ""
     for info in store.list("_delta_log/"):
-        match = _WHOLE_CHECKPOINT.match(info.key)
+        match = WHOLE_CHECKPOINT.match(info.key)
         if match and best < int(match[1]) <= version:
             best, key = int(match[1]), info.key
     if best < 0:

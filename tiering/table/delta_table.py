@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
@@ -85,18 +86,19 @@ class DeltaStreamTable:
         cluster: str | None = None,
         kind: TableKind = "history",
         storage_options: Callable[[], dict[str, str]] = dict,
+        log_copy: Path | None = None,
     ) -> None:
         """Bind to the folder that ``store`` is rooted at; makes no request.
 
         Without ``stream`` the owner is read from the table's properties; then only reading and
-        replacing files are possible.
+        replacing files are possible. ``log_copy`` is a local copy of the log (log_copy.py).
         """
         self._kind = kind
         self._store = store
         self._stream = stream
         self._cluster = cluster
         self._lock = threading.Lock()
-        self._library = DeltaLibrary(store, storage_options)
+        self._library = DeltaLibrary(store, storage_options, log_copy=log_copy)
         self._version_seen = -1  # the newest version that this process has seen; -1: none
         self._looks = 0  # how often the cold ends were read
         self._cold_ends: Mapping[int, Offset] | None = None  # result of the last read

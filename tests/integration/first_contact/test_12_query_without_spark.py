@@ -16,11 +16,15 @@ import pytest
 from broker.errors import GapError
 from broker.model.offsets import Offset
 from headwater.client import Client
+from headwater.local.embedded import moto_environment
 from headwater.local_sql.duckdb_engine import EngineRefusedError, RowSource, run
 from headwater.local_sql.expressions import NeedsSparkError
 from headwater.local_sql.local import answer
 from headwater.local_sql.parsing import parse_statement
+from headwater.local_sql.translation import translate_statement
 from simkit.brokers.memory_broker import numbered
+from simkit.servers.motoproc import fresh, moto_location
+from simkit.servers.s3_proxy import s3_proxy
 from simkit.tier.lake_broker import Served, serving
 
 pytestmark = pytest.mark.integration
@@ -69,6 +73,29 @@ def test_an_answer_loads_neither_pandas_nor_spark(served: Served) -> None:
     modules = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert {"pyarrow", "duckdb"} <= modules
     assert not {"pandas.core.frame", "pyspark", "boto3"} & modules
+
+
+def test_a_query_asks_s3_for_each_object_once(tmp_path: Path) -> None:
+    """Three listings, and one request for each commit and each file; nothing is asked one by one."""
+    commits, files = 7, 6
+    with (
+        moto_location(tmp_path) as moto,
+        s3_proxy(str(moto.endpoint)) as proxy,
+        serving(fresh(moto)) as found,
+        Client(found.server) as client,
+    ):
+        client.create_stream("orders")
+        with client.producer("orders") as producer:
+            producer.send(numbered(0, 30))
+        for number in range(files):
+            found.broker.ship("orders", 0, Offset(4 * number + 4))
+        done = _query(found, "select count(*) n from orders", **moto_environment(proxy.address))
+        asked = {method: proxy.count(method) for method in ("GET", "HEAD", "PUT", "POST")}
+
+    assert json.loads(done.stdout) == {"n": 30}, done.stderr
+    assert f"{files} files" in done.stderr
+    assert "24 cold + 6 hot" in done.stderr
+    assert asked == {"GET": 3 + commits + files, "HEAD": 0, "PUT": 0, "POST": 0}
 
 
 def test_wrong_statements_are_told_before_spark_is_started(served: Served) -> None:
@@ -121,6 +148,26 @@ def test_times_have_their_zone(served: Served) -> None:
     done = _query(served, "select timestamp t from orders limit 1", TZ="Asia/Tokyo")
 
     assert json.loads(done.stdout)["t"].endswith("+00:00"), done.stderr
+
+
+@pytest.mark.parametrize(
+    "body", ['{"n": -0}', '{"n": 1.5}', '{"n": {}}', '{"n": 1} 2', '{"a": 1, "n"}', ""]
+)
+def test_json_that_spark_may_word_otherwise_is_sparks(body: str) -> None:
+    """Also when what is wrong stands behind the value that is asked for."""
+    sql = "select get_json_object(cast(value as string), '$.n') n from s"
+    query = translate_statement(parse_statement(sql), {"s": "s"})
+    schema = pa.schema([("value", pa.binary())])
+
+    def values(*bodies: str | None) -> list[tuple[Any, ...]]:
+        rows = pa.record_batch([pa.array([one and one.encode() for one in bodies], pa.binary())],
+                               schema=schema)  # fmt: skip
+        return list(run(query.sql, 1, {"s": RowSource(schema, lambda: iter([rows]))}))
+
+    known = ['{"n": "é"}', '{"n": 0}', '{"n": true}', '{"n": null}', "{}", "[1]", None]
+    assert values(*known) == [("é",), ("0",), ("true",), (None,), (None,), (None,), (None,)]
+    with pytest.raises(EngineRefusedError):
+        values(*known, body)
 
 
 def test_a_read_that_cannot_be_exact_ends_the_query_with_its_own_error() -> None:

@@ -1,0 +1,119 @@
+"""A copy of a table's log up to one version, for one read of that version from a remote store.
+
+delta-rs reads each commit twice, our transactions and the proof read it again: four requests for
+each commit. Here each file of the log is fetched once, several at a time. delta-rs opens the copy
+in a local folder, and the others get the same bytes: all checks see what the store gave.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from shutil import rmtree
+from tempfile import mkdtemp
+from typing import Any, Final
+
+from broker.errors import ObjectMissingError
+from tiering.store.location import StoreConfig
+from tiering.store.object_store import ObjectInfo, ObjectStore
+from tiering.table.delta_log import CHECKPOINT, LOG_FILE, WHOLE_CHECKPOINT
+
+_LOG: Final = "_delta_log/"
+_SIDECARS: Final = "_delta_log/_sidecars/"
+_BYTES_MAX: Final = 64 * 1024 * 1024
+_THREADS: Final = 16
+
+
+class LogCopy:
+    """The object store of a table, whose log up to one version was fetched. Any thread."""
+
+    def __init__(
+        self, store: ObjectStore, listed: Sequence[ObjectInfo], wanted: Sequence[str]
+    ) -> None:
+        """Fetch the ``wanted`` keys; ``listed`` is the whole listing of the log."""
+        self._store = store
+        self._listed = listed
+        with ThreadPoolExecutor(min(_THREADS, len(wanted)), "headwater-log") as threads:
+            self._bodies = dict(zip(wanted, threads.map(store.get, wanted), strict=True))
+        # A local folder with the copy, as a Delta table without its data files; gone with this.
+        self.folder = Path(mkdtemp(prefix="headwater-log-"))
+        weakref.finalize(self, rmtree, self.folder, ignore_errors=True)
+        (self.folder / _LOG).mkdir()
+        for key, body in self._bodies.items():
+            (self.folder / key).write_bytes(body)
+
+    @property
+    def config(self) -> StoreConfig:
+        """Location of the table itself."""
+        return self._store.config
+
+    def put_if_absent(self, key: str, body: Any, *, crc32c: int) -> bool:
+        """Create an object in the store; see the port."""
+        return self._store.put_if_absent(key, body, crc32c=crc32c)
+
+    def get(self, key: str, start: int | None = None, end: int | None = None) -> bytes:
+        """Return an object's bytes: those that were fetched, if they were; see the port."""
+        if start is None and end is None and key in self._bodies:
+            return self._bodies[key]
+        return self._store.get(key, start, end)
+
+    def head(self, key: str) -> ObjectInfo:
+        """Ask the store; see the port."""
+        return self._store.head(key)
+
+    def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
+        """List the store; of the log, what was listed before it was fetched. See the port."""
+        if prefix == _LOG and not start_after:
+            return iter(self._listed)
+        return self._store.list(prefix, start_after=start_after)
+
+    def make_durable(self, keys: Sequence[str]) -> None:
+        """Ask the store; see the port."""
+        self._store.make_durable(keys)
+
+    def under(self, path: str) -> ObjectStore:
+        """Return the store one folder down, without the copy."""
+        return self._store.under(path)
+
+
+def fetch_log(store: ObjectStore, version: int) -> LogCopy | None:
+    """Fetch a table's log up to a version, with one listing and one request for each file.
+
+    ``store`` holds the table. Returns None where a copy is of no use, or could not stand for the
+    log: in a local folder, with a checkpoint of several files, with a commit missing, or when the
+    log has more than 64 MiB. Then the table is opened where it lies, which tells what is wrong.
+
+    Raises RemoteTierUnavailableError.
+    """
+    if store.config.kind == "local":
+        return None
+    listed = list(store.list(_LOG))
+    wanted = _needed(listed, version)
+    if not wanted or sum(one.size_bytes for one in wanted) > _BYTES_MAX:
+        return None
+    with suppress(ObjectMissingError, OSError):  # deleted meanwhile; no room for a copy
+        return LogCopy(store, listed, [one.key for one in wanted])
+    return None
+
+
+def _needed(listed: Sequence[ObjectInfo], version: int) -> list[ObjectInfo]:
+    """Return the newest checkpoint up to a version and the commits above it; [] if not simple."""
+    if any(one.key.startswith(_SIDECARS) for one in listed):
+        return []
+    commits = {int(match[1]): one for one in listed if (match := LOG_FILE.match(one.key))}
+    checkpoints = [
+        (int(match[1]), one)
+        for one in listed
+        if (match := CHECKPOINT.match(one.key)) and int(match[1]) <= version
+    ]
+    base = max((number for number, _ in checkpoints), default=-1)
+    start = [one for number, one in checkpoints if number == base]
+    if any(WHOLE_CHECKPOINT.match(one.key) is None for one in start):
+        return []
+    numbers = range(max(base, 0) if base == version else base + 1, version + 1)
+    if any(number not in commits for number in numbers):
+        return []
+    return [*start, *(commits[number] for number in numbers)]
