@@ -76,7 +76,7 @@ def test_an_answer_loads_neither_pandas_nor_spark(served: Served) -> None:
 
 
 def test_a_query_asks_s3_for_each_object_once(tmp_path: Path) -> None:
-    """Three listings, and one request for each commit and each file; nothing is asked one by one."""
+    """Three listings, and one request for each commit and each file."""
     commits, files = 7, 6
     with (
         moto_location(tmp_path) as moto,
