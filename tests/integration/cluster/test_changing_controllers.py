@@ -153,7 +153,7 @@ def test_one_controller_becomes_three_and_is_killed_under_load(
     with load(client, STREAM, every_s=0.05) as running:
         running.wait_acked(20)
         assert _voters(cluster) == {"broker-0": True, "broker-1": False, "broker-2": False}
-        assert "2 survive" in _run(cluster, "add", "broker-1").output
+        assert "2 controllers survive" in _run(cluster, "add", "broker-1").output
         _run(cluster, "add", "broker-2")
         _run(cluster, "add", "broker-2")  # a repeated change does nothing
         running.wait_acked(20)

@@ -31,7 +31,8 @@ from spark_jobs.tables import Appender, Target
 
 pytestmark = pytest.mark.integration
 
-SPARK: Any = SimpleNamespace(conf={})  # only its settings are read; no job runs in it
+# Only its settings and its number of cores are read; no job runs in it.
+SPARK: Any = SimpleNamespace(conf={}, sparkContext=SimpleNamespace(defaultParallelism=8))
 
 
 @pytest.fixture
