@@ -18,6 +18,7 @@ import secrets
 import threading
 import time
 from collections.abc import Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
@@ -188,7 +189,7 @@ class NatsPublisher:
                 **self._login.arguments(),
             )
         except (nats.errors.Error, OSError, TimeoutError) as cause:
-            await connection.close()
+            await _abandon(connection)
             raise UnavailableError(
                 f"no NATS server answers at {without_login(self._url)}: {cause}"
             ) from cause
@@ -405,6 +406,12 @@ def check_connection(url: str, login: NatsLogin) -> None:
                 f"no NATS server answers at {without_login(url)}: {cause}"
             ) from cause
         finally:
-            await connection.close()
+            await _abandon(connection)
 
     asyncio.run(connect())
+
+
+async def _abandon(connection: NatsConnection) -> None:
+    """Close a connection that carried nothing; an error of its socket says nothing more."""
+    with suppress(OSError, nats.errors.Error):  # a server that refuses may reset the connection
+        await connection.close()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -20,7 +23,7 @@ from headwater.local.embedded import (
     wait_ready,
 )
 from headwater.nats_login import NatsLogin
-from headwater.nats_publisher import NatsMessage, NatsPublisher
+from headwater.nats_publisher import NatsMessage, NatsPublisher, check_connection
 
 pytestmark = pytest.mark.integration
 
@@ -61,6 +64,29 @@ def test_a_wrong_password_is_told_at_once(guarded: str, login: NatsLogin | None)
     """The command fails with the server's own message and does not wait for an answer."""
     with pytest.raises(UnavailableError, match=r"(?i)authorization"):
         _publish(guarded, login)
+
+
+@pytest.mark.parametrize(
+    "ask", [lambda url: _publish(url, None), lambda url: check_connection(url, NatsLogin())]
+)
+def test_a_server_that_refuses_and_resets_is_unavailable(ask: Callable[[str], Any]) -> None:
+    """Its refusal may be lost with the connection; the error is typed all the same."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def refuse() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.sendall(b'INFO {"server_id":"x","max_payload":1048576}\r\n')
+                while b"PING" not in connection.recv(65_536):
+                    pass
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                connection.sendall(b"-ERR 'Authorization Violation'\r\n")
+
+        server = threading.Thread(target=refuse)
+        server.start()
+        with pytest.raises(UnavailableError, match=r"(?i)authorization|reset"):
+            ask(f"nats://127.0.0.1:{listener.getsockname()[1]}")
+        server.join()
 
 
 @pytest.mark.parametrize(
