@@ -111,6 +111,7 @@ class Voters:
         self.voters: tuple[str, ...] = ("a", "b", "c")
         self.leader: NodeId | None = NodeId("b")
         self.asked: Callable[[], None] = lambda: None  # called at each request for a change
+        self.behind: set[str] = set()  # never catch up, however often they are asked about
         self._begun: set[str] = set()
 
     def group(self) -> GroupSeen:
@@ -124,7 +125,8 @@ class Voters:
         self.asked()
         if node == "nobody":
             return VoterChanged(False, ChangeRefusal.UNKNOWN.value, NodeId("b"))
-        if (node in self.voters) != votes and node not in self._begun:
+        changes = (node in self.voters) != votes
+        if changes and (node in self.behind or node not in self._begun):
             self._begun.add(node)
             return VoterChanged(False, ChangeRefusal.CATCHING_UP.value, NodeId("b"))
         self._begun.discard(node)
@@ -190,7 +192,7 @@ def test_looking_works_for_people_and_scripts(run: Run, cluster: Cluster) -> Non
     assert run("partitions", "nothing").exit_code == 2
 
 
-def test_controllers_are_shown_added_removed_and_replaced(run: Run) -> None:
+def test_controllers_are_shown_added_removed_and_replaced(run: Run, voters: Voters) -> None:
     """Output tells what is waited for, warns of an even number, explains an impossible change."""
     lines = run("controllers").stdout.splitlines()
     assert lines[0].split()[:3] == ["BROKER", "VOTES", "LEADS"]
@@ -207,6 +209,7 @@ def test_controllers_are_shown_added_removed_and_replaced(run: Run) -> None:
     refused = run("controllers", "add", "nobody")
     assert refused.exit_code == 2
     assert "cluster.brokers" in refused.output
+    voters.behind.add("a")
     late = run("controllers", "add", "a", "--timeout", "1ms")
     assert late.exit_code != 0
     assert "to continue" in late.output
