@@ -34,7 +34,8 @@ FEATURE_LEVEL_ALONE: Final = 1  # one broker that leads everything
 FEATURE_LEVEL_REPLICATED: Final = 2  # partitions with several replicas
 FEATURE_LEVEL_ALTERED: Final = 3  # streams that are changed or purged: AlterStream, PurgeRecords
 FEATURE_LEVEL_LIFTBRIDGE: Final = 4  # writes handed to leaders, cursors, groups, paused streams
-FEATURE_LEVEL_MAX: Final = 4  # the highest level that this build understands
+FEATURE_LEVEL_STREAMS: Final = 5  # what streams gained after Liftbridge's API: see the commands
+FEATURE_LEVEL_MAX: Final = 5  # the highest level that this build understands
 
 # 160 kB. A broker that was down during more deletions keeps the logs of the oldest ones.
 DELETED_KEPT_MAX: Final = 4096
