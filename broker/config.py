@@ -17,6 +17,7 @@ from typing import Any, Final, get_args, get_type_hints
 from broker.errors import InvalidConfigError
 from broker.model.ids import is_stream_name
 from broker.model.raft import RaftName
+from broker.model.secret import Secret
 
 _PREFIX: Final = "HEADWATER_"
 # Environment names of other parts of Headwater, so that a misspelt broker key is still refused.
@@ -24,7 +25,8 @@ _FOREIGN_PREFIXES: Final = ("HEADWATER_S3_", "HEADWATER_SIM_", "HEADWATER_TEST_"
 _FOREIGN: Final = frozenset(
     {
         "HEADWATER_SERVER", "HEADWATER_IVY_DIR", "HEADWATER_CONFIG", "HEADWATER_DATA",
-        "HEADWATER_AIRFLOW_CONFIG",
+        "HEADWATER_AIRFLOW_CONFIG", "HEADWATER_TLS_CA_FILE", "HEADWATER_TLS_CERT_FILE",
+        "HEADWATER_TLS_KEY_FILE",
     }
 )  # fmt: skip
 
@@ -54,18 +56,37 @@ class NodeConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NatsConfig:
-    """The NATS server that publishers use. An empty url runs without NATS."""
+    """The NATS server that publishers use. An empty url runs without NATS.
+
+    A login in ``url`` becomes ``user`` and ``password``, or ``token``: after that ``url`` holds
+    addresses only, and may be shown.
+
+    Raises:
+        InvalidConfigError: ``url`` names two different logins.
+    """
 
     url: str = "nats://127.0.0.1:4222"
     user: str | None = None
-    password: str | None = field(default=None, repr=False)
-    token: str | None = field(default=None, repr=False)
+    password: Secret | None = None
+    token: Secret | None = None
     creds_file: str | None = None
     nkey_seed_file: str | None = None
     tls_ca_file: str | None = None
     tls_cert_file: str | None = None
     tls_key_file: str | None = None
     connect_timeout_ms: int = 5_000
+
+    def __post_init__(self) -> None:
+        url, login = _without_login(self.url)
+        object.__setattr__(self, "url", url)
+        if login is None or any((self.user, self.token, self.creds_file, self.nkey_seed_file)):
+            return  # an explicit setting is used, as nats-py does
+        user, separator, password = login.reveal().partition(":")
+        if separator:
+            object.__setattr__(self, "user", user)
+            object.__setattr__(self, "password", Secret(password))
+        else:
+            object.__setattr__(self, "token", Secret(user))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -340,7 +361,7 @@ def _from_text(variable: str, section: type[Any], key: str, text: str) -> Any:
         if text.lower() not in ("true", "false", "1", "0"):
             raise InvalidConfigError(f"{variable} must be true or false, not {text!r}")
         return text.lower() in ("true", "1")
-    return text
+    return Secret(text) if "Secret" in hint else text
 
 
 def _section(name: str, kind: type[Any], values: Mapping[str, Any]) -> Any:
@@ -350,11 +371,36 @@ def _section(name: str, kind: type[Any], values: Mapping[str, Any]) -> Any:
             raise InvalidConfigError(f"unknown key {name}.{key}; there are {', '.join(hints)}")
         hint = str(hints[key])
         expected: type = int if "int" in hint else bool if "bool" in hint else str
-        if type(value) is not expected:
+        secret = "Secret" in hint
+        if type(value) is not expected and not isinstance(value, Secret):
+            shown = f"a {type(value).__name__}" if secret else repr(value)
             raise InvalidConfigError(
-                f"{name}.{key} must be of type {expected.__name__}, not {value!r}"
+                f"{name}.{key} must be of type {expected.__name__}, not {shown}"
             )
-    return kind(**values)
+    return kind(
+        **{
+            key: Secret.of(one) if "Secret" in str(hints[key]) else one
+            for key, one in values.items()
+        }
+    )
+
+
+def _without_login(urls: str) -> tuple[str, Secret | None]:
+    """Return the addresses of NATS servers without their login, and the login."""
+    shown: list[str] = []
+    logins: set[Secret] = set()
+    for url in filter(None, (one.strip() for one in urls.split(","))):
+        scheme, separator, rest = url.rpartition("://")
+        login, at, address = rest.rpartition("@")
+        if at:
+            logins.add(Secret(login))
+        shown.append(f"{scheme}{separator}{address}")
+    if len(logins) > 1:
+        raise InvalidConfigError(
+            "nats.url names different logins; give one, with nats.user and nats.password or "
+            "nats.token"
+        )
+    return ",".join(shown), next(iter(logins), None)
 
 
 def _check_port(section: str, port: int) -> None:

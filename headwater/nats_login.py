@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ssl
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from broker.errors import InvalidConfigError
+from broker.model.secret import Secret
 
 
 def without_login(urls: str) -> str:
@@ -20,11 +21,14 @@ def without_login(urls: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NatsLogin:
-    """User, token or key, and TLS. Files are PEM, except a creds file of ``nsc``."""
+    """User, token or key, and TLS. Files are PEM, except a creds file of ``nsc``.
+
+    ``password`` and ``token`` may be given as text; they are kept as :class:`Secret`.
+    """
 
     user: str | None = None
-    password: str | None = field(default=None, repr=False)
-    token: str | None = field(default=None, repr=False)
+    password: Secret | str | None = None
+    token: Secret | str | None = None
     creds_file: str | None = None
     nkey_seed_file: str | None = None
     tls_ca_file: str | None = None
@@ -32,6 +36,8 @@ class NatsLogin:
     tls_key_file: str | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "password", Secret.of(self.password))
+        object.__setattr__(self, "token", Secret.of(self.token))
         if (self.tls_cert_file is None) != (self.tls_key_file is None):
             raise InvalidConfigError(
                 "give the NATS client certificate and its key together (--nats-tls-cert-file and "
@@ -48,8 +54,8 @@ class NatsLogin:
         """
         named = {
             "user": self.user,
-            "password": self.password,
-            "token": self.token,
+            "password": _revealed(self.password),
+            "token": _revealed(self.token),
             "user_credentials": self._checked(self.creds_file),
             "nkeys_seed": self._checked(self.nkey_seed_file),
             "tls": self._tls(),
@@ -83,3 +89,7 @@ class NatsLogin:
             except OSError as cause:
                 raise InvalidConfigError(f"cannot read {path}: {cause.strerror}") from cause
         return path
+
+
+def _revealed(value: Secret | str | None) -> str | None:
+    return value.reveal() if isinstance(value, Secret) else value

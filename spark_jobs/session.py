@@ -293,10 +293,10 @@ def _credentials_in_environment(credentials: Credentials | None) -> Iterator[Non
         return
     handed = {
         "AWS_ACCESS_KEY_ID": credentials.access_key_id,
-        "AWS_SECRET_ACCESS_KEY": credentials.secret_access_key,
+        "AWS_SECRET_ACCESS_KEY": credentials.secret_access_key.reveal(),
     }
     if credentials.session_token is not None:
-        handed["AWS_SESSION_TOKEN"] = credentials.session_token
+        handed["AWS_SESSION_TOKEN"] = credentials.session_token.reveal()
     before = {name: os.environ.get(name) for name in handed}
     os.environ.update(handed)
     try:

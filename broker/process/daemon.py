@@ -471,17 +471,8 @@ def _flight_service_config(config: FlightConfig, *, nats_url: str) -> FlightServ
     return FlightServiceConfig(
         host=config.host,
         port=config.port,
-        nats_url=_without_login(nats_url) or None,
+        nats_url=nats_url or None,
         tls_cert=pem(config.tls_cert_file),
         tls_key=pem(config.tls_key_file),
         tls_client_ca=pem(config.tls_client_ca_file),
     )
-
-
-def _without_login(urls: str) -> str:
-    """Return the addresses of NATS servers for clients, without user and password."""
-    told = []
-    for url in filter(None, urls.split(",")):
-        scheme, separator, rest = url.strip().rpartition("://")
-        told.append(f"{scheme}{separator}{rest.rpartition('@')[2]}")
-    return ",".join(told)

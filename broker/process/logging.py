@@ -2,7 +2,8 @@
 
 An event is a past-tense identifier (``segment_sealed``), its keys are words of the glossary. On a
 terminal it is a coloured line, elsewhere one JSON object per line, always on stderr: stdout belongs
-to commands. Values under a key that names a secret are never written.
+to commands. Values under a key that names a secret are never written, a ``Secret`` has no text, and
+a traceback shows no values of local variables.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ _LEVELS: Final = {
     "warning": logging.WARNING,
     "error": logging.ERROR,
 }
+_TRACEBACKS: Final = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
 # Libraries log a lot: only their warnings and errors are written.
 _FOREIGN_LEVEL: Final = logging.WARNING
 
@@ -45,10 +47,14 @@ def configure_logging(
         _redact,
     ]
     rendering: list[Any] = (
-        [structlog.dev.ConsoleRenderer(colors=sink.isatty())]
+        [
+            structlog.dev.ConsoleRenderer(
+                colors=sink.isatty(), exception_formatter=structlog.dev.plain_traceback
+            )
+        ]
         if console
         else [
-            structlog.processors.dict_tracebacks,
+            structlog.processors.ExceptionRenderer(_TRACEBACKS),
             structlog.processors.JSONRenderer(default=str),
         ]
     )

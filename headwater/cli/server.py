@@ -26,6 +26,7 @@ from headwater.cli.discovery import (
 )
 from headwater.cli.failures import EXIT_TRY_LATER
 from headwater.local import embedded
+from headwater.local.private_files import open_lock
 from headwater.local.runtime_file import DEFAULT_DATA_DIR, FILE_NAME, RuntimeFile
 
 if TYPE_CHECKING:
@@ -280,7 +281,7 @@ def _refuse_a_daemons_folder(data: Path) -> None:
 @contextmanager
 def _only_one(data: Path) -> Iterator[None]:
     """Hold the directory's lock; the kernel releases the lock however this process ends."""
-    with (data / "up.lock").open("w") as handle:
+    with os.fdopen(open_lock(data / "up.lock"), "r+") as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as cause:

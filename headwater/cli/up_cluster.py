@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from broker.config import BrokerConfig
+from broker.config import BrokerConfig, NatsConfig
 from broker.errors import HeadwaterError, InvalidConfigError
 from headwater.cli import console
 from headwater.cli.cluster_controllers import change
@@ -109,6 +109,7 @@ def run_cluster(
     """
     for name in _DECIDED:
         os.environ.pop(f"HEADWATER_{name}", None)
+    _hand_down_login(config.nats)
     first = BrokerPorts(
         peer=embedded.free_port(),
         flight=config.flight.port or embedded.free_port(),
@@ -269,6 +270,17 @@ def _report_ended(
         f"[bold red]{ended.name} has ended[/bold red] with code {ended.process.returncode}; see "
         f"{console.plain(str(ended.log_path))}. {rest} {ended.name} restarts in {again_s:.0f} s."
     )
+
+
+def _hand_down_login(nats: NatsConfig) -> None:
+    """Put a login that stood in the address of NATS into the brokers' environment, on no disk."""
+    for name, value in (
+        ("USER", nats.user),
+        ("PASSWORD", None if nats.password is None else nats.password.reveal()),
+        ("TOKEN", None if nats.token is None else nats.token.reveal()),
+    ):
+        if value is not None:
+            os.environ[f"HEADWATER_NATS_{name}"] = value
 
 
 def _runtime_file(cluster: EmbeddedCluster, moto: str | None) -> RuntimeFile:

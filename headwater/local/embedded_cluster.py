@@ -26,6 +26,7 @@ from headwater.local.embedded import (
     spawn,
     wait_ready,
 )
+from headwater.local.private_files import write_private
 
 _PLAN: Final = "cluster.json"
 _VOTERS: Final = "controllers"  # a key of the plan; no broker has this id
@@ -103,7 +104,7 @@ class EmbeddedCluster:
             UnavailableError: the broker ended, or was not ready in time; the message has its log.
         """
         config = self.folder / f"{broker}.toml"
-        config.write_text(self._config(broker), encoding="utf-8")
+        write_private(config, self._config(broker))
         log = self.log_of(broker)
         ports = self.ports[broker]
         process = self.spawn([sys.executable, "-m", "broker", "--config", str(config)], log)

@@ -3,7 +3,7 @@
 ``up`` writes ``<data>/headwater.json`` once it serves, and removes the file when it ends, so that
 other commands in the same folder need no address. The file has the id of the process. If that
 process has ended, the file is stale: commands report this and do not use its addresses. The file
-has no secret.
+has no secret, and only its owner may read it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from broker.errors import InvalidConfigError
+from headwater.local.private_files import write_private
 
 FILE_NAME: Final = "headwater.json"
 DEFAULT_DATA_DIR: Final = "headwater-data"
@@ -46,12 +47,10 @@ class RuntimeFile:
         return True
 
     def write(self, data_dir: Path) -> Path:
-        """Write the file atomically; return its path."""
+        """Write the file atomically, readable for its owner only; return its path."""
         path = data_dir / FILE_NAME
-        partial = path.with_suffix(".json.tmp")
         body = {"v": _FORMAT_VERSION, **dataclasses.asdict(self)}
-        partial.write_text(json.dumps(body, indent=2) + "\n", encoding="utf-8")
-        partial.replace(path)
+        write_private(path, json.dumps(body, indent=2) + "\n")
         return path
 
     @classmethod

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
 
 from broker.errors import InvalidConfigError
+from broker.model.secret import Secret
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
@@ -26,8 +27,12 @@ class Credentials:
     """A key pair, with a session token if the pair is temporary."""
 
     access_key_id: str
-    secret_access_key: str = field(repr=False)
-    session_token: str | None = field(default=None, repr=False)
+    secret_access_key: Secret
+    session_token: Secret | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "secret_access_key", Secret.of(self.secret_access_key))
+        object.__setattr__(self, "session_token", Secret.of(self.session_token))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,8 +137,9 @@ class StoreConfig:
         kwargs: dict[str, Any] = {"region_name": self.region}
         if self.credentials is not None:
             kwargs["aws_access_key_id"] = self.credentials.access_key_id
-            kwargs["aws_secret_access_key"] = self.credentials.secret_access_key
-            kwargs["aws_session_token"] = self.credentials.session_token
+            token = self.credentials.session_token
+            kwargs["aws_secret_access_key"] = self.credentials.secret_access_key.reveal()
+            kwargs["aws_session_token"] = None if token is None else token.reveal()
         elif self.profile is not None:
             kwargs["profile_name"] = self.profile
         return kwargs
@@ -159,9 +165,9 @@ class StoreConfig:
         credentials = credentials or self.credentials
         if credentials is not None:
             options["aws_access_key_id"] = credentials.access_key_id
-            options["aws_secret_access_key"] = credentials.secret_access_key
+            options["aws_secret_access_key"] = credentials.secret_access_key.reveal()
             if credentials.session_token is not None:
-                options["aws_session_token"] = credentials.session_token
+                options["aws_session_token"] = credentials.session_token.reveal()
         return options
 
 
@@ -232,6 +238,6 @@ def _credentials(env: Mapping[str, str]) -> Credentials | None:
         )
     return Credentials(
         access_key_id=key,
-        secret_access_key=secret,
-        session_token=env.get("AWS_SESSION_TOKEN") or None,
+        secret_access_key=Secret(secret),
+        session_token=Secret.of(env.get("AWS_SESSION_TOKEN") or None),
     )

@@ -29,6 +29,7 @@ from broker.errors import (
     RemoteTierUnavailableError,
     UnfencedStoreError,
 )
+from broker.model.secret import Secret
 from tiering.store.deadline import call_with_deadline
 from tiering.store.location import Credentials, StoreConfig
 from tiering.store.object_store import ObjectInfo
@@ -222,8 +223,8 @@ def resolve_credentials(config: StoreConfig) -> tuple[Credentials | None, str | 
     return (
         Credentials(
             access_key_id=frozen.access_key,
-            secret_access_key=frozen.secret_key,
-            session_token=frozen.token,
+            secret_access_key=Secret(frozen.secret_key),
+            session_token=Secret.of(frozen.token),
         ),
         session.region_name,
     )

@@ -212,9 +212,8 @@ def server_urls(config: NatsConfig, discovered: Iterable[ParseResult] = ()) -> t
                 f"nats.url: {text!r} must be nats://host:port or tls://host:port"
             )
         urls.append(url)
-    login, at, _ = urlparse(urls[0]).netloc.rpartition("@")
     for server in discovered:
-        url = f"{server.scheme}://{login}{at}{server.netloc}"
+        url = f"{server.scheme}://{server.netloc.rpartition('@')[2]}"
         if url not in urls:
             urls.append(url)
     return tuple(urls)
@@ -236,8 +235,8 @@ def connect_options(config: NatsConfig, client_name: str) -> dict[str, Any]:
         "ping_interval": _PING_INTERVAL_S,
         "max_outstanding_pings": _PINGS_OUTSTANDING_MAX,
         "user": config.user,
-        "password": config.password,
-        "token": config.token,
+        "password": None if config.password is None else config.password.reveal(),
+        "token": None if config.token is None else config.token.reveal(),
     }
     if config.creds_file is not None:
         _require_nkeys()

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from broker.model.secret import Secret
 from simkit.servers.motoproc import fresh, moto_location
 from simkit.tier.lab import TierLab
 from tiering.read.certify import prove_partition
@@ -82,7 +83,7 @@ def test_racing_committers_lose_and_double_nothing(location: StoreConfig) -> Non
     command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(lib)!r})\n" + _WRITER]
     writers = [
         subprocess.Popen(
-            [*command, json.dumps(asdict(location)), str(seed), str(ROUNDS)],
+            [*command, json.dumps(asdict(location), default=Secret.reveal), str(seed), str(ROUNDS)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )
         for seed in range(WRITERS)

@@ -233,12 +233,13 @@ def test_a_dead_store_is_unavailable_and_not_an_absent_table(moto: StoreConfig) 
 
 _JOB = """
 import sys
+from broker.model.secret import Secret
 from tiering.read.lake import Lake
 from tiering.store.location import Credentials, StoreConfig
 from tiering.read.verify import verify_table
 uri, endpoint, key, secret = sys.argv[1:]
 config = StoreConfig(uri=uri, endpoint=endpoint, region="us-east-1", path_style=True,
-                     credentials=Credentials(access_key_id=key, secret_access_key=secret))
+                     credentials=Credentials(access_key_id=key, secret_access_key=Secret(secret)))
 table = Lake.open(config).table_at(uri)
 proof = verify_table(table.snapshot(), table.store)[0]
 print(proof.cold_count)
@@ -254,7 +255,7 @@ def test_a_process_that_read_from_s3_ends_cleanly(moto: StoreConfig) -> None:
     assert credentials is not None
     assert moto.endpoint is not None
     arguments = [lab.table.uri, moto.endpoint, credentials.access_key_id,
-                 credentials.secret_access_key]  # fmt: skip
+                 credentials.secret_access_key.reveal()]  # fmt: skip
     for _ in range(3):
         done = subprocess.run(
             [sys.executable, "-c", _JOB, *arguments],

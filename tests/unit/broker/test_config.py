@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from broker.config import BrokerConfig, ClusterConfig, load
+from broker.config import BrokerConfig, ClusterConfig, NatsConfig, load
 from broker.errors import InvalidConfigError
+from broker.model.secret import Secret
 
 
 def test_no_file_and_no_environment_give_the_defaults() -> None:
@@ -57,6 +58,8 @@ def test_a_wrong_environment_is_refused(environ: dict[str, str]) -> None:
 def test_variables_of_other_parts_are_left_alone() -> None:
     """The client's and the store's own variables are not the daemon's."""
     assert load(None, {"HEADWATER_SERVER": "x", "HEADWATER_S3_ENDPOINT": "y"}) == BrokerConfig()
+    names = ("HEADWATER_TLS_CA_FILE", "HEADWATER_TLS_CERT_FILE", "HEADWATER_TLS_KEY_FILE")
+    assert load(None, dict.fromkeys(names, "a client's")) == BrokerConfig()
 
 
 def test_secrets_do_not_show() -> None:
@@ -116,3 +119,36 @@ def test_a_raft_that_cannot_be_is_refused(brokers: str, controllers: str, raft: 
     """An unknown Raft is refused, and pysyncobj with brokers that do not vote."""
     with pytest.raises(InvalidConfigError, match="pysyncobj"):
         _cluster(brokers, controllers, raft=raft)
+
+
+def test_a_login_in_the_address_of_nats_leaves_it(tmp_path: Path) -> None:
+    """The address is shown in logs, to clients and in files: it never holds a login."""
+    path = tmp_path / "headwater.toml"
+    path.write_text('[nats]\nurl = "nats://me:hunter2@n1:4222,n2"\n')
+    nats = load(path, {}).nats
+    assert (nats.url, nats.user, nats.password) == ("nats://n1:4222,n2", "me", Secret("hunter2"))
+    token = load(None, {"HEADWATER_NATS_URL": "tls://hunter2@n1"}).nats
+    assert (token.url, token.token, token.user) == ("tls://n1", Secret("hunter2"), None)
+    assert "hunter2" not in f"{nats} {token}"
+
+
+def test_an_explicit_login_wins_over_the_address() -> None:
+    """As nats-py has it; the address is cleaned all the same."""
+    nats = NatsConfig(url="nats://me:old@n1", user="you", password=Secret("new"))
+    assert (nats.url, nats.user, nats.password) == ("nats://n1", "you", Secret("new"))
+
+
+def test_two_logins_in_the_address_are_refused() -> None:
+    """Which of them is meant cannot be known; the error shows neither."""
+    with pytest.raises(InvalidConfigError, match="different logins") as refused:
+        NatsConfig(url="nats://a:hunter2@n1,nats://b:hunter2@n2")
+    assert "hunter2" not in str(refused.value)
+
+
+def test_a_password_of_another_type_is_refused_unseen(tmp_path: Path) -> None:
+    """A password of digits without quotes is a number in TOML: the error does not show it."""
+    path = tmp_path / "headwater.toml"
+    path.write_text("[nats]\npassword = 73317331\n")
+    with pytest.raises(InvalidConfigError, match=r"nats\.password must be") as refused:
+        load(path, {})
+    assert "73317331" not in str(refused.value)

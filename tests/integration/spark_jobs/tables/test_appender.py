@@ -24,6 +24,7 @@ from broker.errors import (
     TableMismatchError,
     TableRolledBackError,
 )
+from broker.model.secret import Secret
 from simkit.brokers.memory_broker import records
 from simkit.servers.motoproc import fresh, moto_location
 from simkit.servers.s3_proxy import Break, Rule, s3_proxy
@@ -248,7 +249,7 @@ print(json.dumps({"won": won, "lost": lost}))
 def test_racing_appenders_double_and_lose_nothing(rig: AppendRig, target: Target) -> None:
     """Two processes append to two partitions of one table at once: what was won tiles it."""
     code = f"import sys; sys.path.insert(0, {str(LIB)!r})\n{_RACES}"
-    config = json.dumps(asdict(target.store))
+    config = json.dumps(asdict(target.store), default=Secret.reveal)
     rig.appender(target).append(ranges((0, 1), (0, 1)), batch_id="0")
     racers = [
         subprocess.Popen(

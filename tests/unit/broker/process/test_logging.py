@@ -6,10 +6,12 @@ import io
 import json
 import logging
 from collections.abc import Iterator
+from typing import Literal
 
 import pytest
 import structlog
 
+from broker.model.secret import Secret
 from broker.process.logging import configure_logging
 
 
@@ -85,3 +87,31 @@ def test_console_is_for_people() -> None:
     structlog.get_logger().info("stream_created", stream="orders")
     assert "stream_created" in sink.getvalue()
     assert "stream=orders" in sink.getvalue()
+
+
+@pytest.mark.parametrize("form", ["json", "console"])
+def test_a_traceback_shows_no_local_variables(form: Literal["json", "console"]) -> None:
+    """Local variables may hold what no key names, for example credentials of a store."""
+    sink = io.StringIO()
+    configure_logging(stream=sink, format=form)
+
+    def open_store(key: str) -> None:
+        raise ValueError(f"cannot open with {len(key)} characters")
+
+    try:
+        open_store("2retnuh"[::-1])  # source lines are shown, so the line has another text
+    except ValueError:
+        structlog.get_logger().exception("lake_failed")
+        logging.getLogger("botocore").exception("failed")
+    assert "cannot open" in sink.getvalue()
+    assert "hunter2" not in sink.getvalue()
+
+
+def test_a_secret_in_a_fact_is_not_written() -> None:
+    """Also under a key that does not name it, inside other values."""
+    sink = io.StringIO()
+    configure_logging(stream=sink)
+    structlog.get_logger().info(
+        "connected", config={"x": [Secret("hunter2")]}, one=Secret("hunter2")
+    )
+    assert "hunter2" not in sink.getvalue()

@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 
 from broker.adapters.flight.config import FlightServiceConfig
 from broker.adapters.flight.service import FlightService
-from broker.process.daemon import _without_login
+from broker.config import NatsConfig
+from broker.model.secret import Secret
 from headwater.cli.discovery import Server
 from headwater.cli.main import app
 from headwater.cli.publish import _hint_at_flight
@@ -102,8 +103,10 @@ def test_the_loopback_of_another_machine_is_not_ours(
 
 def test_the_broker_tells_no_password() -> None:
     """The address goes to every client that may ask."""
-    urls = "nats://me:secret@n1:4222, tls://token@n2:4222,n3:4222"
-    assert _without_login(urls) == "nats://n1:4222,tls://n2:4222,n3:4222"
+    urls = "nats://me:secret@n1:4222, tls://me:secret@n2:4222,n3:4222"
+    config = NatsConfig(url=urls)
+    assert config.url == "nats://n1:4222,tls://n2:4222,n3:4222"
+    assert (config.user, config.password) == ("me", Secret("secret"))
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import pytest
 
 from broker.codec.checksum import crc32c
 from broker.errors import ObjectCorruptError, SchemaMismatchError
+from broker.model.secret import Secret
 from simkit.tier.faulty_store import Fault, FaultyStore
 from spark_jobs.tables import file_writer, schema_match
 from spark_jobs.tables.file_stats import WrittenStats
@@ -122,7 +123,7 @@ def test_no_secret_travels() -> None:
     """The values in a plan have no credentials, in any printed form."""
     store = StoreConfig(
         uri="s3://bucket/x",
-        credentials=Credentials(access_key_id="AKIA1", secret_access_key="hidden"),
+        credentials=Credentials(access_key_id="AKIA1", secret_access_key=Secret("hidden")),
     )
     fit = schema_match.match(ROWS, ROWS, partition_columns=(), evolve="none")
     out = Output(store=store, folder="f", fit=fit, stats_columns=(), note={})

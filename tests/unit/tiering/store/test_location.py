@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from broker.errors import InvalidConfigError
+from broker.model.secret import Secret
 from simkit.tier.lab import TierLab, read_table
 from tiering.read.lake import Lake
 from tiering.read.verify import verify_table
@@ -113,7 +114,9 @@ def test_secrets_are_never_shown() -> None:
     assert "hush" not in repr(config)
     assert "hush" not in str(config.child("x"))
     assert config.credentials == Credentials(
-        access_key_id="me", secret_access_key="hush-hush", session_token="temporary-hush"
+        access_key_id="me",
+        secret_access_key=Secret("hush-hush"),
+        session_token=Secret("temporary-hush"),
     )
 
 

@@ -65,9 +65,11 @@ def test_a_client_without_the_attributes_is_refused(monkeypatch: pytest.MonkeyPa
 def test_urls_may_be_several_and_discovered_ones_are_added_with_the_login() -> None:
     """A bare host gets the scheme; a server that the cluster told of gets the same login."""
     config = NatsConfig(url="nats://u:p@a:1, b:2,tls://c:3")
-    assert server_urls(config) == ("nats://u:p@a:1", "nats://b:2", "tls://c:3")
+    assert server_urls(config) == ("nats://a:1", "nats://b:2", "tls://c:3")
     seen = [urlparse("nats://d:4"), urlparse("nats://d:4")]
-    assert server_urls(config, seen)[3:] == ("nats://u:p@d:4",)
+    assert server_urls(config, seen)[3:] == ("nats://d:4",)
+    login = connect_options(config, "x")
+    assert (login["user"], login["password"]) == ("u", "p")
 
 
 @pytest.mark.parametrize(
