@@ -22,6 +22,7 @@ from broker.errors import (
     LogFailedError,
     UnavailableError,
 )
+from broker.model.secret import Secret
 from broker.wire.liftbridge import message_pb2 as wire
 from simkit.brokers.ingest_rig import IngestRig
 from simkit.servers.certificates import Authority
@@ -320,19 +321,19 @@ def test_stopping_stores_and_answers_what_has_arrived(server: NatsProcess) -> No
     [
         (
             'authorization { user: "u", password: "p" }',
-            {"user": "u", "password": "p"},
-            {"user": "u", "password": "wrong"},
+            {"user": "u", "password": Secret("p")},
+            {"user": "u", "password": Secret("wrong")},
         ),
-        ('authorization { token: "t" }', {"token": "t"}, {}),
+        ('authorization { token: "t" }', {"token": Secret("t")}, {}),
     ],
     ids=["user", "token"],
 )
 def test_credentials_are_used(
-    tmp_path: Path, settings: str, good: dict[str, str], bad: dict[str, str]
+    tmp_path: Path, settings: str, good: dict[str, Any], bad: dict[str, Any]
 ) -> None:
     """The right ones connect; the wrong ones fail at start with the server's own message."""
     with NatsProcess(tmp_path, settings=settings) as server:
-        with IngestRig(NatsConfig(url=server.url, **good)) as rig:  # type: ignore[arg-type]
+        with IngestRig(NatsConfig(url=server.url, **good)) as rig:
             assert rig.transport.connected
         config = NatsConfig(url=server.url, connect_timeout_ms=1_000, **bad)
         with pytest.raises(UnavailableError, match=r"(?i)authorization"), IngestRig(config):
@@ -390,7 +391,7 @@ def test_a_subject_that_the_server_denies_is_a_typed_error(tmp_path: Path) -> No
     )
     with (
         NatsProcess(tmp_path, settings=settings) as server,
-        IngestRig(NatsConfig(url=server.url, user="u", password="p")) as rig,
+        IngestRig(NatsConfig(url=server.url, user="u", password=Secret("p"))) as rig,
     ):
         with pytest.raises(InvalidStreamError, match="secret"):
             rig.add_stream("secret", subject="secret.x")
