@@ -272,7 +272,7 @@ class Tiering:
             shipper, failure = found
             snapshot = shipper.snapshot
             if snapshot is not None:
-                start = min(snapshot.ranges[number].start, cold_end)
+                start = min(snapshot.range_of(number).start, cold_end)
                 table_bytes = sum(
                     file.size_bytes for file in snapshot.files if file.partition == number
                 )

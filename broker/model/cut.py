@@ -124,6 +124,7 @@ class Cut:
     taken_us: int
     lease: Lease
     table_digest: str | None = None  # hex SHA-256 of the commit that made the table version
+    keys_from: int | None = None  # see Stream.keys_from; None: each key is in one partition
 
     def __post_init__(self) -> None:
         if [part.partition for part in self.partitions] != list(range(len(self.partitions))):
@@ -134,6 +135,11 @@ class Cut:
             part.cold_end > part.start for part in self.partitions
         ):
             raise InvalidCutError("a cut with cold records must name a table version")
+        if self.keys_from is not None and not 0 < self.keys_from < len(self.partitions):
+            raise InvalidCutError(
+                f"a cut of {len(self.partitions)} partitions cannot have grown from "
+                f"{self.keys_from}"
+            )
 
     @property
     def records_count(self) -> int:
@@ -146,8 +152,10 @@ class Cut:
         return tuple(CutPosition(part.lineage_id, part.hot_end) for part in self.partitions)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON-ready values; ``until`` and ``purged_end`` are there only if they are set."""
+        """Return JSON-ready values; what is not set is left out if older builds do not know it."""
         body = dataclasses.asdict(self)
+        if body["keys_from"] is None:
+            del body["keys_from"]
         for part in body["partitions"]:
             if part["until"] is None:
                 del part["until"]

@@ -28,18 +28,22 @@ def refusal(
     positions: Sequence[CutPosition],
     *,
     believe_forgotten: bool = False,
+    partitions_min: int | None = None,
 ) -> HeadwaterError | None:
     """Return why a cut with these positions, by partition, cannot be read here; None if it can.
 
+    ``partitions_min`` is how many partitions the stream once had, at least; None: as many as now.
+    A cut from before partitions were added names those that there were.
     With ``believe_forgotten`` a leadership that is too old to be remembered counts as ours.
     """
-    if len(positions) != len(lineages):
+    least = len(lineages) if partitions_min is None else partitions_min
+    if not least <= len(positions) <= len(lineages):
         return InvalidCutError(
             f"the cut names {len(positions)} partitions of stream {stream!r}, which has "
             f"{len(lineages)}: take a new cut",
             stream=stream,
         )
-    for number, (lineage, position) in enumerate(zip(lineages, positions, strict=True)):
+    for number, (lineage, position) in enumerate(zip(lineages, positions, strict=False)):
         if position.lineage_id is None:
             return InvalidCutError(
                 f"the cut of stream {stream!r} was saved by a version that stored no lineage ids, "

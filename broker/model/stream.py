@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from broker.errors import InvalidStreamError
+from broker.errors import FixedSettingError, InvalidStreamError
 from broker.model.ids import StreamUuid, is_stream_name
 from broker.model.subjects import is_literal, matches
 
@@ -177,6 +177,7 @@ class Stream:
     created_us: int
     table_name: str  # folder of its Delta table below <lake>/<namespace>/
     namespace: str = "default"
+    grown_from: int | None = None  # partitions at its creation; None: none were added since
 
     def __post_init__(self) -> None:
         if not is_stream_name(self.name):
@@ -184,17 +185,83 @@ class Stream:
                 f"stream name {self.name!r} must be 1 to 128 characters of A-Z a-z 0-9 _ -, and "
                 "must not begin with -"
             )
+        if self.grown_from is not None and not 0 < self.grown_from < self.config.partitions:
+            raise InvalidStreamError(
+                f"stream {self.name!r} cannot have grown from {self.grown_from} to "
+                f"{self.config.partitions} partitions"
+            )
+
+    @property
+    def keys_from(self) -> int | None:
+        """How many partitions the keys began with; None if each key stays in one partition.
+
+        The partition of a key only rises when partitions are added (`grown`). So the newest record
+        of a key is in the highest partition that has one. A tombstone in a partition with this
+        number or a higher one hides records of its key in lower partitions.
+        """
+        return self.grown_from if self.config.partitioner == "crc32" else None
+
+    def grown(self, partitions: int) -> Stream:
+        """Return the stream with more partitions.
+
+        Raises:
+            FixedSettingError: fewer partitions than now.
+            InvalidStreamError: too many, or a number that would move keys between partitions that
+                exist already.
+        """
+        present = self.config.partitions
+        if partitions < present:
+            raise FixedSettingError(
+                f"partitions of stream {self.name!r} is {present} and cannot become {partitions}: "
+                "the records of the partitions above would be gone for their readers. Create "
+                "another stream with the number that you want, and copy what is needed",
+                stream=self.name,
+                setting="partitions",
+                present=present,
+                wanted=partitions,
+            )
+        config = dataclasses.replace(self.config, partitions=partitions)
+        if partitions == present:
+            return self
+        if config.partitioner == "crc32" and partitions % present:
+            allowed = [
+                present * factor for factor in (2, 3, 4) if present * factor <= PARTITIONS_MAX
+            ]
+            raise InvalidStreamError(
+                f"the {present} partitions of stream {self.name!r} can be multiplied "
+                f"({', '.join(map(str, allowed)) or 'but not below the limit'}), not become "
+                f"{partitions}: with another number, keys would move between partitions that have "
+                "records, and nothing would say which record of a key is the newest",
+                stream=self.name,
+                present=present,
+                allowed=allowed,
+            )
+        return dataclasses.replace(self, config=config, grown_from=self.grown_from or present)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON-ready values; ``grown_from`` is there only if partitions were added."""
+        return without_unset(dataclasses.asdict(self))
 
     def to_json(self) -> str:
         """Return a canonical JSON text of the whole stream."""
-        return json.dumps(dataclasses.asdict(self), sort_keys=True)
+        return json.dumps(self.to_dict(), sort_keys=True)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Stream:
         """Rebuild a stream from the parsed :meth:`to_json` text."""
         # Release 0.1 wrote no partitioner: each of its clients had a rule of its own.
         config = StreamConfig.from_dict({"partitioner": "each_client", **values["config"]})
+        if type(values.get("grown_from")) not in (int, type(None)):
+            raise InvalidStreamError("grown_from must be a whole number")
         return cls(**{**values, "config": config})
+
+
+def without_unset(stream: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a stream without those that builds before partitions grew do not know.
+
+    They are left out while they have their default, so these builds read the rest.
+    """
+    return {name: one for name, one in stream.items() if name != "grown_from" or one is not None}
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Annotated, Any
 
 import typer
@@ -61,8 +60,8 @@ def alter(
     flush_interval: FlushIntervalOption = None,
     min_isr: MinIsrOption = None,
     tiering: TieringOption = None,
-    subject: SubjectOption = None,
     partitions: PartitionsOption = None,
+    subject: SubjectOption = None,
     partitioner: PartitionerOption = None,
     queue_group: QueueGroupOption = None,
     index_interval: IndexIntervalOption = None,
@@ -85,6 +84,7 @@ def alter(
       headwater stream alter orders --local-retention 256MiB
       headwater stream alter orders --record-bytes 16MiB --dedup-window 10m --dry-run
       headwater stream alter orders --unshipped none
+      headwater stream alter orders --partitions 8
     """
     given = settings_of(locals())
     if not given:
@@ -102,7 +102,7 @@ def _as_dict(altered: AlteredStream, *, dry_run: bool) -> dict[str, Any]:
         name: {"before": before, "after": after}
         for name, (before, after) in altered.changes.items()
     }
-    return {"stream": dataclasses.asdict(altered.after), "changes": changes, "dry_run": dry_run}
+    return {"stream": altered.after.to_dict(), "changes": changes, "dry_run": dry_run}
 
 
 def _say_altered(altered: AlteredStream, *, dry_run: bool) -> None:
@@ -117,11 +117,29 @@ def _say_altered(altered: AlteredStream, *, dry_run: bool) -> None:
     if dry_run:
         console.note("Nothing was changed: --dry-run.")
         return
+    if "partitions" in altered.changes:
+        _say_grown(altered)
     if "tiering" in altered.changes:
         console.note(
             f"Its history goes into the table {console.plain(after.namespace)}/"
             f"{console.plain(after.table_name)}, from the first record on; "
             f"`headwater tier status {console.plain(after.name)}` shows how far."
+        )
+
+
+def _say_grown(altered: AlteredStream) -> None:
+    before, after = altered.before.config, altered.after.config
+    first, last = (
+        console.plain(after.partition_subject(number))
+        for number in (before.partitions, after.partitions - 1)
+    )
+    console.note(
+        f"The new partitions listen to {first}" + (f" to {last}." if last != first else ".")
+    )
+    if altered.after.keys_from is not None:
+        console.note(
+            "A key may have older records in a lower partition: its newest one is in the highest "
+            "partition that has one (docs/streams.md)."
         )
 
 

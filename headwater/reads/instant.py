@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from broker.errors import StreamRecreatedError
+from broker.errors import StreamChangedError, StreamRecreatedError
 
 if TYPE_CHECKING:
     from broker.model.cut import Cut
@@ -19,13 +19,19 @@ def at_one_instant(cuts: Mapping[str, Cut], client: Client) -> dict[str, Cut]:
     moved = {}
     for name, cut in cuts.items():
         now = found[name]
-        if now.stream_uuid != cut.stream_uuid or len(now.offsets) != len(cut.partitions):
+        if now.stream_uuid != cut.stream_uuid:
             raise StreamRecreatedError(
-                f"stream {name} was created again: it is {now.stream_uuid} with "
-                f"{len(now.offsets)} partitions now, but its cut belongs to {cut.stream_uuid} with "
-                f"{len(cut.partitions)}; read again",
+                f"stream {name} was created again: it is {now.stream_uuid} now, but its cut "
+                f"belongs to {cut.stream_uuid}; read again",
                 expected=cut.stream_uuid,
                 found=now.stream_uuid,
+            )
+        if len(now.offsets) != len(cut.partitions):
+            raise StreamChangedError(
+                f"stream {name} has {len(now.offsets)} partitions now, and its cut names "
+                f"{len(cut.partitions)}: partitions were added since, and the cut has none of "
+                "their records; read again",
+                stream=name,
             )
         moved[name] = replace(
             cut,

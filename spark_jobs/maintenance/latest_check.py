@@ -40,7 +40,7 @@ def check_latest(spark: SparkSession, latest: TableSnapshot, history: TableSnaps
     """
     ranges: dict[int, OffsetRange] = {}
     for number, covered in latest.ranges.items():
-        held = history.ranges[number]
+        held = history.range_of(number)
         if covered and not held.start <= covered.start <= covered.end <= held.end:
             raise TableRolledBackError(
                 f"the key snapshot {latest.uri} covers {covered} of partition {number}, but the "

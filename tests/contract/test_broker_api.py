@@ -253,11 +253,26 @@ def test_a_stream_is_changed_for_whoever_holds_its_partition(broker: BrokerApi) 
     assert handle.config == altered.after.config
     assert values(handle, 0, 3) == [0, 1, 2]
     with pytest.raises(FixedSettingError):
-        broker.streams.alter("s", {"partitions": 3})
+        broker.streams.alter("s", {"partitioner": "each_client"})
     with pytest.raises(InvalidStreamError):
         broker.streams.alter("s", {"colour": "red"})
     with pytest.raises(UnknownStreamError):
         broker.streams.alter("t", {"puback": True})
+
+
+def test_partitions_are_added_to_a_stream_in_use(broker: BrokerApi) -> None:
+    """The old ones keep their records, the new ones begin at 0; fewer are refused."""
+    submit(broker.partitions.handle("s", 1), batch(0, 3))
+    altered = broker.streams.alter("s", {"partitions": 4})
+    assert (altered.after.grown_from, altered.after.config.partitions) == (2, 4)
+    submit(broker.partitions.handle("s", 3), batch(0, 2))
+    found = [broker.partitions.standing("s", n).high_watermark for n in range(4)]
+    assert found == [0, 3, 0, 2]
+    assert len(broker.partitions.places("s")) == 4
+    with pytest.raises(FixedSettingError):
+        broker.streams.alter("s", {"partitions": 2})
+    with pytest.raises(InvalidStreamError):
+        broker.streams.alter("s", {"partitions": 6})
 
 
 def test_purged_records_are_gone_for_readers(broker: BrokerApi) -> None:

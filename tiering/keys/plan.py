@@ -83,7 +83,7 @@ def plan(
         )
     plans = []
     for number, new in sorted(history.ranges.items()):
-        old = latest.ranges[number]
+        old = latest.range_of(number)
         if old.end > new.end:
             raise TableRolledBackError(
                 f"the key snapshot {latest.uri} covers partition {number} up to {old.end}, "

@@ -138,7 +138,7 @@ def require_rows_of_log(
         BatchCorruptError, SegmentCorruptError: the log cannot be read.
     """
     number = int(source.partition_id.number)
-    start = snapshot.ranges[number].start if newest is None else newest.start
+    start = snapshot.range_of(number).start if newest is None else newest.start
     end = snapshot.cold_end(number)
     if end > source.reads.log_end:
         reason = f"the table ends at {end} but the local log at {source.reads.log_end}"

@@ -194,7 +194,7 @@ def _prove_rows(
 def _prove_span(
     snapshot: TableSnapshot, store: ObjectStore, partition: int, span: OffsetRange
 ) -> None:
-    held = snapshot.ranges[partition]
+    held = snapshot.range_of(partition)
     entries = accounts(snapshot, store, partition, span)
     whole = OffsetRange(
         max(held.start, min(span.start, entries[0].start)),

@@ -22,12 +22,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from broker.errors import CorruptDataError, InvalidStreamError, TableMismatchError
-from broker.model.ids import PartitionId, PartitionNumber
 from broker.model.offsets import Offset, OffsetRange
 from broker.model.stream import Stream
 from tiering.table.commit_files import (
@@ -48,6 +47,7 @@ from tiering.table.commit_files import (
 from tiering.table.ledger import LedgerEntry, decode_ranges
 from tiering.table.table import (
     COMMIT_ID,
+    EMPTY,
     ETAGS,
     FILES,
     KIND_PROPERTY,
@@ -56,9 +56,8 @@ from tiering.table.table import (
     DataFile,
     TableKind,
     TableSnapshot,
-    start_transaction_id,
-    transaction_id,
 )
+from tiering.table.transactions import TransactionNames
 
 _KNOWN: Final = frozenset(
     {"add", "remove", "txn", "metaData", "protocol", "commitInfo", "cdc", "domainMetadata"}
@@ -124,7 +123,7 @@ class Walk:
         self._uri = uri
         self._now = base.copy()
         self._foreign: tuple[ForeignChange, Provenance] | None = None
-        self._ids = _transactions_of(self._now)
+        self._names = _names_of(self._now)
 
     def step(self, version: int, body: bytes) -> None:
         """Check and apply the next commit file.
@@ -186,8 +185,8 @@ class Walk:
         if COMMIT_ID in info:
             accounts = _require_ours(self._now, info, adds, removes, moved, version)
             ranges = _moved_ranges(self._now, moved)
-            _replace(self._now, adds, removes, accounts)
-            self._now.ranges.update(ranges)
+            _replace(self._now, adds, removes, accounts, added=ranges)
+            _set_ranges(self._now, ranges)
         else:
             if moved:
                 raise NotOursError("it moves our transactions and has no commit id of ours")
@@ -199,9 +198,8 @@ class Walk:
         if not self._now.table_id:
             self._now.table_id, self._now.columns = found.table_id, found.columns
             self._now.properties = found.properties
-            self._ids = _transactions_of(found)
-            nothing = OffsetRange(Offset(0), Offset(0))
-            self._now.ranges = {number: nothing for number, _ in self._ids.values()}
+            self._names = _names_of(found)
+            self._now.ranges = dict.fromkeys(range(_partitions_at_creation(found)), EMPTY)
         elif _shape(found) != _shape(self._now):
             raise NotOursError("it changes the table's id, columns or our properties")
 
@@ -209,11 +207,11 @@ class Walk:
         """Return the new versions of our transactions, by partition and "start" or "end"."""
         moved = {}
         for one in actions:
-            txn = one.get("txn")
-            if isinstance(txn, dict) and txn.get("appId") in self._ids:
-                if type(txn.get("version")) is not int:
+            found = _bound_in(self._names, one)
+            if found is not None:
+                if type(found[1]) is not int:
                     raise NotOursError("a transaction has no version")
-                moved[self._ids[txn["appId"]]] = txn["version"]
+                moved[found[0]] = found[1]
         return moved
 
 
@@ -290,7 +288,10 @@ def _moved_ranges(
 ) -> dict[int, OffsetRange]:
     """Return the new ranges of the partitions whose transactions a commit moves."""
     bounds = {
-        number: [int(state.ranges[number].start), int(state.ranges[number].end)]
+        number: [
+            int(state.ranges.get(number, EMPTY).start),
+            int(state.ranges.get(number, EMPTY).end),
+        ]
         for number, _ in moved
     }
     for (number, which), bound in moved.items():
@@ -314,7 +315,7 @@ def _require_shipped(
     ends = {number: int(held.end) for number, held in state.ranges.items()}
     due = {}
     for entry in sorted(entries, key=lambda one: (one.partition, one.start)):
-        if ends.get(entry.partition) != entry.start:
+        if ends.get(entry.partition, 0) != entry.start:
             raise NotOursError(f"its range {entry.range} does not begin at the cold end before it")
         ends[entry.partition] = due[entry.partition, "end"] = int(entry.end)
     if due != dict(moved):
@@ -448,11 +449,15 @@ def _replace(
     accounts: Mapping[str, _Bytes],
     *,
     ours: bool = True,
+    added: Collection[int] = (),
 ) -> None:
-    """Apply proved files to the state; every error is raised before the first change."""
+    """Apply proved files to the state; every error is raised before the first change.
+
+    ``added`` are partitions that the commit itself makes known.
+    """
     files = [(file_in(one), claims_in(one)) for one in adds]
     for file, _ in files:
-        if file.partition not in state.ranges:
+        if file.partition not in state.ranges and file.partition not in added:
             raise NotOursError(f"{file.path} belongs to no partition of the stream")
     old = {path: state.files.pop(path, None) for path in map(path_of, removes)}
     for file, claims in files:
@@ -469,14 +474,14 @@ def _replace(
 
 def _applied(state: Provenance, actions: Sequence[Action]) -> Provenance:
     """Apply a commit without checks; needed only to see whether a foreign change is undone."""
-    ids = _transactions_of(state)
+    names = _names_of(state)
     for one in actions:
-        txn = one.get("txn")
-        if isinstance(txn, dict) and txn.get("appId") in ids and type(txn.get("version")) is int:
-            number, which = ids[txn["appId"]]
-            held, bound = state.ranges[number], Offset(txn["version"])
+        found = _bound_in(names, one)
+        if found is not None and type(found[1]) is int:
+            (number, which), version = found
+            held, bound = state.ranges.get(number, EMPTY), Offset(version)
             ends = (held.start, bound) if which == "end" else (bound, held.end)
-            state.ranges[number] = OffsetRange(ends[0], max(ends))
+            _set_ranges(state, {number: OffsetRange(ends[0], max(ends))})
         if "remove" in one:
             state.files.pop(path_of(one["remove"]), None)
         if "metaData" in one:
@@ -514,21 +519,43 @@ def _shape(state: Provenance) -> tuple[str, str, dict[str, str]]:
     return state.table_id, state.columns, state.properties
 
 
-def _transactions_of(state: Provenance) -> dict[str, tuple[int, str]]:
-    """Return our application ids, each with its partition and "start" or "end"."""
-    if not state.properties:
-        return {}
-    try:
-        stream = Stream.from_dict(json.loads(state.properties["headwater.stream_json"]))
-    except (KeyError, TypeError, ValueError, RecursionError, InvalidStreamError):
-        return {}
-    cluster = state.properties.get("headwater.cluster", "")
+def _names_of(state: Provenance) -> TransactionNames | None:
+    """Return what recognises our application ids; None before the table's creation."""
+    stream = _stream_of(state)
+    if stream is None:
+        return None
     kind: TableKind = "latest" if state.properties.get(KIND_PROPERTY) == "latest" else "history"
-    return {
-        make(cluster, PartitionId(stream.uuid, PartitionNumber(number)), kind): (number, which)
-        for number in range(stream.config.partitions)
-        for make, which in ((transaction_id, "end"), (start_transaction_id, "start"))
-    }
+    return TransactionNames(state.properties.get("headwater.cluster", ""), stream.uuid, kind)
+
+
+def _partitions_at_creation(state: Provenance) -> int:
+    """Return how many partitions the stream had when its table was made; 0 if nothing says so."""
+    stream = _stream_of(state)
+    return 0 if stream is None else stream.config.partitions
+
+
+def _stream_of(state: Provenance) -> Stream | None:
+    if not state.properties:
+        return None
+    try:
+        return Stream.from_dict(json.loads(state.properties["headwater.stream_json"]))
+    except (KeyError, TypeError, ValueError, RecursionError, InvalidStreamError):
+        return None
+
+
+def _bound_in(names: TransactionNames | None, action: Action) -> tuple[tuple[int, str], Any] | None:
+    """Return which bound of which partition an action sets, and to what; None: it sets none."""
+    txn = action.get("txn")
+    if names is None or not isinstance(txn, dict):
+        return None
+    name = names.parsed(txn.get("appId"))
+    return None if name is None else (name, txn.get("version"))
+
+
+def _set_ranges(state: Provenance, ranges: Mapping[int, OffsetRange]) -> None:
+    """Set ranges; partitions below a new one that have no commit yet are known as empty."""
+    for number in range(max([-1, *ranges]) + 1):
+        state.ranges[number] = ranges.get(number, state.ranges.get(number, EMPTY))
 
 
 def _foreign(version: int, actions: Sequence[Action], reason: NotOursError) -> ForeignChange:

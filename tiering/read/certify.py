@@ -94,7 +94,7 @@ def prove_partition(snapshot: TableSnapshot, partition: int, store: ObjectStore)
     files = [file for file in snapshot.files if file.partition == partition]
     bounded = [_with_bounds(file, store) for file in files if file.records_count != 0]
     for group in unproven_groups(
-        [file for file in bounded if file.records_count], snapshot.ranges[partition],
+        [file for file in bounded if file.records_count], snapshot.range_of(partition),
         partition=partition,
     ):  # fmt: skip
         require_contiguous(
@@ -131,7 +131,8 @@ def _check_identity(snapshot: TableSnapshot, cut: Cut, store: ObjectStore) -> No
             expected=cut.stream_uuid,
             found=snapshot.stream_uuid,
         )
-    if len(cut.partitions) != len(snapshot.ranges):
+    # A stream may have more partitions than its table knows, never fewer.
+    if len(cut.partitions) < len(snapshot.ranges):
         raise InvalidCutError(
             f"the cut names {len(cut.partitions)} partitions, but the table has "
             f"{len(snapshot.ranges)}"
@@ -149,14 +150,14 @@ def _check_identity(snapshot: TableSnapshot, cut: Cut, store: ObjectStore) -> No
                 found=digest,
             )
     for part in cut.partitions:
-        found = snapshot.ranges.get(part.partition)
-        if found is None or (found.start, found.end) != (part.start, part.cold_end):
+        found = snapshot.range_of(part.partition)
+        if (found.start, found.end) != (part.start, part.cold_end):
             raise TableRolledBackError(
                 f"version {snapshot.version} of {snapshot.uri} covers {found} of partition "
                 f"{part.partition}, but the cut recorded [{part.start}, {part.cold_end})",
                 partition=part.partition,
                 expected=part.cold_end,
-                found=None if found is None else int(found.end),
+                found=int(found.end),
             )
 
 

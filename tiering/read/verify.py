@@ -56,7 +56,7 @@ def verify_partition(
     added to it. The certificate's digest covers the cold range.
     """
     whole = RangeDigest() if digest is None else digest
-    held = snapshot.ranges[partition]
+    held = snapshot.range_of(partition)
     prove_partition(snapshot, partition, store)
     entries = accounts(snapshot, store, partition, held)
 

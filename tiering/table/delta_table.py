@@ -39,7 +39,7 @@ from broker.errors import (
 )
 from broker.model.ids import PartitionId, PartitionNumber, StreamUuid
 from broker.model.offsets import Offset, OffsetRange
-from broker.model.stream import Stream
+from broker.model.stream import PARTITIONS_MAX, Stream
 from tiering.proof.proofs import note_proof, refuse_foreign
 from tiering.store.object_store import ObjectStore
 from tiering.table.commit_files import account_of
@@ -62,6 +62,7 @@ from tiering.table.table import (
     start_transaction_id,
     transaction_id,
 )
+from tiering.table.transactions import TransactionNames, ranges_in
 
 _COMMIT_ATTEMPTS_MAX: Final = 10
 _BACKOFF_S: Final = 0.02
@@ -122,7 +123,7 @@ class DeltaStreamTable:
             self._require_no_older(-1 if table is None else table.version())
             snapshot = None if table is None else self._snapshot_of(table)
         for partition, least in (cold_end_min or {}).items():
-            found = 0 if snapshot is None else snapshot.ranges[partition].end
+            found = 0 if snapshot is None else snapshot.cold_end(partition)
             if found < least:
                 raise TableRolledBackError(
                     f"{self.uri} ends at offset {found} of partition {partition}, but records up "
@@ -385,52 +386,51 @@ class DeltaStreamTable:
         stream = self._owner(properties)
         cluster = properties.get("headwater.cluster", "")
         self._check_shape(table)
-        transactions = self._transactions_of(table, stream, cluster)
-        ranges = {}
-        for number in range(stream.config.partitions):
-            partition = _partition_id(stream.uuid, number)
-            end = transactions.get(transaction_id(cluster, partition, self._kind), 0)
-            start = transactions.get(start_transaction_id(cluster, partition, self._kind), 0)
-            if not 0 <= start <= end:
-                raise TableMismatchError(
-                    f"{self.uri}: partition {number} starts at {start} and ends at {end}",
-                    uri=self.uri,
-                    partition=number,
-                )
-            ranges[number] = OffsetRange(Offset(start), Offset(end))
+        files = self._files_of(table)
+        ranges = self._ranges_of(table, stream, cluster, files)
+        for file in files:
+            if file.partition not in ranges:
+                raise self._strange(file.path)
         return TableSnapshot(
             uri=self.uri,
             version=table.version(),
             stream_uuid=stream.uuid,
             cluster=cluster,
             properties=properties,
-            files=self._files_of(table, partitions=stream.config.partitions),
+            files=files,
             ranges=ranges,
             table_id=str(table.metadata().id),
         )
 
-    def _transactions_of(self, table: DeltaTable, stream: Stream, cluster: str) -> Transactions:
-        return self._library.transactions(
-            table,
-            [
-                make(cluster, _partition_id(stream.uuid, number), self._kind)
-                for number in range(stream.config.partitions)
-                for make in (transaction_id, start_transaction_id)
-            ],
+    def _ranges_of(
+        self, table: DeltaTable, stream: Stream, cluster: str, files: Sequence[DataFile] = ()
+    ) -> dict[int, OffsetRange]:
+        """Return what the transactions of a version state, by partition.
+
+        Partitions that were added to the stream after the table's creation are known by their
+        transactions. ``files`` name such partitions if the log does not have them any more.
+        """
+        known = stream if self._stream is None else self._stream
+        counts = (stream.config.partitions, known.config.partitions)
+        count = max([*counts, *(one.partition + 1 for one in files)])
+        ids = [
+            make(cluster, _partition_id(stream.uuid, number), self._kind)
+            for number in range(min(count, PARTITIONS_MAX))
+            for make in (transaction_id, start_transaction_id)
+        ]
+        return ranges_in(
+            self._library.transactions(table, ids),
+            TransactionNames(cluster, stream.uuid, self._kind),
+            partitions_min=stream.config.partitions,
+            uri=self.uri,
         )
 
     def _ends_of(
         self, table: DeltaTable | None, stream: Stream, cluster: str
     ) -> Mapping[int, Offset]:
-        found = {} if table is None else self._transactions_of(table, stream, cluster)
-        return {
-            number: Offset(
-                found.get(
-                    transaction_id(cluster, _partition_id(stream.uuid, number), self._kind), 0
-                )
-            )
-            for number in range(stream.config.partitions)
-        }
+        if table is None:
+            return dict.fromkeys(range(stream.config.partitions), Offset(0))
+        return {n: held.end for n, held in self._ranges_of(table, stream, cluster).items()}
 
     def _owner(self, properties: Mapping[str, str]) -> Stream:
         """Return the stream in the table's properties; refuse the table if another was expected."""
@@ -492,7 +492,7 @@ class DeltaStreamTable:
                 columns=wrong,
             )
 
-    def _files_of(self, table: DeltaTable, *, partitions: int) -> tuple[DataFile, ...]:
+    def _files_of(self, table: DeltaTable) -> tuple[DataFile, ...]:
         actions = add_actions_of(table)
         names = ("path", "size_bytes", "partition.partition", "num_records", "min.offset")
         columns = [column(actions, name) for name in (*names, "max.offset")]
@@ -502,12 +502,8 @@ class DeltaStreamTable:
             *columns, strict=True
         ):
             known = None not in (count, least, greatest)
-            if partition is None or not 0 <= partition < partitions or "://" in path:
-                raise TableMismatchError(
-                    f"{self.uri} lists {path}, which belongs to no partition of this stream",
-                    uri=self.uri,
-                    path=path,
-                )
+            if partition is None or not 0 <= partition < PARTITIONS_MAX or "://" in path:
+                raise self._strange(path)
             files.append(
                 DataFile(
                     path=path,
@@ -522,6 +518,13 @@ class DeltaStreamTable:
             )
         return tuple(
             sorted(files, key=lambda file: (file.partition, file.min_offset or 0, file.path))
+        )
+
+    def _strange(self, path: str) -> TableMismatchError:
+        return TableMismatchError(
+            f"{self.uri} lists {path}, which belongs to no partition of this stream",
+            uri=self.uri,
+            path=path,
         )
 
 
@@ -545,7 +548,7 @@ def _check_same(
 ) -> None:
     """Refuse a replacement if its ranges or files have changed since ``expected``."""
     for partition in moves:
-        found, wanted = base.ranges[partition], expected.ranges[partition]
+        found, wanted = base.range_of(partition), expected.range_of(partition)
         if found != wanted:
             raise StaleColdEndError(
                 f"partition {partition} of {base.uri} holds {found}, not {wanted}",

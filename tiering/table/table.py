@@ -34,6 +34,9 @@ TableKind = Literal["history", "latest"]  # every record, or the newest of each 
 _TABLE_NAME_UUID_LENGTH: Final = 8
 
 
+EMPTY: Final = OffsetRange(Offset(0), Offset(0))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataFile:
     """A data file of a table version. Offsets are None if the file has no statistics."""
@@ -67,7 +70,7 @@ class TableSnapshot:
     cluster: str
     properties: Mapping[str, str]
     files: tuple[DataFile, ...]
-    ranges: Mapping[int, OffsetRange]  # every partition of the stream
+    ranges: Mapping[int, OffsetRange]  # the stream's partitions as far as the table knows of them
     table_id: str = ""  # a random id from the table's creation
 
     @property
@@ -75,9 +78,16 @@ class TableSnapshot:
         """Bytes of all data files."""
         return sum(file.size_bytes for file in self.files)
 
+    def range_of(self, partition: int) -> OffsetRange:
+        """Return the offsets of a partition in this version.
+
+        A partition that was added to the stream is not known to the table before its first commit.
+        """
+        return self.ranges.get(partition, EMPTY)
+
     def cold_end(self, partition: int) -> Offset:
         """Return the first offset of a partition that is not in this version."""
-        return self.ranges[partition].end
+        return self.range_of(partition).end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -201,7 +201,7 @@ def _at_one_moment(
 
 
 def _stream_dict(stream: Stream) -> dict[str, Any]:
-    return dataclasses.asdict(stream)
+    return stream.to_dict()
 
 
 def _status_dict(status: TierStatus) -> dict[str, Any]:

@@ -49,10 +49,11 @@ from broker.errors import HeadwaterError, MetadataCorruptError
 from broker.model.epochs import LeaderEpoch
 from broker.model.ids import BrokerId, LeaseId, StreamUuid
 from broker.model.offsets import Offset
-from broker.model.stream import Stream
+from broker.model.stream import Stream, without_unset
 
 __all__ = [
     "COMMAND_BYTES_MAX",
+    "AddPartitions",
     "AllocateIds",
     "AlterStream",
     "BeginLeaderships",
@@ -124,6 +125,22 @@ class AlterStream:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AddPartitions:
+    """Add partitions to a stream, if the stream still equals ``expected``.
+
+    ``wanted`` is the stream afterwards; other settings of it may differ, too. ``assignment`` has
+    the replicas of each new partition, in their order; without it ``leader`` alone holds and leads
+    them. The command needs ``FEATURE_LEVEL_STREAMS``.
+    """
+
+    expected: Stream
+    wanted: Stream
+    leader: BrokerId
+    assignment: tuple[tuple[BrokerId, ...], ...] = ()
+    weight_max: int | None = None  # as in CreateStream
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteStream:
     """Delete a stream, if it still has this uuid."""
 
@@ -191,6 +208,7 @@ class DropLease:
 StreamCommand = (
     CreateStream
     | AlterStream
+    | AddPartitions
     | DeleteStream
     | RecordColdEnd
     | PurgeRecords
@@ -199,12 +217,16 @@ StreamCommand = (
     | DropLease
 )
 Command = StreamCommand | BrokerCommand | PartitionCommand | GroupCommand
+_STREAM_FIELDS: Final = frozenset({"stream", "expected", "wanted"})
 _KINDS: Final[dict[str, type[Any]]] = {kind.__name__: kind for kind in get_args(Command)}
 
 
 def encode(command: Command) -> bytes:
     """Return a command's bytes."""
     body = {"op": type(command).__name__, **dataclasses.asdict(command)}
+    for name in _STREAM_FIELDS & body.keys():
+        if isinstance(body[name], dict):
+            body[name] = without_unset(body[name])
     return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
 
 
@@ -212,7 +234,7 @@ def encode_new(command: Command) -> bytes:
     """Return the bytes of a command to propose, with the limits and rules of this build."""
     if isinstance(command, CreateStream):
         command = dataclasses.replace(command, weight_max=STATE_WEIGHT_MAX, one_answers=True)
-    elif isinstance(command, AlterStream | TakeLease | SetCursors | JoinGroup):
+    elif isinstance(command, AlterStream | AddPartitions | TakeLease | SetCursors | JoinGroup):
         command = dataclasses.replace(command, weight_max=STATE_WEIGHT_MAX)
     return encode(command)
 

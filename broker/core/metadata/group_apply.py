@@ -79,6 +79,26 @@ def without_stream(state: MetadataState, name: str) -> MetadataState:
     return replace(state, cursors=cursors, groups=groups, group_epoch=epoch, weight=weight)
 
 
+def with_new_partitions(state: MetadataState, name: str) -> MetadataState:
+    """Return the state after a stream got more partitions: its groups divide them anew.
+
+    A member whose group epoch is older is refused, so no two members of one epoch disagree about
+    who reads a partition.
+    """
+    groups, epoch = dict(state.groups), state.group_epoch
+    for group, present in sorted(state.groups.items()):
+        if any(name in streams for streams in present.members.values()):
+            epoch += 1
+            groups[group] = replace(present, epoch=epoch, reports=())
+    if epoch == state.group_epoch:
+        return state
+    weight = state.weight + sum(
+        weight_of_group(group, one) - weight_of_group(group, state.groups[group])
+        for group, one in groups.items()
+    )
+    return replace(state, groups=groups, group_epoch=epoch, weight=weight)
+
+
 def _set_cursors(state: MetadataState, command: SetCursors) -> Applied:
     cursors: dict[str, Mapping[str, int]] = dict(state.cursors)
     weight = state.weight

@@ -27,7 +27,7 @@ from broker.model.epochs import BrokerEpoch, LeaderEpoch, PartitionEpoch
 from broker.model.ids import BrokerId, LeaseId, PartitionId, StreamUuid
 from broker.model.lineage import Leadership
 from broker.model.offsets import Offset
-from broker.model.stream import Stream
+from broker.model.stream import Stream, without_unset
 
 STATE_VERSION: Final = 2
 FEATURE_LEVEL_ALONE: Final = 1  # one broker that leads everything
@@ -117,6 +117,13 @@ class LeaseState:
     floors: tuple[Offset, ...]  # by partition
     taken_us: int = 0  # objects in the table at this time are held too; 0: not known, so all are
 
+    def floor(self, partition: int) -> Offset:
+        """Return the lowest offset that is held; everything of a partition that is newer.
+
+        Its reader may go on into partitions that were added after the lease was taken.
+        """
+        return self.floors[partition] if partition < len(self.floors) else Offset(0)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupState:
@@ -195,12 +202,13 @@ class MetadataState:
 def _fields(value: Any) -> dict[str, Any]:
     """Return a dataclass's fields; quicker than ``asdict``, which copies everything.
 
-    A purged end of 0 is left out, so that builds without purges read and write the same text.
+    A purged end of 0 is left out, and a number of partitions that a stream has not grown from: so
+    builds that know neither read and write the same text.
     """
     body = {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
     if body.get("purged_end") == 0:
         del body["purged_end"]
-    return body
+    return without_unset(body) if isinstance(value, Stream) else body
 
 
 def _upgraded(body: dict[str, Any]) -> dict[str, Any]:

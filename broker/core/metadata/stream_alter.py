@@ -12,11 +12,18 @@ from dataclasses import replace
 from typing import Any, Final
 
 from broker.core.metadata.answering import refused_answers
-from broker.core.metadata.commands import AlterStream
+from broker.core.metadata.commands import AddPartitions, AlterStream
+from broker.core.metadata.group_apply import with_new_partitions
+from broker.core.metadata.new_partitions import new_partitions
 from broker.core.metadata.outcome import Applied, Rejected, refused_level
 from broker.core.metadata.partition_rules import with_min_isr
 from broker.core.metadata.size import refused_growth, weight_of_stream
-from broker.core.metadata.state import FEATURE_LEVEL_ALTERED, MetadataState, PartitionState
+from broker.core.metadata.state import (
+    FEATURE_LEVEL_ALTERED,
+    FEATURE_LEVEL_STREAMS,
+    MetadataState,
+    PartitionState,
+)
 from broker.errors import (
     FixedSettingError,
     HeadwaterError,
@@ -34,8 +41,6 @@ _COPY: Final = "create another stream with the value that you want, and copy wha
 FIXED: Final[Mapping[str, str]] = {
     "subject": "a record on the partition's own subject is stored without it, so a change would "
     f"give the whole history another subject; {_COPY}",
-    "partitions": "the table, saved cuts and leases name every partition, and the keys were placed "
-    f"by their number; {_COPY}",
     "partitioner": "old and new records of one key would be in two partitions, and the latest "
     f"record of a key would be found twice; {_COPY}",
     "queue_group": "messages would be lost or stored twice while the subscriptions are exchanged; "
@@ -56,10 +61,11 @@ _PURGED: Final = (
     "records of partition {} were purged, and a table has every record of its stream from the "
     "first one on; " + _COPY
 )
-_ANSWERS: Final = ("puback", "puback_overlap", "puback_headers_only")
+# A new partition has a subject of its own, which another stream may answer.
+_ANSWERS: Final = ("puback", "puback_overlap", "puback_headers_only", "partitions")
 
 
-def alter_stream(state: MetadataState, command: AlterStream) -> Applied:
+def alter_stream(state: MetadataState, command: AlterStream | AddPartitions) -> Applied:
     """Return the state with the changed stream; the records stay as they are."""
     wanted, expected = command.wanted, command.expected
     present = state.streams.get(expected.name)
@@ -69,7 +75,9 @@ def alter_stream(state: MetadataState, command: AlterStream) -> Applied:
         return state, Rejected(refused)
     if present == wanted:
         return state, {"uuid": present.uuid, "changed": False}
-    rows = state.partitions[present.uuid]
+    rows = _rows(state, command, present)
+    if isinstance(rows, HeadwaterError):
+        return state, Rejected(rows)
     refused = (
         refused_change(present, wanted)
         or _refused_min_isr(present, wanted, rows)
@@ -78,7 +86,8 @@ def alter_stream(state: MetadataState, command: AlterStream) -> Applied:
     if refused is None and _differ(present, wanted, _ANSWERS):
         others = (one for one in state.streams.values() if one.uuid != present.uuid)
         refused = refused_answers(wanted, others)
-    weight = state.weight + _weight(wanted, rows) - _weight(present, rows)
+    before = weight_of_stream(present, len(state.partitions[present.uuid]))
+    weight = state.weight + weight_of_stream(wanted, len(rows)) - before
     if refused is None and weight > state.weight:
         refused = refused_growth(weight, command.weight_max)
     if refused is not None:
@@ -86,15 +95,34 @@ def alter_stream(state: MetadataState, command: AlterStream) -> Applied:
     min_isr = max(1, wanted.config.min_isr)
     if _differ(present, wanted, ("min_isr",)):
         rows = tuple(one if one.min_isr == min_isr else with_min_isr(one, min_isr) for one in rows)
-    return (
-        replace(
-            state,
-            streams={**state.streams, wanted.name: wanted},
-            partitions={**state.partitions, wanted.uuid: rows},
-            weight=weight,
-        ),
-        {"uuid": wanted.uuid, "changed": True},
+    after = replace(
+        state,
+        streams={**state.streams, wanted.name: wanted},
+        partitions={**state.partitions, wanted.uuid: rows},
+        weight=weight,
     )
+    if isinstance(command, AddPartitions):
+        after = with_new_partitions(after, wanted.name)
+    return after, {"uuid": wanted.uuid, "changed": True}
+
+
+def _rows(
+    state: MetadataState, command: AlterStream | AddPartitions, present: Stream
+) -> tuple[PartitionState, ...] | HeadwaterError:
+    """Return the partitions after the command: those that are there, and new ones behind them."""
+    rows = state.partitions[present.uuid]
+    if isinstance(command, AlterStream):
+        return rows
+    count = command.wanted.config.partitions
+    added = new_partitions(
+        state,
+        present,
+        range(len(rows), count),
+        leader=command.leader,
+        assignment=command.assignment,
+        min_isr=command.wanted.config.min_isr or rows[0].min_isr,
+    )
+    return added if isinstance(added, HeadwaterError) else (*rows, *added)
 
 
 def refused_change(present: Stream, wanted: Stream) -> HeadwaterError | None:
@@ -102,6 +130,10 @@ def refused_change(present: Stream, wanted: Stream) -> HeadwaterError | None:
 
     A table's name may change only while the stream gets its first table.
     """
+    try:
+        present = present.grown(wanted.config.partitions)
+    except InvalidRequestError as error:  # fewer partitions, or a number that would move keys
+        return error
     begins = wanted.config.tiering and not present.config.tiering
     named = replace(wanted, config=present.config, table_name=present.table_name)
     if named != present or (wanted.table_name != present.table_name and not begins):
@@ -130,13 +162,18 @@ def _fixed(stream: Stream, name: str, present: Any, wanted: Any, reason: str) ->
 
 
 def _refused_sender(
-    state: MetadataState, command: AlterStream, present: Stream | None
+    state: MetadataState, command: AlterStream | AddPartitions, present: Stream | None
 ) -> HeadwaterError | None:
     """Return why the cluster or the stream is not as the sender expects, or None."""
     name, expected = command.expected.name, command.expected
-    low = refused_level(state, FEATURE_LEVEL_ALTERED, "a change of a stream")
+    adds = isinstance(command, AddPartitions)
+    needed = FEATURE_LEVEL_STREAMS if adds else FEATURE_LEVEL_ALTERED
+    purpose = "a stream with more partitions" if adds else "a change of a stream"
+    low = refused_level(state, needed, purpose)
     if low is not None:
         return low
+    if adds is (expected.config.partitions == command.wanted.config.partitions):
+        return InvalidRequestError("AddPartitions alone changes the number of partitions")
     if present is None:
         return UnknownStreamError(f"no stream is named {name!r}", stream=name)
     if present.uuid != expected.uuid:
@@ -183,7 +220,3 @@ def _refused_table(
 
 def _differ(present: Stream, wanted: Stream, names: tuple[str, ...]) -> bool:
     return any(getattr(present.config, one) != getattr(wanted.config, one) for one in names)
-
-
-def _weight(stream: Stream, rows: tuple[PartitionState, ...]) -> int:
-    return weight_of_stream(stream, len(rows))

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from broker.core.metadata.answering import refused_answers
 from broker.core.metadata.commands import (
+    AddPartitions,
     AlterStream,
     CreateStream,
     DeleteStream,
@@ -20,33 +21,27 @@ from broker.core.metadata.commands import (
     TakeLease,
 )
 from broker.core.metadata.group_apply import without_stream
-from broker.core.metadata.outcome import Applied, Rejected, refused_level
-from broker.core.metadata.partition_apply import find, put, refused_replicas, stale_leader
-from broker.core.metadata.partition_rules import first_lineage, first_partition, may_lead
+from broker.core.metadata.new_partitions import new_partitions
+from broker.core.metadata.outcome import Applied, Rejected
+from broker.core.metadata.partition_apply import find, put, stale_leader
 from broker.core.metadata.size import refused_growth, weight_of_lease, weight_of_stream
 from broker.core.metadata.state import (
     DELETED_KEPT_MAX,
-    FEATURE_LEVEL_REPLICATED,
     LeaseState,
     MetadataState,
-    PartitionState,
 )
 from broker.core.metadata.stream_alter import alter_stream
 from broker.core.metadata.stream_purge import purge_records
 from broker.errors import (
     HeadwaterError,
-    InvalidAssignmentError,
     InvalidRequestError,
-    NotEnoughReplicasError,
     StaleColdEndError,
     StreamExistsError,
     StreamRecreatedError,
     UnknownLeaseError,
     UnknownStreamError,
 )
-from broker.model.epochs import LeaderEpoch
 from broker.model.ids import LeaseId, StreamUuid
-from broker.model.lineage import first_lineage_id
 from broker.model.offsets import Offset
 
 _SHARED_WITH_MAX: Final = 16  # how many leases are compared for equal floors
@@ -57,7 +52,7 @@ def apply_stream(state: MetadataState, command: StreamCommand) -> Applied:
     match command:
         case CreateStream():
             return _create_stream(state, command)
-        case AlterStream():
+        case AlterStream() | AddPartitions():
             return alter_stream(state, command)
         case DeleteStream():
             return _delete_stream(state, command)
@@ -95,7 +90,14 @@ def _create_stream(state: MetadataState, command: CreateStream) -> Applied:
             return state, Rejected(refused)
     if wanted.uuid in state.partitions:
         return state, Rejected(InvalidRequestError(f"stream uuid {wanted.uuid} is already in use"))
-    rows = _first_partitions(state, command)
+    rows = new_partitions(
+        state,
+        wanted,
+        range(wanted.config.partitions),
+        leader=command.leader,
+        assignment=command.assignment,
+        min_isr=command.min_isr,
+    )
     if isinstance(rows, HeadwaterError):
         return state, Rejected(rows)
     weight = state.weight + weight_of_stream(wanted, len(rows))
@@ -112,47 +114,6 @@ def _create_stream(state: MetadataState, command: CreateStream) -> Applied:
         ),
         {"uuid": wanted.uuid, "created": True},
     )
-
-
-def _first_partitions(
-    state: MetadataState, command: CreateStream
-) -> tuple[PartitionState, ...] | HeadwaterError:
-    count = command.stream.config.partitions
-    if not command.assignment:
-        return tuple(
-            PartitionState(
-                leader=command.leader,
-                leader_epoch=LeaderEpoch(1),
-                cold_end=Offset(0),
-                replicas=(command.leader,),
-                isr=(command.leader,),
-                lineage=first_lineage(first_lineage_id(command.stream.uuid, number)),
-            )
-            for number in range(count)
-        )
-    low = refused_level(state, FEATURE_LEVEL_REPLICATED, "a stream with replicas")
-    if low is not None:
-        return low
-    if len(command.assignment) != count:
-        return InvalidAssignmentError(
-            f"the assignment has {len(command.assignment)} rows of replicas for {count} partitions"
-        )
-    rows: list[PartitionState] = []
-    living = frozenset(one for one in state.brokers if may_lead(state, one))
-    for number, replicas in enumerate(command.assignment):
-        refused = refused_replicas(state, replicas, command.min_isr)
-        if refused is not None:
-            return refused
-        lineage_id = first_lineage_id(command.stream.uuid, number)
-        row = first_partition(replicas, living, command.min_isr, lineage_id=lineage_id)
-        if row is None:
-            return NotEnoughReplicasError(
-                f"fewer of the replicas {replicas} are alive than the min ISR {command.min_isr}",
-                isr=sorted(set(replicas) & living),
-                min_isr=command.min_isr,
-            )
-        rows.append(row)
-    return tuple(rows)
 
 
 def _difference(present: dict[str, Any], wanted: dict[str, Any]) -> str:

@@ -68,11 +68,11 @@ def _refused_by_table(
 def _refused_by_leases(state: MetadataState, command: PurgeRecords) -> HeadwaterError | None:
     """Return the error if a lease holds a record that would be deleted, or None."""
     holding = sorted(
-        (lease.floors[command.partition], lease_id, lease.owner)
+        (lease.floor(command.partition), lease_id, lease.owner)
         for lease_id, lease in state.leases.items()
         if lease.stream_uuid == command.stream_uuid
         and lease.expires_us > command.now_us
-        and lease.floors[command.partition] < command.before
+        and lease.floor(command.partition) < command.before
     )
     if not holding:
         return None

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
+from typing import Final
 
 from broker.core.cuts import partition_cut
 from broker.core.metadata.commands import DropLease, RenewLease, TakeLease
+from broker.errors import StreamChangedError
 from broker.model.cut import Cut, Lease, PartitionCut
 from broker.model.cut_positions import CutPosition
 from broker.model.ids import LeaseId, PartitionId, PartitionNumber, StreamUuid
@@ -20,6 +22,8 @@ from broker.runtime.api.leases import checked_ttl_ms, leases_on
 from broker.runtime.api.partitions import Partitions
 from broker.runtime.api.streams import Streams
 from broker.runtime.metadata.metadata_log import WaitingMetadata
+
+_GROWTHS_MAX: Final = 3  # of a stream, while one cut is taken
 
 
 class Cuts:
@@ -92,8 +96,19 @@ class Cuts:
             GapError: records between the tiers are on neither side.
             TableMismatchError: the table is ahead of the log that feeds it.
         """
-        stream = self._streams.get(name)
-        lease = self.take_lease(name, owner=owner, ttl_ms=ttl_ms)
+        for _ in range(_GROWTHS_MAX):
+            cut = self._take(self._streams.get(name), owner=owner, ttl_ms=ttl_ms)
+            if cut is not None:
+                return cut
+        raise StreamChangedError(
+            f"partitions of stream {name!r} were added, time and again, while a cut was taken: try "
+            "again",
+            stream=name,
+        )
+
+    def _take(self, stream: Stream, *, owner: str, ttl_ms: int) -> Cut | None:
+        """Take a cut; None if the table has partitions that the stream did not have before."""
+        lease = self.take_lease(stream.name, owner=owner, ttl_ms=ttl_ms)
         try:
             # Read before the table: a cold end recorded later may not be in this table version yet.
             recorded = [
@@ -101,6 +116,9 @@ class Cuts:
                 for number in range(stream.config.partitions)
             ]
             table = self._cold.table_state(stream)
+            if len(table.ranges) > len(recorded):
+                self.drop_lease(lease.lease_id)
+                return None
             partitions = tuple(
                 self._partition_cut(stream, number, table, recorded=least)
                 for number, least in enumerate(recorded)
@@ -119,6 +137,7 @@ class Cuts:
             taken_us=self._clock.now_us(),
             lease=lease,
             table_digest=table.digest,
+            keys_from=stream.keys_from,
         )
 
     def check(

@@ -43,7 +43,13 @@ class KnownLineages:
             )
         for looked_before in (False, True):
             known = self._of(stream)
-            refused = refusal(stream.name, known, positions, believe_forgotten=believe_forgotten)
+            refused = refusal(
+                stream.name,
+                known,
+                positions,
+                believe_forgotten=believe_forgotten,
+                partitions_min=stream.grown_from,
+            )
             if refused is None:
                 return
             if looked_before:

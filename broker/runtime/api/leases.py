@@ -32,7 +32,7 @@ def leases_on(state: MetadataState, stream_uuid: StreamUuid, now_us: int) -> lis
 def lease_floor(state: MetadataState, partition: PartitionId, now_us: int) -> Offset:
     """Return the lowest offset that a lease holds: a freed segment must end at or below it."""
     floors = [
-        lease.floors[partition.number]
+        lease.floor(partition.number)
         for lease in state.leases.values()
         if lease.stream_uuid == partition.stream_uuid and lease.expires_us > now_us
     ]

@@ -13,12 +13,13 @@ import structlog
 
 from broker.core.metadata.apply import Rejected, apply
 from broker.core.metadata.commands import (
+    AddPartitions,
     AlterStream,
     CreateStream,
     DeleteStream,
     PurgeRecords,
 )
-from broker.core.metadata.state import FEATURE_LEVEL_ALTERED
+from broker.core.metadata.state import FEATURE_LEVEL_ALTERED, FEATURE_LEVEL_STREAMS
 from broker.core.replication.view import view_of
 from broker.errors import (
     HeadwaterError,
@@ -33,7 +34,7 @@ from broker.errors import (
 from broker.model.ids import BrokerId, PartitionId, PartitionNumber, StreamUuid
 from broker.model.offsets import Offset
 from broker.model.purge import Purged
-from broker.model.stream import AlteredStream, Stream, StreamConfig
+from broker.model.stream import PARTITIONS_MAX, AlteredStream, Stream, StreamConfig
 from broker.ports.system import Clock
 from broker.runtime.api.feature_levels import raise_level
 from broker.runtime.cluster.membership import CONFIRM_MS, Membership
@@ -130,29 +131,46 @@ class Streams:
     def _alter(self, name: str, changes: Mapping[str, Any], *, dry_run: bool) -> AlteredStream:
         before = self.get(name)
         altered = AlteredStream(before, self._altered(before, changes))
-        command = AlterStream(expected=before, wanted=altered.after)
+        command = self._command_of(altered)
+        grows = isinstance(command, AddPartitions)
         if dry_run:
             self._refuse_in_vain(command)
             return altered
-        raise_level(self._metadata, FEATURE_LEVEL_ALTERED)
+        raise_level(self._metadata, FEATURE_LEVEL_STREAMS if grows else FEATURE_LEVEL_ALTERED)
         reply = self._metadata.propose(command)
         self._obey(before.uuid)
+        if grows and self._replicas.wait_for(before.uuid, _OPEN_S):
+            self._obey(before.uuid)
         if reply["changed"]:
             told = {setting: after for setting, (_, after) in altered.changes.items()}
             _log.info("stream_altered", stream=name, stream_uuid=before.uuid, **told)
         return altered
 
+    def _command_of(self, altered: AlteredStream) -> AlterStream | AddPartitions:
+        """Return the command of a change. New partitions are placed by the newest metadata."""
+        before, after = altered.before, altered.after
+        added = after.config.partitions - before.config.partitions
+        if added <= 0:
+            return AlterStream(expected=before, wanted=after)
+        return AddPartitions(
+            expected=before,
+            wanted=after,
+            leader=self._defaults.leader,
+            assignment=self._membership.place(replace(after.config, partitions=added)),
+        )
+
     def _altered(self, stream: Stream, changes: Mapping[str, Any]) -> Stream:
         config = StreamConfig.from_dict({**stream.config.to_dict(), **changes})
+        stream = stream.grown(config.partitions)
         if config.tiering and not stream.config.tiering:  # a table of this name may exist by now
             table_name = self._defaults.table_name(stream.name, stream.uuid, stream.namespace)
             stream = replace(stream, table_name=table_name)
         return replace(stream, config=config)
 
-    def _refuse_in_vain(self, command: AlterStream) -> None:
+    def _refuse_in_vain(self, command: AlterStream | AddPartitions) -> None:
         """Raise the error that the metadata would answer, without a proposal."""
         state = self._metadata.state
-        level = max(state.feature_level, FEATURE_LEVEL_ALTERED)
+        level = max(state.feature_level, FEATURE_LEVEL_STREAMS)
         _, reply = apply(replace(state, feature_level=level), command)
         if isinstance(reply, Rejected):
             raise reply.error
@@ -245,12 +263,15 @@ class Streams:
         return found
 
     def with_partition(self, name: str, partition: int) -> Stream:
-        """Return a stream that has this partition.
+        """Return a stream that has this partition. Waits for newer metadata if it has not.
 
         Raises:
             UnknownStreamError, UnknownPartitionError, UnavailableError: see ``StreamsApi.get``.
         """
         stream = self.get(name)
+        if stream.config.partitions <= partition < PARTITIONS_MAX:  # perhaps it was just added
+            self._metadata.barrier(timeout_ms=CONFIRM_MS)
+            stream = self.get(name)
         if not 0 <= partition < stream.config.partitions:
             raise UnknownPartitionError(
                 f"stream {name!r} has partitions 0 to {stream.config.partitions - 1}, "

@@ -145,12 +145,15 @@ class MemoryBroker:
         """Change the settings of a stream."""
         before = self.get(name)
         config = StreamConfig.from_dict({**before.config.to_dict(), **changes})
-        after = replace(before, config=config)
+        after = replace(before.grown(config.partitions), config=config)
         refused = refused_change(before, after)
         if refused is not None:
             raise refused
         if not dry_run:
             self._streams[name] = after
+            for number in range(before.config.partitions, config.partitions):
+                added = MemoryPartition(after, number, self.clock, self._queue_batches_max)
+                self._partitions[name].append(added)
             for partition in self._partitions[name]:
                 partition.config = config
         return AlteredStream(before, after)

@@ -165,3 +165,16 @@ def test_a_cut_of_the_first_format_is_read() -> None:
     del old["partitions"][0]["lineage_id"]
     found = Cut.load(sealed(json.dumps(old)))
     assert found == cut(replace(part(), lineage_id=None))
+
+
+def test_a_cut_of_a_grown_stream_says_where_its_keys_began() -> None:
+    """Only such a cut has the field, so others are read by builds that do not know it."""
+    parts = (part(), part(number=1))
+    grown = cut(*parts, keys_from=1)
+    assert Cut.load(grown.save()) == grown
+    assert "keys_from" not in cut(*parts).to_dict()
+    for wrong in (0, 2, -1):
+        with pytest.raises(InvalidCutError, match="cannot have grown"):
+            cut(*parts, keys_from=wrong)
+    with pytest.raises(InvalidCutError):
+        Cut.from_dict({**grown.to_dict(), "keys_from": "1"})

@@ -93,3 +93,17 @@ def test_what_was_saved_before_lineages_still_loads() -> None:
         cut, partitions=(dataclasses.replace(cut.partitions[0], lineage_id=None),)
     )
     assert isinstance(refusal("s", [LINEAGE], old.positions), InvalidCutError)
+
+
+def test_a_cut_from_before_partitions_were_added_names_fewer() -> None:
+    """Its partitions are compared; it may not name fewer than the stream ever had, nor more."""
+    ours = CutPosition(SECOND, Offset(900))
+    foreign = CutPosition(OTHER, Offset(5))
+    grown = [LINEAGE] * 4
+    assert refusal("s", grown, [ours] * 2, partitions_min=2) is None
+    assert refusal("s", grown, [ours] * 4, partitions_min=2) is None
+    assert isinstance(refusal("s", grown, [ours, foreign], partitions_min=2), ForeignHistoryError)
+    for count in (0, 1, 5):
+        found = refusal("s", grown, [ours] * count, partitions_min=2)
+        assert isinstance(found, InvalidCutError)
+    assert isinstance(refusal("s", grown, [ours] * 2), InvalidCutError)

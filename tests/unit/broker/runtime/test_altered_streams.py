@@ -137,7 +137,7 @@ def test_a_dry_run_says_what_the_change_would_say(tmp_path: Path) -> None:
         told = broker.streams.alter("s", {"record_bytes_max": 1000}, dry_run=True)
         assert (told.before, told.after.config.record_bytes_max) == (before, 1000)
         for changes, kind in (
-            ({"partitions": 2}, FixedSettingError),
+            ({"partitioner": "each_client"}, FixedSettingError),
             ({"record_bytes_max": 0}, InvalidStreamError),
             ({"colour": "red"}, InvalidStreamError),
             ({"record_bytes_max": "large"}, InvalidStreamError),

@@ -46,6 +46,7 @@ from tiering.table.table import (
     NewFile,
     TableSnapshot,
 )
+from tiering.table.transactions import TransactionNames
 
 A, B, C = entry(0, 10), entry(10, 20), entry(20, 30)
 
@@ -89,7 +90,7 @@ def test_what_the_uploader_commits_is_ours() -> None:
     [
         (shipped(C), "does not begin at the cold end"),
         (shipped(entry(5, 15)), "does not begin at the cold end"),
-        (shipped(entry(0, 5, partition=7)), "does not begin at the cold end"),
+        (shipped(entry(2, 5, partition=7)), "does not begin at the cold end"),
         ([*shipped(B), remove(A)], "ships ranges and removes files"),
         ([*shipped(B)[:-1], *moved(21)], "its transactions give the ends"),
         ([*shipped(B), *moved(5, partition=1)], "its transactions give the ends"),
@@ -362,3 +363,55 @@ def test_a_version_that_is_listed_differently_is_refused(
     require_listed(state, listed)
     with pytest.raises(TableMismatchError, match=words):
         require_listed(state, change(listed))
+
+
+# ---------------------------------------------------------------------------- added partitions
+
+
+def test_a_commit_of_ours_makes_an_added_partition_known() -> None:
+    """The table's properties have two partitions; the third begins with its own transaction."""
+    third = entry(0, 10, partition=2)
+    state = walked(CREATED, shipped(A), shipped(third))
+    assert {n: len(held) for n, held in state.ranges.items()} == {0: 10, 1: 0, 2: 10}
+    assert state.files[third.path].ours
+    again = walked(shipped(entry(10, 20, partition=2)), base=state)
+    assert again.ranges[2] == OffsetRange(Offset(0), Offset(20))
+
+
+def test_an_added_partition_begins_at_its_first_record() -> None:
+    """As every partition does: a later beginning would be a gap."""
+    with pytest.raises(TableMismatchError, match="does not begin at the cold end"):
+        walked(CREATED, shipped(entry(5, 10, partition=2)))
+
+
+def test_a_stranger_does_not_add_a_partition() -> None:
+    """Neither its transaction nor a file of it."""
+    third = entry(0, 10, partition=2)
+    with pytest.raises(TableMismatchError, match="moves our transactions"):
+        walked(CREATED, moved(10, partition=2))
+    without_bound = [one for one in shipped(third) if "txn" not in one]
+    with pytest.raises(TableMismatchError, match="its transactions give the ends"):
+        walked(CREATED, without_bound)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("", (0, "end")),
+        ("/start", (0, "start")),
+        ("/latest", None),
+        ("/latest/start", None),
+        ("/start/start", None),
+    ],
+)
+@pytest.mark.parametrize("number", ["0", "00", "1023", "1024", "-1", "x", "\u0661", ""])
+def test_the_partition_of_a_transaction_is_a_plain_number(
+    text: str, found: tuple[int, str] | None, number: str
+) -> None:
+    """Anything else is a stranger's, and means nothing."""
+    names = TransactionNames("c", STREAM.uuid, "history")
+    parsed = names.parsed(f"headwater/c/{STREAM.uuid}/{number}{text}")
+    legal = number in {"0", "1023"} and found is not None
+    assert parsed == ((int(number), found[1]) if legal and found else None)
+    assert names.parsed(f"headwater/d/{STREAM.uuid}/0") is None
+    assert names.parsed(None) is None

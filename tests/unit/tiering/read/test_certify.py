@@ -18,11 +18,13 @@ from broker.errors import (
 )
 from broker.model.cut import Cut
 from broker.model.ids import StreamUuid
-from broker.model.offsets import Offset
+from broker.model.offsets import Offset, OffsetRange
 from simkit.tier.faulty_store import Fault
-from simkit.tier.lab import TierLab, cut_of
-from simkit.tier.source import make_stream
+from simkit.tier.lab import TierLab, cut_of, forget_proofs
+from simkit.tier.source import MemoryTierSource, make_stream
 from tiering.read.certify import certify_counts
+from tiering.read.reader import read_rows
+from tiering.read.verify import verify_table
 from tiering.ship.compaction import only, plan_bins, rewrite
 from tiering.table.delta_log import commit_digest
 
@@ -66,6 +68,39 @@ def test_a_cut_names_every_partition_of_its_stream(lab: TierLab) -> None:
     other = StreamUuid("00000000-0000-0000-0000-000000000009")
     with pytest.raises(StreamRecreatedError):
         certify(lab, replace(cut, stream_uuid=other))
+
+
+def test_a_cut_may_name_partitions_that_the_table_does_not_know_yet(lab: TierLab) -> None:
+    """They were added to the stream, and none of their records is in this version."""
+    cut = cut_with(lab)
+    added = replace(cut.partitions[1], partition=2, hot_end=Offset(7))
+    assert certify(lab, replace(cut, partitions=(*cut.partitions, added))) == [40, 0, 0]
+    lied = replace(added, cold_end=Offset(7))
+    with pytest.raises(TableRolledBackError):
+        certify(lab, replace(cut, partitions=(*cut.partitions, lied)))
+
+
+def test_a_table_learns_of_added_partitions_by_their_first_commit(tmp_path: Path) -> None:
+    """Every reader of the newest version finds them, an old cut is of its own version as ever."""
+    lab = TierLab(tmp_path / "lake", stream=make_stream(partitions=1))
+    lab.source.fill(1, 20)
+    lab.ship_all()
+    before = cut_of(lab.table.snapshot(), lab.stream)
+    lab.stream = lab.stream.grown(4)
+    added = MemoryTierSource(lab.stream, 2)
+    added.fill(2, 10)
+    lab.ship_all(lab.shipper(source=added))
+    anew = lab.lake.table_at(lab.table.uri)  # a reader that knows nothing of the stream
+    assert {n: len(held) for n, held in anew.snapshot().ranges.items()} == {0: 20, 1: 0, 2: 20}
+    after = cut_of(anew.snapshot(), lab.stream)
+    forget_proofs()
+    assert certify(lab, after) == [20, 0, 20]
+    assert [one.end for one in verify_table(anew.snapshot(), anew.store)] == [20, 0, 20]
+    rows = read_rows(anew.snapshot(), anew.store, 2, OffsetRange(Offset(5), Offset(20)))
+    assert sum(batch.num_rows for batch in rows) == 15
+    assert certify(lab, before, version=before.table_version) == [20]
+    with pytest.raises(InvalidCutError, match="names 2 partitions, but the table has 3"):
+        certify(lab, replace(after, partitions=after.partitions[:2]))
 
 
 @pytest.mark.parametrize("values", [{"start": 5}, {"cold_end": 39}, {"cold_end": 20}])
