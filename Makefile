@@ -121,6 +121,24 @@ test-airflow: $(STAMP) $(AIRFLOW_STAMP) ## run the DAGs' tests in Airflow's own 
 	@cd $(ROOT)
 	$(AIRFLOW_VENV)/bin/python -m pytest -c tests/airflow/pytest.ini tests/airflow $(PYTEST_ARGS)
 
+# python-liftbridge of 2020 needs protobuf 3, so it has an environment of its own. The Go program is
+# built from Go's module cache where Go is; elsewhere its tests are skipped, and say so.
+LIFTBRIDGE_VENV := $(ROOT)/.liftbridge-venv
+LIFTBRIDGE_STAMP := $(LIFTBRIDGE_VENV)/.installed
+
+$(LIFTBRIDGE_STAMP): $(ROOT)/tests/peers/python/requirements.lock
+	@cd $(ROOT)
+	test -x $(LIFTBRIDGE_VENV)/bin/python || $(BASE_PYTHON) -m venv $(LIFTBRIDGE_VENV)
+	$(LIFTBRIDGE_VENV)/bin/python -m pip install --quiet --require-hashes \
+		--requirement tests/peers/python/requirements.lock
+	touch $@
+
+.PHONY: test-liftbridge
+test-liftbridge: $(STAMP) $(LIFTBRIDGE_STAMP) ## run unmodified Liftbridge clients, Go's and Python's, on one broker and on three
+	@cd $(ROOT)
+	HEADWATER_TEST_LIFTBRIDGE=1 $(PYTHON) -m pytest -n $(CORES) --dist loadgroup \
+		tests/integration/liftbridge $(PYTEST_ARGS)
+
 .PHONY: check
 check: $(STAMP) ## lint, formatting, types, import contracts, spelling, project file, stubs
 	@cd $(ROOT)
@@ -262,6 +280,10 @@ lock: ## resolve the project's, Airflow's and the site's requirements again (nee
 	.lock-venv/bin/uv pip compile docs/requirements.in --universal --python-version 3.11 \
 		--generate-hashes --no-emit-index-url --no-annotate --quiet \
 		--custom-compile-command "make lock" $(LOCK_ARGS) --output-file docs/requirements.lock
+	.lock-venv/bin/uv pip compile tests/peers/python/requirements.in --universal \
+		--python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --quiet \
+		--custom-compile-command "make lock" $(LOCK_ARGS) \
+		--output-file tests/peers/python/requirements.lock
 
 .PHONY: release-check
 release-check: $(STAMP) ## check that the stated version may be released; build it into dist/
@@ -272,6 +294,6 @@ release-check: $(STAMP) ## check that the stated version may be released; build 
 .PHONY: clean
 clean: ## remove .venv, builds and caches; sources and data stay
 	@cd $(ROOT)
-	rm -rf .venv .airflow-venv .docs-venv .lock-venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis \
+	rm -rf .venv .airflow-venv .docs-venv .liftbridge-venv .lock-venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis \
 		.import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

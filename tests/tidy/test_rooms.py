@@ -69,6 +69,7 @@ PLACES: Final[dict[str, tuple[str, ...]]] = {
     "tests/integration": _TEST,
     "tests/notebook": _TEST,
     "tests/packaging": (*_TEST, "tools/*"),
+    "tests/peers": (),  # programs on libraries of others, in environments of their own
     "tests/plants": _TEST,
     "tests/property": _TEST,
     "tests/race": _TEST,

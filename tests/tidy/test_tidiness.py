@@ -62,7 +62,7 @@ CLIENTS: Final[dict[str, tuple[str, ...]]] = {
 PRINTS: Final = (
     "headwater/cli/*", "headwater/demo*", "examples/*", "spark_jobs/jobs/job.py", "bench/*",
     "tests/crash/*", "tests/race/*", "tests/chaos/*", "tests/damage/*", "tests/plants/*",
-    "docs/notebook.py", "tests/notebook/run.py", "tests/lib/crashkit/running.py",
+    "docs/notebook.py", "tests/notebook/run.py", "tests/peers/*", "tests/lib/crashkit/running.py",
     "tests/sim/nightly.py",
 )  # fmt: skip
 

@@ -222,6 +222,9 @@ class ClientConnection(asyncio.Protocol):
         except HeadwaterError as error:
             self._finish(event.call, status_of(error))
             return
+        if not request.stream and call.path == _PUBLISH:  # in PublishAsync it is NOT_FOUND
+            self._finish(event.call, Status(Code.INVALID_ARGUMENT, "No stream provided"))
+            return
         one = Published(request, event.window_bytes, now_us)
         published.setdefault(event.call, []).append(one)
 

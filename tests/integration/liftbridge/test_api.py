@@ -165,6 +165,8 @@ def test_publish_to_what_is_not_there_is_refused(server: Server) -> None:
     assert code_of(server.stub.Publish, unknown) is grpc.StatusCode.NOT_FOUND
     partition = api.PublishRequest(stream="s", partition=1, value=b"x")
     assert code_of(server.stub.Publish, partition) is grpc.StatusCode.NOT_FOUND
+    unnamed = api.PublishRequest(value=b"x")
+    assert code_of(server.stub.Publish, unnamed) is grpc.StatusCode.INVALID_ARGUMENT
 
 
 def test_publish_async_answers_each_message_and_outlives_errors(server: Server) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -15,9 +14,9 @@ import pytest
 from broker.wire.liftbridge import api_pb2 as api
 from broker.wire.liftbridge import message_pb2 as wire
 from broker.wire.liftbridge.api_pb2_grpc import APIStub
-from clusterkit import forked_brokers
+from clusterkit.lift_brokers import serve_liftbridge
 from clusterkit.running import Cluster
-from headwater.local.embedded import free_port, start_nats
+from headwater.local.embedded import start_nats
 
 pytestmark = pytest.mark.integration
 
@@ -91,15 +90,7 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
     """Give a cluster with a stream s of three replicas."""
     with start_nats(tmp_path / "nats") as nats:
         cluster = Cluster(tmp_path, nats)
-        ports = {cluster.name(number): free_port() for number in range(3)}
-
-        def spawn(command: list[str], log: Path) -> subprocess.Popen[bytes]:
-            config = Path(command[-1])
-            with config.open("a", encoding="utf-8") as file:
-                file.write(f"\n[liftbridge]\nenabled = true\nport = {ports[config.stem]}\n")
-            return forked_brokers.spawn(command, log)
-
-        cluster.plan.spawn = spawn
+        ports = serve_liftbridge(cluster)
         try:
             cluster.start_all()
             made = Rig(cluster, list(ports.values()))

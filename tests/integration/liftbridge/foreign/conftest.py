@@ -1,0 +1,70 @@
+"""Builds the programs of tests/peers; starts the servers that they talk to."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from clusterkit.lift_brokers import LiftCluster, LiftServer, lift_up, serve_liftbridge
+from clusterkit.running import Cluster
+from headwater.local.embedded import start_nats
+from projectfiles import ROOT
+
+GO_SOURCES = ROOT / "tests/peers/go"
+PYTHON = ROOT / ".liftbridge-venv/bin/python"  # made by `make test-liftbridge`
+
+
+@pytest.fixture(scope="session")
+def go_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the Go program; skip where Go is not installed or its modules are out of reach."""
+    go = shutil.which("go")
+    if go is None:
+        pytest.skip("Go is not installed: a fresh machine needs Python and Java only")
+    target = tmp_path_factory.mktemp("liftpeer") / "liftpeer"
+    built = subprocess.run(
+        [go, "build", "-o", str(target), "."],
+        cwd=GO_SOURCES,
+        env={**os.environ, "GOFLAGS": "-buildvcs=false -mod=readonly"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    if built.returncode and "dial tcp" in built.stderr:
+        pytest.skip(f"Go's modules cannot be fetched: {built.stderr[-200:]}")
+    assert built.returncode == 0, built.stderr
+    return target
+
+
+@pytest.fixture(scope="session")
+def old_python() -> Path:
+    """Return the interpreter of python-liftbridge's own environment; skip where it is not made."""
+    if not PYTHON.exists():
+        pytest.skip("python-liftbridge has no environment yet: `make test-liftbridge` makes it")
+    return PYTHON
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiftServer]:
+    """Run `headwater up` with the API on."""
+    with lift_up(tmp_path_factory.mktemp("up") / "data") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiftCluster]:
+    """Run three brokers."""
+    folder = tmp_path_factory.mktemp("cluster")
+    with start_nats(folder / "nats") as nats:
+        made = Cluster(folder, nats)
+        ports = serve_liftbridge(made)
+        try:
+            made.start_all()
+            yield LiftCluster(made, ports)
+        finally:
+            made.close()
