@@ -26,7 +26,7 @@ _FOREIGN: Final = frozenset(
     {
         "HEADWATER_SERVER", "HEADWATER_IVY_DIR", "HEADWATER_CONFIG", "HEADWATER_DATA",
         "HEADWATER_AIRFLOW_CONFIG", "HEADWATER_TLS_CA_FILE", "HEADWATER_TLS_CERT_FILE",
-        "HEADWATER_TLS_KEY_FILE",
+        "HEADWATER_TLS_KEY_FILE", "HEADWATER_ENCRYPTION_KEY",
     }
 )  # fmt: skip
 
@@ -260,6 +260,24 @@ class ClusterConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EncryptionConfig:
+    """Where the keys are that wrap the data keys of encrypted streams. Secrets are never here."""
+
+    provider: str = ""  # file, environment or aws-kms; empty: no stream can be encrypted
+    keyring_file: str = ""  # of the provider file; only its owner may read it
+    kms_key_id: str = ""  # of the provider aws-kms: an id, an ARN or an alias
+
+    def __post_init__(self) -> None:
+        if self.provider not in ("", "file", "environment", "aws-kms"):
+            raise InvalidConfigError("encryption.provider must be file, environment or aws-kms")
+        for provider, setting in (("file", "keyring_file"), ("aws-kms", "kms_key_id")):
+            if (self.provider == provider) != bool(getattr(self, setting)):
+                raise InvalidConfigError(
+                    f'encryption.provider = "{provider}" and encryption.{setting} need each other'
+                )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoggingConfig:
     """The daemon's log: its level and its form."""
 
@@ -288,6 +306,7 @@ class BrokerConfig:
     http: HttpConfig = field(default_factory=HttpConfig)
     lake: LakeConfig = field(default_factory=LakeConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    encryption: EncryptionConfig = field(default_factory=EncryptionConfig)
     log: LoggingConfig = field(default_factory=LoggingConfig)
 
     def __post_init__(self) -> None:

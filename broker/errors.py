@@ -17,6 +17,7 @@
     │    OverloadedError · DiskFullError · LogFailedError · CommitTimeoutError
     │    RemoteTierUnavailableError · ShuttingDownError · NotEnoughReplicasError · NoAnswerError
     │    HeldByLeaseError · NotShippedError · PurgeRefusedError
+    │    EncryptionKeyError (KeyProviderUnavailableError)
     ├─ CorruptDataError      an operator must look; never retried, never repaired by deletion
     │    BatchCorruptError · SegmentCorruptError · IndexCorruptError · MetadataCorruptError
     │    EnvelopeError · ObjectMissingError · ObjectCorruptError · TableMismatchError
@@ -279,6 +280,22 @@ class HeldByLeaseError(UnavailableError):
 
 class NotShippedError(UnavailableError):
     """These records are not in the stream's table yet: ship them first. Facts: start, end."""
+
+
+class EncryptionKeyError(UnavailableError):
+    """Records are encrypted, and the key for them is missing, is another key, or may not be used.
+
+    It is not retried: somebody must provide the key. Facts: those that are known of stream, the
+    version of its data key, provider, and wrapping_key, the provider's name of its key.
+    """
+
+    retriable = False
+
+
+class KeyProviderUnavailableError(EncryptionKeyError):
+    """The key provider does not answer now, so its keys cannot be used. Facts: provider."""
+
+    retriable = True
 
 
 class PurgeRefusedError(UnavailableError):

@@ -36,7 +36,12 @@ from broker.codec.schema import (
     TIMESTAMP_TYPE,
     body_schema,
 )
-from broker.errors import BatchCorruptError, RecordTooLargeError, SchemaMismatchError
+from broker.errors import (
+    BatchCorruptError,
+    EncryptionKeyError,
+    RecordTooLargeError,
+    SchemaMismatchError,
+)
 from broker.model.epochs import LeaderEpoch
 from broker.model.ids import NO_PRODUCER, NO_SEQUENCE, ProducerId
 from broker.model.offsets import OFFSET_MAX, Offset
@@ -53,7 +58,8 @@ _STAMP: Final = struct.Struct("<q")
 _CODEC_MASK: Final = 0b11
 _CODECS: Final = ("none", "lz4", "zstd")
 _SPARSE: Final = 1 << 2
-_KNOWN_FLAGS: Final = _CODEC_MASK | _SPARSE
+_ENCRYPTED: Final = 1 << 3  # the body is as broker/codec/sealed_body.py says
+_KNOWN_FLAGS: Final = _CODEC_MASK | _SPARSE | _ENCRYPTED
 
 BODY_BYTES_MAX: Final = 256 * 1024 * 1024
 RECORDS_COUNT_MAX: Final = 4 * 1024 * 1024
@@ -79,6 +85,7 @@ class BatchHeader:
     columns: int
     codec: str
     sparse: bool
+    encrypted: bool = False
 
     @property
     def end_offset(self) -> Offset:
@@ -104,6 +111,7 @@ class PreparedBatch:
     codec: str = "none"
     producer_id: ProducerId = NO_PRODUCER
     base_sequence: int = NO_SEQUENCE
+    encrypted: bool = False
 
     @property
     def size(self) -> int:
@@ -259,7 +267,7 @@ def encode_header(
     batch: PreparedBatch, *, base_offset: int, leader_epoch: int, synced_end: int
 ) -> bytes:
     """Return the 88 header bytes of a prepared batch at its place in the log."""
-    flags = _CODECS.index(batch.codec)
+    flags = _CODECS.index(batch.codec) | (_ENCRYPTED if batch.encrypted else 0)
     head = _HEADER_BODY.pack(
         MAGIC,
         VERSION,
@@ -283,11 +291,12 @@ def encode_header(
 
 def encode_stored(header: BatchHeader) -> bytes:
     """Return the bytes from which :func:`decode_header` made ``header``."""
+    flags = _CODECS.index(header.codec) | (_SPARSE if header.sparse else 0)
     head = _HEADER_BODY.pack(
         MAGIC,
         VERSION,
         HEADER_SIZE,
-        _CODECS.index(header.codec) | (_SPARSE if header.sparse else 0),
+        flags | (_ENCRYPTED if header.encrypted else 0),
         header.base_offset,
         header.leader_epoch,
         header.synced_end,
@@ -346,6 +355,7 @@ def decode_header(data: Any, position: int = 0) -> BatchHeader:
         first_timestamp_us=first_us, max_timestamp_us=max_us, producer_id=producer_id,
         base_sequence=base_sequence, records_count=count, offset_span=span, body_size=body_size,
         body_crc=body_crc, columns=columns, codec=_CODECS[codec_index], sparse=sparse,
+        encrypted=bool(flags & _ENCRYPTED),
     )  # fmt: skip
 
 
@@ -359,7 +369,17 @@ def check_body(header: BatchHeader, body: Any) -> None:
 
 
 def decode_body(header: BatchHeader, body: Any) -> pa.RecordBatch:
-    """Decode a checked body, zero-copy. Raises BatchCorruptError, nothing else."""
+    """Decode a checked body, zero-copy.
+
+    Raises:
+        BatchCorruptError: the body is not Arrow, or has another number of rows.
+        EncryptionKeyError: the body is encrypted: `broker.codec.sealed_body.unseal` opens it.
+    """
+    if header.encrypted:
+        raise EncryptionKeyError(
+            f"the batch at offset {header.base_offset} is encrypted, and this reader has no keys",
+            offset=header.base_offset,
+        )
     schema = body_schema(header.columns, sparse=header.sparse)
     try:
         batch = pa.ipc.read_record_batch(pa.py_buffer(body), schema)

@@ -12,6 +12,7 @@ class ReplicaState(StrEnum):
     DAMAGED = "damaged"  # its log was found damaged when it was opened; nothing is deleted
     FAILED = "failed"  # its disk refused a write or rot was read; no writes until it is reopened
     REPLACED = "replaced"  # by a claim in the lake, another process leads this history; no writes
+    LOCKED = "locked"  # its stream is encrypted, and this broker cannot use a key of it; not open
     OPENING = "opening"  # has no view of the metadata yet, or its log could not be opened yet
     CLAIMING = "claiming"  # leads, but its claim on the history in the lake is not settled yet
     LEADING = "leading"  # takes writes

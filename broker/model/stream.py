@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from broker.errors import FixedSettingError, InvalidStreamError
+from broker.model.data_key import DataKey, check_data_keys, data_keys_of
 from broker.model.ids import StreamUuid, is_stream_name
 from broker.model.subjects import is_literal, matches
 
@@ -57,6 +58,8 @@ class StreamConfig:
     compression: Literal["none", "lz4", "zstd"] = (
         "none"  # of record batches on disk and on the wire
     )
+    # of record batches on disk and between brokers; the table has the records in plain
+    encryption: Literal["none", "xaes-256-gcm"] = "none"
     replication_factor: int = 0  # brokers that hold each partition; 0: the cluster's default
     min_isr: int = 0  # replicas that have synced a record before its ack (ALL); 0: the default
     tiering: bool = True
@@ -98,6 +101,7 @@ class StreamConfig:
         _require(self.flush in ("always", "interval"), "flush", '"always" or "interval"')
         _require(1 <= self.flush_interval_ms <= 60_000, "flush_interval_ms", "1 to 60 000")
         _require(self.compression in ("none", "lz4", "zstd"), "compression", "none, lz4 or zstd")
+        _require(self.encryption in ("none", "xaes-256-gcm"), "encryption", "none or xaes-256-gcm")
         factor = self.replication_factor
         _require(0 <= factor <= 7, "replication_factor", "1 to 7, or 0 for the cluster's default")
         _require(
@@ -178,6 +182,7 @@ class Stream:
     table_name: str  # folder of its Delta table below <lake>/<namespace>/
     namespace: str = "default"
     grown_from: int | None = None  # partitions at its creation; None: none were added since
+    data_keys: tuple[DataKey, ...] = ()  # wrapped, by version; empty if it is not encrypted
 
     def __post_init__(self) -> None:
         if not is_stream_name(self.name):
@@ -190,6 +195,7 @@ class Stream:
                 f"stream {self.name!r} cannot have grown from {self.grown_from} to "
                 f"{self.config.partitions} partitions"
             )
+        check_data_keys(self.data_keys)
 
     @property
     def keys_from(self) -> int | None:
@@ -238,8 +244,13 @@ class Stream:
             )
         return dataclasses.replace(self, config=config, grown_from=self.grown_from or present)
 
+    @property
+    def is_encrypted(self) -> bool:
+        """Whether its record batches are encrypted."""
+        return self.config.encryption != "none"
+
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON-ready values; ``grown_from`` is there only if partitions were added."""
+        """Return JSON-ready values; what older builds do not know is there only if it is used."""
         return without_unset(dataclasses.asdict(self))
 
     def to_json(self) -> str:
@@ -253,15 +264,8 @@ class Stream:
         config = StreamConfig.from_dict({"partitioner": "each_client", **values["config"]})
         if type(values.get("grown_from")) not in (int, type(None)):
             raise InvalidStreamError("grown_from must be a whole number")
-        return cls(**{**values, "config": config})
-
-
-def without_unset(stream: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a stream without those that builds before partitions grew do not know.
-
-    They are left out while they have their default, so these builds read the rest.
-    """
-    return {name: one for name, one in stream.items() if name != "grown_from" or one is not None}
+        keys = data_keys_of(values.get("data_keys", ()))
+        return cls(**{**values, "config": config, "data_keys": keys})
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,6 +280,25 @@ class AlteredStream:
         """The settings that differ: their values before and after, by name."""
         before, after = self.before.config.to_dict(), self.after.config.to_dict()
         return {name: (was, after[name]) for name, was in before.items() if was != after[name]}
+
+
+# What came after release 0.1, and its value while it is not used.
+_LATER_FIELDS: Final[Mapping[str, Any]] = {"grown_from": None, "data_keys": ()}
+_LATER_SETTINGS: Final[Mapping[str, Any]] = {"encryption": "none"}
+
+
+def without_unset(stream: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a stream without those that older builds do not know.
+
+    They are left out while they have their default, so these builds read the rest.
+    """
+    config = stream["config"]
+    settings = config.to_dict() if isinstance(config, StreamConfig) else config
+    return {**_used(stream, _LATER_FIELDS), "config": _used(settings, _LATER_SETTINGS)}
+
+
+def _used(values: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: one for name, one in values.items() if name not in later or one != later[name]}
 
 
 def _check_type(name: str, declared: str, value: object) -> None:

@@ -65,6 +65,10 @@ class StreamsApi(Protocol):
 
         If a stream with this name and the same configuration exists, return that stream; with
         ``exclusive`` raise StreamExistsError instead.
+
+        Raises:
+            EncryptionKeyError, KeyProviderUnavailableError: the stream is to be encrypted, and no
+                key can be used now; nothing was created.
         """
 
     def alter(
@@ -106,6 +110,23 @@ class StreamsApi(Protocol):
             NotShippedError: the stream is tiered, and some of these records are not in its table.
             NotLeaderError: this broker does not lead the partition.
             FeatureLevelError, UnknownStreamError, UnknownPartitionError, StaleLeaderEpochError.
+        """
+
+    def rotate_key(self, name: str, version: int) -> Stream:
+        """Give an encrypted stream a new data key, durably; return the stream.
+
+        ``version`` is the newest version that the caller knows; if there is a newer one already,
+        nothing is changed, so a repeated call makes one key.
+
+        Records that are stored stay as they are: the earlier keys are kept. All data keys are
+        wrapped anew by the present key of the key provider. This broker uses the new key before the
+        call returns, the other brokers when they apply the metadata.
+
+        Raises:
+            InvalidRequestError: the stream is not encrypted.
+            EncryptionKeyError, KeyProviderUnavailableError: a key cannot be used here; nothing was
+                changed.
+            FeatureLevelError, UnknownStreamError, StreamChangedError, UnavailableError.
         """
 
     def delete(self, name: str) -> Stream:

@@ -38,6 +38,7 @@ from broker.errors import (
 from broker.model.ids import BrokerId
 from broker.ports.partition import PartitionWriter
 from broker.process.allocator import keep_freed_memory
+from broker.process.encryption import stream_keys
 from broker.process.liftbridge import start_liftbridge
 from broker.process.logging import configure_logging
 from broker.process.lone_node import LoneNode, Node
@@ -176,6 +177,7 @@ class _Daemon:
                 promises=promises,
                 on_commit=self._commit_done,
                 id_budget=IdBudget(config.node.message_ids_bytes_max),
+                keys=stream_keys(config.encryption, clock),
             ),
             node.pace,
         )

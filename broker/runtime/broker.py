@@ -45,6 +45,7 @@ from broker.runtime.partition.tier_view import RecordColdEnd
 from broker.runtime.pumps import on_threads, wait_for_answer
 from broker.runtime.replica_folders import ReplicaFolders
 from broker.runtime.replica_opener import ReplicaOpener, ReplicaSetting
+from broker.runtime.stream_keys import StreamKeys
 from broker.runtime.upkeep import Upkeep
 from broker.storage.promises.promises import Promises
 
@@ -75,6 +76,7 @@ class BrokerParts:
     drive: Drive | None = None  # drives the pumps; None: a thread for each pump
     id_budget: IdBudget = field(default_factory=IdBudget)
     on_commit: OnCommit = ignore_commit
+    keys: StreamKeys | None = None  # of encrypted streams; None: they are refused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +142,7 @@ class Broker:
             ),
             replicas=self.replicas,
             follow=self.reconcile,
+            keys=ports.keys,
         )
         self.cold = ColdTier(self.streams, ends)
         lineages = KnownLineages(metadata, confirm_ms=CONFIRM_MS)
@@ -173,6 +176,7 @@ class Broker:
             on_commit=ports.on_commit,
             limits=pace.limits,
             timing=pace.timing,
+            keys=ports.keys,
         )
 
     def catalog(self) -> TierCatalog:

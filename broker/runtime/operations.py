@@ -25,6 +25,7 @@ from broker.core.metadata.placement import balance
 from broker.core.metadata.state import MetadataState, PartitionState
 from broker.core.raft.events import ChangeRefusal
 from broker.errors import (
+    EncryptionKeyError,
     FencedError,
     HeadwaterError,
     IneligibleReplicaError,
@@ -254,7 +255,7 @@ class ClusterOperations:
                     log_end=0,
                     synced_end=0,
                     failure=error.message,
-                    state=ReplicaState.OPENING.value,
+                    state=_state_of(error).value,
                 )
 
     # ------------------------------------------------------------------ changing
@@ -463,3 +464,9 @@ def _unknown_broker(state: MetadataState, broker: str) -> UnknownBrokerError:
     return UnknownBrokerError(
         f"no broker {broker!r} has ever registered; there are {known}", broker=broker
     )
+
+
+def _state_of(refusal: HeadwaterError) -> ReplicaState:
+    """Return the state of a replica that could not be opened."""
+    locked = isinstance(refusal, EncryptionKeyError)
+    return ReplicaState.LOCKED if locked else ReplicaState.OPENING

@@ -29,6 +29,7 @@ from broker.runtime.partition.local_log import log_config
 from broker.runtime.partition.replica_shell import ReplicaIdentity, ReplicaLinks
 from broker.runtime.partition.tier_view import RecordColdEnd
 from broker.runtime.replica_folders import ReplicaFolders
+from broker.runtime.stream_keys import StreamKeys, require_keys
 
 _log = structlog.get_logger(__name__)
 
@@ -50,6 +51,7 @@ class ReplicaSetting:
     id_budget: IdBudget = field(default_factory=IdBudget)
     limits: LagLimits | None = None
     timing: FollowerTiming | None = None
+    keys: StreamKeys | None = None  # None: this broker serves no encrypted stream
 
 
 class ReplicaOpener:
@@ -70,8 +72,12 @@ class ReplicaOpener:
 
         Raises:
             HeadwaterError: a new log has no room.
+            EncryptionKeyError, KeyProviderUnavailableError: the stream is encrypted and a data key
+                cannot be used; the log is not touched.
         """
         stream, partition_id, setting = partition.stream, partition.partition_id, self._setting
+        if stream.is_encrypted:
+            require_keys(setting.keys, stream)
         config = log_config(stream.config)
         log = self._folders.open_log(partition_id, config, held=setting.me in row.opened)
         driver = PartitionDriver(
@@ -93,6 +99,7 @@ class ReplicaOpener:
                 scheduler=setting.scheduler,
                 links=setting.make_links(stream, partition_id),
                 id_budget=setting.id_budget,
+                keys=setting.keys,
             ),
             PartitionNotices(
                 record_cold_end=setting.record_cold_end,

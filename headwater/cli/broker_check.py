@@ -63,7 +63,7 @@ def check(config: BrokerConfig, *, java: bool) -> int:
 
 
 def checked_needs(config: BrokerConfig, *, java: bool) -> Iterator[CheckedNeed]:
-    """Check folder, memory, ports, certificates, NATS, lake; with ``java`` what Spark needs."""
+    """Check folder, memory, ports, certificates, NATS, keys, lake; with ``java`` Spark's needs."""
     yield _checked("data folder", config.node.data_dir, lambda: _ours(config.node))
     yield _checked("message ids", _ids_room(config), lambda: _memory_suffices(config))
     for name, host, port in _ports(config):
@@ -80,6 +80,8 @@ def checked_needs(config: BrokerConfig, *, java: bool) -> Iterator[CheckedNeed]:
         yield _checked("this broker's name", config.node.id, lambda: _accepted_by_brokers(config))
     if config.nats.url:
         yield _checked("NATS", without_login(config.nats.url), lambda: _nats_answers(config))
+    if config.encryption.provider:
+        yield _checked("encryption keys", config.encryption.provider, lambda: _wraps(config))
     if config.lake.uri:
         yield _checked("lake", config.lake.uri, lambda: _lake_answers(config))
     if java:
@@ -129,6 +131,20 @@ def _writable(folder: str) -> None:
     except OSError as cause:
         kind = DiskFullError if cause.errno == errno.ENOSPC else InvalidConfigError
         raise kind(f"cannot write in {path}: {cause.strerror}") from cause
+
+
+def _wraps(config: BrokerConfig) -> None:
+    """Wrap and unwrap a key, as the creation of an encrypted stream does."""
+    from broker.keys.opening import check_provider, open_provider
+
+    encryption = config.encryption
+    provider = open_provider(
+        encryption.provider,
+        keyring_file=encryption.keyring_file,
+        kms_key_id=encryption.kms_key_id,
+        environ=os.environ,
+    )
+    check_provider(provider)
 
 
 def _ids_room(config: BrokerConfig) -> str:

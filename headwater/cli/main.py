@@ -34,6 +34,7 @@ _COMMANDS: Final = {
     "query": ("query", "query"),
     "verify": ("verify", "verify"),
     "stream": ("stream", "app"),
+    "keyring": ("keyring", "app"),
     "lease": ("lease", "app"),
     "tier": ("tier", "app"),
     "cluster": ("cluster", "app"),

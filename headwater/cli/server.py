@@ -198,7 +198,7 @@ def broker(
         bool,
         typer.Option(
             "--check",
-            help="Check configuration, folder, ports, certificates, NATS and lake; start nothing.",
+            help="Check configuration, folder, ports, certificates, NATS, keys, lake; start none.",
         ),
     ] = False,
     java: Annotated[

@@ -19,6 +19,7 @@ from headwater.cli.stream_options import (
     CompressionOption,
     DedupIdsOption,
     DedupWindowOption,
+    EncryptionOption,
     FlushIntervalOption,
     FlushOption,
     IndexIntervalOption,
@@ -45,17 +46,19 @@ from headwater.cli.stream_options import (
     settings_of,
 )
 from headwater.cli.stream_purge import purge
+from headwater.cli.stream_rotate_key import data_key_facts, rotate_key
 
 if TYPE_CHECKING:
     from headwater.client import Client
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Create, list, describe, alter, purge and delete streams.",
+    help="Create, list, describe, alter, purge and delete streams; rotate their keys.",
     rich_markup_mode="rich",
 )
 app.command()(alter)
 app.command()(purge)
+app.command()(rotate_key)
 
 
 @app.command()
@@ -80,6 +83,7 @@ def create(
     flush: FlushOption = None,
     flush_interval: FlushIntervalOption = None,
     compression: CompressionOption = None,
+    encryption: EncryptionOption = None,
     replication_factor: ReplicationFactorOption = None,
     min_isr: MinIsrOption = None,
     tiering: TieringOption = None,
@@ -220,6 +224,7 @@ def describe(
             ("created", format_time_us(stream.created_us)),
             ("table", f"{stream.namespace}/{stream.table_name}"),
             *((key, setting_text(key, value)) for key, value in stream.config.to_dict().items()),
+            *data_key_facts(stream),
         ],
         title=stream.name,
     )
@@ -294,7 +299,7 @@ def _say_created(stream: Any, partitioner: str | None) -> None:
 
 
 def _as_dict(stream: Any) -> dict[str, Any]:
-    values = values_of(stream)
+    values = dict(stream.to_dict())
     values["config"] = stream.config.to_dict()
     return values
 

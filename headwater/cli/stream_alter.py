@@ -14,6 +14,7 @@ from headwater.cli.stream_options import (
     CompressionOption,
     DedupIdsOption,
     DedupWindowOption,
+    EncryptionOption,
     FlushIntervalOption,
     FlushOption,
     IndexIntervalOption,
@@ -65,6 +66,7 @@ def alter(
     partitioner: PartitionerOption = None,
     queue_group: QueueGroupOption = None,
     index_interval: IndexIntervalOption = None,
+    encryption: EncryptionOption = None,
     flush: FlushOption = None,
     replication_factor: ReplicationFactorOption = None,
     dry_run: Annotated[

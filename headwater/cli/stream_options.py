@@ -114,6 +114,13 @@ FlushIntervalOption = Annotated[
 CompressionOption = Annotated[
     str | None, typer.Option(help="none, lz4 or zstd, on disk and on the wire; default: none.")
 ]
+EncryptionOption = Annotated[
+    str | None,
+    typer.Option(
+        help="none, or xaes-256-gcm: record batches are encrypted on the brokers' disks; the "
+        "brokers need a key provider; default: none."
+    ),
+]
 ReplicationFactorOption = Annotated[
     int | None,
     typer.Option(

@@ -231,6 +231,19 @@ class Client:
         }
         return purge(self._brokers, found, partition, values)
 
+    def rotate_key(self, name: str) -> Stream:
+        """Give an encrypted stream a new data key, for what is written from now on.
+
+        Records that are stored stay as they are, and stay readable. All data keys are wrapped anew
+        by the present key of the brokers' key provider, so an earlier one is not needed any more.
+
+        Raises:
+            InvalidRequestError: the stream is not encrypted.
+            EncryptionKeyError, KeyProviderUnavailableError: a key cannot be used; nothing changed.
+        """
+        values = {"name": name, "version": len(self.stream(name).data_keys)}
+        return _stream(self._one("rotate_key", values))
+
     def delete_stream(self, name: str, *, stream_uuid: StreamUuid | None = None) -> Stream:
         """Delete a stream's log and metadata; its table stays.
 

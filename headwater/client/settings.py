@@ -29,6 +29,7 @@ class StreamSettings(TypedDict, total=False):
     flush: Literal["always", "interval"]
     flush_interval_ms: int
     compression: Literal["none", "lz4", "zstd"]
+    encryption: Literal["none", "xaes-256-gcm"]
     replication_factor: int
     min_isr: int
     tiering: bool

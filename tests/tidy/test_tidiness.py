@@ -41,9 +41,10 @@ CLIENTS: Final[dict[str, tuple[str, ...]]] = {
     "prometheus_client": ("broker/process/metrics.py",),
     "psutil": ("broker/process/metrics.py",),
     "crc32c": ("broker/codec/checksum.py",),
-    "boto3": ("tiering/store/s3.py",),
+    # objects, and the wrapping of data keys: a broker without a lake may use the latter alone
+    "boto3": ("tiering/store/s3.py", "broker/keys/aws_kms.py"),
     "h2": ("broker/adapters/liftbridge/http2.py",),
-    "botocore": ("tiering/store/s3.py",),
+    "botocore": ("tiering/store/s3.py", "broker/keys/aws_kms.py"),
     "deltalake": ("tiering/table/delta_*.py",),  # the library and its two kinds of tables
     "sqlglot": ("headwater/local_sql/*.py",),
     "duckdb": ("headwater/local_sql/duckdb_engine.py",),
@@ -51,7 +52,8 @@ CLIENTS: Final[dict[str, tuple[str, ...]]] = {
     "pyspark": ("spark_jobs/*.py", "pyspark_headwater.py"),
     "delta": ("spark_jobs/*.py",),
     "py4j": ("spark_jobs/*.py",),
-    "cryptography": ("headwater/local/cluster_certificates.py",),
+    # certificates; the cipher, derived keys and wrapping of records' encryption
+    "cryptography": ("headwater/local/cluster_certificates.py", "broker/keys/*.py"),
     "typer": ("headwater/cli/*.py",),
     "rich": ("headwater/cli/*.py",),
     "moto": ("headwater/local/moto_server.py",),  # the program of a process, imported by nobody

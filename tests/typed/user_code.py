@@ -52,6 +52,7 @@ def streams(client: headwater.Client) -> None:
     assert_type(altered, AlteredStream)
     assert_type(altered.after, Stream)
     client.alter_stream("orders", shards=2)  # type: ignore[call-arg]
+    assert_type(client.rotate_key("orders"), Stream)
     assert_type(client.purge_stream("orders", 0, before=7), list[Purged])
     assert_type(client.purge_stream("orders", before_us=1)[0].records_count, int)
     assert_type(client.delete_stream("orders", stream_uuid=made.uuid), Stream)

@@ -82,6 +82,10 @@ class StreamActions:
         altered = self._api.streams.alter(name, changes, dry_run=dry_run)
         return [{"before": _stream_dict(altered.before), "after": _stream_dict(altered.after)}]
 
+    def rotate_key(self, name: str, version: int) -> list[dict[str, Any]]:
+        """Give a stream a new data key, if its newest has this version."""
+        return [_stream_dict(self._api.streams.rotate_key(name, version))]
+
     def purge_partition(  # noqa: PLR0917  # the fields of the action
         self,
         name: str,

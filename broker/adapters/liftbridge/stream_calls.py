@@ -85,6 +85,7 @@ class StreamCalls:
             "queue_group": request.group or None,
             "replication_factor": servers if factor == -1 else factor or 1,
             "optimistic_concurrency": request.optimisticConcurrencyControl.value,
+            "encryption": "xaes-256-gcm" if request.encryption.value else "none",
         }
         for option, setting in (
             ("retentionMaxBytes", "local_retention_bytes"),
@@ -252,7 +253,6 @@ def _refuse_what_is_missing(request: api.CreateStreamRequest) -> None:
             "retentionMaxMessages",
             "compactEnabled",
             "autoPauseTime",
-            "encryption",
         )
         if request.HasField(option) and getattr(request, option).value
     ]

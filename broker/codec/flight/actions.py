@@ -25,6 +25,7 @@ from broker.codec.flight.protocol import (
 )
 from broker.errors import InvalidRequestError
 from broker.model.cut_positions import CutPosition
+from broker.model.data_key import DATA_KEYS_MAX
 from broker.model.offsets import OFFSET_MAX, Offset
 from broker.model.stream import PARTITIONS_MAX
 
@@ -63,6 +64,10 @@ def _before(value: object) -> Offset | None:
 
 def _before_us(value: object) -> int | None:
     return None if value is None else whole_number(value, "before_us", low=0, high=OFFSET_MAX)
+
+
+def _version(value: object) -> int:
+    return whole_number(value, "version", low=0, high=DATA_KEYS_MAX)
 
 
 def _operator(value: object) -> str:
@@ -177,6 +182,12 @@ ACTIONS: Final[Mapping[str, ActionSpec]] = {
             "operator": _operator,
         },
         {"stream_uuid": None, "before": None, "before_us": None},
+    ),
+    "rotate_key": ActionSpec(
+        "Give an encrypted stream a new data key, if its newest has this version. {name, version} "
+        "-> the stream. A repeated call changes nothing.",
+        {"name": _name, "version": _version},
+        {},
     ),
     "delete_stream": ActionSpec(
         "Delete a stream's log; its table stays. {name, stream_uuid?} -> the stream.",

@@ -79,6 +79,7 @@ __all__ = [
     "RemoveBroker",
     "RenewLease",
     "ReportCoordinator",
+    "RotateDataKey",
     "SetCursors",
     "SetFeatureLevel",
     "StartElection",
@@ -137,6 +138,19 @@ class AddPartitions:
     wanted: Stream
     leader: BrokerId
     assignment: tuple[tuple[BrokerId, ...], ...] = ()
+    weight_max: int | None = None  # as in CreateStream
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RotateDataKey:
+    """Give an encrypted stream a new data key, if the stream still equals ``expected``.
+
+    ``wanted`` has the same versions, perhaps wrapped anew, and one more. The command needs
+    ``FEATURE_LEVEL_STREAMS``.
+    """
+
+    expected: Stream
+    wanted: Stream
     weight_max: int | None = None  # as in CreateStream
 
 
@@ -209,6 +223,7 @@ StreamCommand = (
     CreateStream
     | AlterStream
     | AddPartitions
+    | RotateDataKey
     | DeleteStream
     | RecordColdEnd
     | PurgeRecords
@@ -234,7 +249,10 @@ def encode_new(command: Command) -> bytes:
     """Return the bytes of a command to propose, with the limits and rules of this build."""
     if isinstance(command, CreateStream):
         command = dataclasses.replace(command, weight_max=STATE_WEIGHT_MAX, one_answers=True)
-    elif isinstance(command, AlterStream | AddPartitions | TakeLease | SetCursors | JoinGroup):
+    elif isinstance(
+        command,
+        AlterStream | AddPartitions | RotateDataKey | TakeLease | SetCursors | JoinGroup,
+    ):
         command = dataclasses.replace(command, weight_max=STATE_WEIGHT_MAX)
     return encode(command)
 

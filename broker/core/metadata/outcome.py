@@ -24,7 +24,7 @@ class CommandReply(TypedDict, total=False):
     created: bool  # CreateStream: False if the same stream was there
     uuid: str  # CreateStream: of the stream
     purged_from: int  # PurgeRecords: the purged end before the command
-    changed: bool  # AlterStream: False if the stream had these settings already
+    changed: bool  # AlterStream, RotateDataKey: False if the stream was like that already
     expires_us: int  # RenewLease
     group_epoch: int  # JoinGroup, LeaveGroup, ReportCoordinator
     coordinator: str  # the same three

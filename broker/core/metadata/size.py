@@ -25,6 +25,7 @@ STATE_WEIGHT_MAX: Final = 64 * 1024 * 1024
 SNAPSHOT_BYTES_MAX: Final = 4 * STATE_WEIGHT_MAX
 PARTITION_WEIGHT: Final = 2048  # a new partition takes 600 bytes, one with a long lineage 7,000
 _STREAM_WEIGHT: Final = 256  # names of fields, the uuid twice, times
+_DATA_KEY_WEIGHT: Final = 128
 _LEASE_WEIGHT: Final = 256
 _CURSOR_WEIGHT: Final = 64
 _GROUP_WEIGHT: Final = 128
@@ -85,8 +86,14 @@ class WeighedState(Protocol):
 
 def weight_of_stream(stream: Stream, partitions_count: int) -> int:
     """Return the weight of a stream with its partitions."""
-    told = (stream.name, stream.name, stream.table_name, stream.namespace, stream.config.to_dict())
-    return _STREAM_WEIGHT + len(json.dumps(told)) + PARTITION_WEIGHT * partitions_count
+    settings = stream.to_dict()[
+        "config"
+    ]  # what an unencrypted stream does not store weighs nothing
+    told = (stream.name, stream.name, stream.table_name, stream.namespace, settings)
+    keys = sum(
+        _DATA_KEY_WEIGHT + len(one.wrapping_key) + len(one.wrapped) for one in stream.data_keys
+    )
+    return _STREAM_WEIGHT + len(json.dumps(told)) + keys + PARTITION_WEIGHT * partitions_count
 
 
 def weight_of_lease(lease: WeighedLease) -> int:

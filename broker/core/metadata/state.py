@@ -202,8 +202,8 @@ class MetadataState:
 def _fields(value: Any) -> dict[str, Any]:
     """Return a dataclass's fields; quicker than ``asdict``, which copies everything.
 
-    A purged end of 0 is left out, and a number of partitions that a stream has not grown from: so
-    builds that know neither read and write the same text.
+    A purged end of 0 is left out, and what a stream has only if it has grown or is encrypted: so
+    builds that do not know these read and write the same text.
     """
     body = {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
     if body.get("purged_end") == 0:

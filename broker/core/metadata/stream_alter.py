@@ -49,6 +49,8 @@ FIXED: Final[Mapping[str, str]] = {
     f"with; {_COPY}",
     "flush": "the brokers would take the change at different moments, and meanwhile an "
     f"acknowledgement would not say whether its record is on disk; {_COPY}",
+    "encryption": "records that are stored would stay as they were written, and the setting would "
+    f"not say how the disks have them; {_COPY}",
     "replication_factor": "each partition gets its replicas by name: use `headwater cluster move "
     "STREAM PARTITION --to BROKER,...`, with as many brokers as you want replicas",
 }

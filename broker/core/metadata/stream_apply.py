@@ -17,6 +17,7 @@ from broker.core.metadata.commands import (
     PurgeRecords,
     RecordColdEnd,
     RenewLease,
+    RotateDataKey,
     StreamCommand,
     TakeLease,
 )
@@ -31,6 +32,7 @@ from broker.core.metadata.state import (
     MetadataState,
 )
 from broker.core.metadata.stream_alter import alter_stream
+from broker.core.metadata.stream_encryption import refused_encryption, rotate_data_key
 from broker.core.metadata.stream_purge import purge_records
 from broker.errors import (
     HeadwaterError,
@@ -54,6 +56,8 @@ def apply_stream(state: MetadataState, command: StreamCommand) -> Applied:
             return _create_stream(state, command)
         case AlterStream() | AddPartitions():
             return alter_stream(state, command)
+        case RotateDataKey():
+            return rotate_data_key(state, command)
         case DeleteStream():
             return _delete_stream(state, command)
         case RecordColdEnd():
@@ -84,6 +88,9 @@ def _create_stream(state: MetadataState, command: CreateStream) -> Applied:
                 differing=differing,
             )
         )
+    low = refused_encryption(state, wanted)
+    if low is not None:
+        return state, Rejected(low)
     if command.one_answers:
         refused = refused_answers(wanted, state.streams.values())
         if refused is not None:

@@ -18,6 +18,7 @@ from broker.core.metadata.commands import (
     CreateStream,
     DeleteStream,
     PurgeRecords,
+    RotateDataKey,
 )
 from broker.core.metadata.state import FEATURE_LEVEL_ALTERED, FEATURE_LEVEL_STREAMS
 from broker.core.replication.view import view_of
@@ -31,6 +32,7 @@ from broker.errors import (
     UnknownPartitionError,
     UnknownStreamError,
 )
+from broker.model.data_key import DataKey
 from broker.model.ids import BrokerId, PartitionId, PartitionNumber, StreamUuid
 from broker.model.offsets import Offset
 from broker.model.purge import Purged
@@ -42,6 +44,7 @@ from broker.runtime.hosted_partitions import HostedPartitions
 from broker.runtime.metadata.metadata_log import WaitingMetadata
 from broker.runtime.partition.driver import PartitionDriver
 from broker.runtime.partition.replica_shell import not_leader
+from broker.runtime.stream_keys import StreamKeys, no_keys, require_keys
 
 _OPEN_S: Final = 10.0  # to wait for the local replicas of a new stream
 _ALTER_ATTEMPTS: Final = 5  # of one change, if other changes come first
@@ -71,8 +74,13 @@ class Streams:
         defaults: StreamDefaults,
         replicas: HostedPartitions,
         follow: Callable[[], None],
+        keys: StreamKeys | None = None,
     ) -> None:
-        """Call ``follow`` after each change: it opens or closes ``replicas``, and blocks."""
+        """Call ``follow`` after each change: it opens or closes ``replicas``, and blocks.
+
+        Without ``keys`` no stream can be encrypted.
+        """
+        self._keys = keys
         self._metadata = metadata
         self._membership = membership
         self._clock = clock
@@ -94,15 +102,20 @@ class Streams:
                 if present
                 else defaults.table_name(name, stream_uuid, defaults.namespace)
             )
+            stream = Stream(
+                name=name,
+                uuid=stream_uuid,
+                config=config,
+                created_us=self._clock.now_us(),
+                table_name=table_name,
+                namespace=defaults.namespace,
+                data_keys=self._data_keys(name, stream_uuid, config, present),
+            )
+            if stream.is_encrypted:
+                require_keys(self._keys, stream)
+                raise_level(self._metadata, FEATURE_LEVEL_STREAMS)
             command = CreateStream(
-                stream=Stream(
-                    name=name,
-                    uuid=stream_uuid,
-                    config=config,
-                    created_us=self._clock.now_us(),
-                    table_name=table_name,
-                    namespace=defaults.namespace,
-                ),
+                stream=stream,
                 leader=defaults.leader,
                 assignment=self._membership.place(config),
                 min_isr=max(1, config.min_isr),
@@ -115,6 +128,46 @@ class Streams:
                 self._obey(stream_uuid)
             if reply["created"]:
                 _log.info("stream_created", stream=name, stream_uuid=stream_uuid)
+            return self.get(name)
+
+    def _data_keys(
+        self, name: str, uuid: StreamUuid, config: StreamConfig, present: Stream | None
+    ) -> tuple[DataKey, ...]:
+        """Return the data keys of a stream to create: a repeated call keeps those that it has."""
+        if config.encryption == "none":
+            return ()
+        if present is not None and present.data_keys:
+            return present.data_keys
+        if self._keys is None:
+            raise no_keys(name)
+        return self._keys.first(uuid)
+
+    def rotate_key(self, name: str, version: int) -> Stream:
+        """See ``StreamsApi.rotate_key``."""
+        self._metadata.barrier(timeout_ms=CONFIRM_MS)
+        with self._change:
+            before = self.get(name)
+            if not before.is_encrypted:
+                raise InvalidRequestError(
+                    f"stream {name!r} is not encrypted, so it has no key to rotate", stream=name
+                )
+            if version < before.data_keys[-1].version:
+                return before
+            if self._keys is None:
+                raise no_keys(name)
+            after = replace(before, data_keys=self._keys.rotated(before.uuid, before.data_keys))
+            require_keys(self._keys, after)  # before anything is written with the new key
+            self._metadata.propose(RotateDataKey(expected=before, wanted=after))
+            self._obey(before.uuid)
+            newest = after.data_keys[-1]
+            _log.info(
+                "data_key_rotated",
+                stream=name,
+                stream_uuid=before.uuid,
+                version=newest.version,
+                provider=newest.provider,
+                wrapped_by=newest.wrapping_key,
+            )
             return self.get(name)
 
     def alter(

@@ -121,7 +121,8 @@ class Commits:
     def _append(self, shell: ReplicaShell, group: CommitGroup) -> HeadwaterError | None:
         log = self._local.log
         try:
-            log.append(group.batches, leader_epoch=group.leader_epoch, now_us=group.now_us)
+            batches = self._local.cipher.sealed(group.batches, group.start, group.leader_epoch)
+            log.append(batches, leader_epoch=group.leader_epoch, now_us=group.now_us)
             assert log.log_end == group.end, "the log has another end than the plan"
             shell.appended()
             if self._config.flush == "always":
@@ -133,7 +134,7 @@ class Commits:
                 self._fail(error)
             return error
         group.written()
-        size = sum(batch.size for batch in group.batches)
+        size = sum(batch.size for batch in batches)
         self._counters.appended_records += group.end - group.start
         self._counters.appended_bytes += size
         self._local.grown(size)

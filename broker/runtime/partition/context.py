@@ -18,6 +18,7 @@ from broker.runtime.partition.local_log import BeginLog, LocalLog
 from broker.runtime.partition.queue import TurnQueue
 from broker.runtime.partition.replica_shell import ReplicaLinks
 from broker.runtime.partition.tier_view import RecordColdEnd
+from broker.runtime.stream_keys import StreamKeys
 from broker.storage.log.partition_log import PartitionLog
 
 
@@ -61,6 +62,7 @@ class PartitionPorts:
     scheduler: TurnScheduler
     links: ReplicaLinks
     id_budget: IdBudget = field(default_factory=IdBudget)
+    keys: StreamKeys | None = None  # None: this broker serves no encrypted stream
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

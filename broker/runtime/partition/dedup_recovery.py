@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -28,6 +28,7 @@ _CHUNK_BYTES: Final = 16 * 1024 * 1024  # bytes of batches whose ids are added t
 _PART_BYTES: Final = 4 * 1024  # memory of a decoded batch in addition to its bytes
 _HEADERS_BIT: Final = next(bit for bit, field in OPTIONAL_COLUMNS if field.name == "headers")
 
+OpenBatches = Callable[[Sequence[StoredBatch]], list[StoredBatch]]  # decrypts; may refuse
 _Part = tuple[BatchHeader, pa.RecordBatch]
 
 
@@ -49,9 +50,17 @@ def rebuild_producers(log: PartitionLog) -> ProducerTable:
 
 
 def rebuild_window(
-    log: PartitionLog, window: MessageIdWindow, now_us: int, config: StreamConfig
+    log: PartitionLog,
+    window: MessageIdWindow,
+    now_us: int,
+    config: StreamConfig,
+    opened: OpenBatches,
 ) -> None:
-    """Fill the window from the records that may still be within it."""
+    """Fill the window from the records that may still be within it.
+
+    Raises:
+        HeadwaterError: of ``opened``, and of the log.
+    """
     if not config.dedup_window_ms:
         return
     horizon = log.offset_at(now_us - config.dedup_window_ms * 1000)
@@ -60,7 +69,8 @@ def rebuild_window(
     size = 0
     for batch in _batches(log, start):
         if batch.header.columns & _HEADERS_BIT:
-            parts.append((batch.header, decode_body(batch.header, batch.body)))
+            (plain,) = opened((batch,))
+            parts.append((batch.header, decode_body(plain.header, plain.body)))
             size += batch.header.size + _PART_BYTES
         if size >= _CHUNK_BYTES:
             _add_ids(parts, window)

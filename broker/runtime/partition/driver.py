@@ -38,6 +38,7 @@ from broker.runtime.partition.replication import Replication
 from broker.runtime.partition.retry_tables import MessageIdCounts
 from broker.runtime.partition.tier_source import LocalTierSource
 from broker.runtime.partition.writes import PartitionWrites
+from broker.runtime.stream_keys import PartitionCipher
 
 _log = structlog.get_logger(__name__)
 
@@ -74,6 +75,7 @@ class PartitionDriver:
             begin_log=opened.begin_log,
             clock=ports.clock,
             counters=self.counters,
+            cipher=PartitionCipher(partition.stream, self.partition_id, ports.keys),
             room=ports.id_budget.share(),
             purged_end=opened.purged_end,
         )
@@ -176,6 +178,7 @@ class PartitionDriver:
 
     def _configure(self) -> None:
         config = self.stream.config
+        self._local.cipher.configure(self.stream)
         if self.health.failure is None:
             self._local.configure(config, leads=self.replication.role == "leader")
         self._commits.configure(config)

@@ -21,6 +21,7 @@ from broker.ports.system import Clock
 from broker.runtime.partition.counters import PartitionCounters
 from broker.runtime.partition.retry_tables import RetryTables
 from broker.runtime.partition.tier_view import RecordColdEnd, TierView
+from broker.runtime.stream_keys import PartitionCipher
 from broker.storage.log.partition_log import LogConfig, PartitionLog
 
 BeginLog = Callable[[Offset, EpochHistory], PartitionLog]  # replaces the present one
@@ -53,13 +54,16 @@ class LocalLog:
         begin_log: BeginLog,
         clock: Clock,
         counters: PartitionCounters,
+        cipher: PartitionCipher,
         room: Room | None = None,
         purged_end: Offset = Offset(0),  # noqa: B008 - a plain number
     ) -> None:
         """Take over an open log. ``record_cold_end`` writes to the metadata, and blocks.
 
-        ``room`` bounds the memory of the message ids; None: nothing does.
+        ``cipher`` decrypts what is read for this broker's own tables. ``room`` bounds the memory of
+        the message ids; None: nothing does.
         """
+        self.cipher = cipher
         self.log = log  # :meth:`replace` sets another log; any thread reads
         self.retries = RetryTables(config, room)
         self.tier = TierView(partition_id, config, cold_end, record_cold_end, purged_end=purged_end)
@@ -169,7 +173,7 @@ class LocalLog:
 
     def begin_leading(self) -> None:
         """Read the message ids from the log, because publishes are taken from now on."""
-        self.retries.begin_leading(self.log, self._clock.now_us())
+        self.retries.begin_leading(self.log, self._clock.now_us(), self.cipher.opened)
 
     def end_leading(self) -> None:
         """Return the memory of the message ids: publishes are not taken any more."""

@@ -57,11 +57,15 @@ class PartitionReads:
         return self._local.log.epochs.latest if view is None else view.leader_epoch
 
     def read(self, start: Offset, end: Offset, *, bytes_max: int) -> list[StoredBatch]:
-        """See ``PartitionReader.read``. If it finds rot, this replica leaves the ISR."""
+        """See ``PartitionReader.read``. If it finds rot, this replica leaves the ISR.
+
+        Encrypted batches are returned decrypted, with headers that fit.
+        """
         if start < self.purged_end:
             raise purged_error(self._name, start, start=self.purged_end, end=self.high_watermark)
         try:
-            return self._local.log.read(start, end, bytes_max=bytes_max)
+            stored = self._local.log.read(start, end, bytes_max=bytes_max)
+            return self._local.cipher.opened(stored)
         except CorruptDataError as error:
             found = self._named(error)
             self._queue.post(lambda: self._health.fail(found))

@@ -17,7 +17,7 @@ from broker.model.ids import NO_PRODUCER
 from broker.model.offsets import Offset
 from broker.model.stream import StreamConfig
 from broker.ports.partition import SegmentInfo, StoredBatch
-from broker.runtime.partition.dedup_recovery import rebuild_producers, rebuild_window
+from broker.runtime.partition.dedup_recovery import OpenBatches, rebuild_producers, rebuild_window
 from broker.storage.log.partition_log import PartitionLog
 
 _BATCHES_SENT_MAX: Final = 200_000  # of all producers, sent to a follower that begins a new log
@@ -67,12 +67,12 @@ class RetryTables:
         """Read the producers from a log that was opened or cut."""
         self.producers = rebuild_producers(log)
 
-    def begin_leading(self, log: PartitionLog, now_us: int) -> None:
-        """Read the message ids from the log."""
+    def begin_leading(self, log: PartitionLog, now_us: int, opened: OpenBatches) -> None:
+        """Read the message ids from the log; ``opened`` decrypts what is encrypted."""
         self.window.clear()
         self._forgotten_before += self.window.forgotten_early
         self.window = self._new_window()
-        rebuild_window(log, self.window, now_us, self._config)
+        rebuild_window(log, self.window, now_us, self._config, opened)
 
     def end_leading(self) -> None:
         """Forget the message ids, and return their memory: the next leader has its own."""

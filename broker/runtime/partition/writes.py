@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import pyarrow as pa
 
 from broker.codec.record_batch import PreparedBatch
+from broker.codec.sealed_body import SEAL_BYTES
 from broker.errors import HeadwaterError, OverloadedError, ShuttingDownError
 from broker.model.offsets import Offset
 from broker.model.records import AckPolicy, AppendResult
@@ -34,6 +35,7 @@ class PartitionWrites:
     ) -> None:
         """Write groups by ``commits`` while the replica leads and ``gate`` does not refuse."""
         self._segment_bytes_max = context.stream.config.segment_bytes_max
+        self._sealing_bytes = SEAL_BYTES if context.stream.is_encrypted else 0
         self._name = context.name
         self._clock = context.clock
         self._counters = context.counters
@@ -80,7 +82,7 @@ class PartitionWrites:
         self._enqueue(RecordsWrite(batch, prepared, message_ids, done, size, policy, expected_end))
 
     def _enqueue(self, write: Write, *, may_block: bool = False) -> None:
-        refuse_too_large(write, self._segment_bytes_max)
+        refuse_too_large(write, self._segment_bytes_max - self._sealing_bytes)
         self._refuse_if_unable()
         try:
             self._local.tier.accept(write.size_bytes)

@@ -127,10 +127,6 @@ def test_a_stream_is_created_described_and_deleted(server: Server) -> None:
             api.CreateStreamRequest(name="x", subject="x", replicationFactor=-2),
             grpc.StatusCode.INVALID_ARGUMENT,
         ),
-        (
-            api.CreateStreamRequest(name="x", subject="x", encryption=api.NullableBool(value=True)),
-            grpc.StatusCode.UNIMPLEMENTED,
-        ),
     ],
 )
 def test_a_stream_that_cannot_be_is_refused(

@@ -17,6 +17,7 @@ from broker.runtime.metadata.lone import open_alone
 from broker.runtime.metadata.metadata_log import SharedMetadata
 from broker.runtime.metadata.raft_metadata_log import RaftMetadataLog
 from broker.runtime.partition.commit_scheduler import CommitScheduler
+from broker.runtime.stream_keys import StreamKeys
 from broker.storage.promises.promises import Promises
 
 ME: Final = BrokerId("b1")
@@ -32,6 +33,7 @@ def disk_broker(
     owner: str | None = None,
     clock: Clock | None = None,
     workers: int = 1,
+    keys: StreamKeys | None = None,
     **settings: Any,
 ) -> Iterator[Broker]:
     """Run a broker without tiering and services in ``folder``, with fsync, until the block ends.
@@ -71,6 +73,7 @@ def disk_broker(
             clock=clock,
             scheduler=scheduler,
             promises=promises,
+            keys=keys,
         ),
         BrokerPace(**settings),
     )

@@ -25,6 +25,7 @@ from broker.model.stream import StreamConfig
 from broker.ports.system import Files
 from broker.runtime.broker import Broker
 from broker.runtime.partition.driver import PartitionDriver
+from broker.runtime.stream_keys import StreamKeys
 from simkit.brokers.brokers import disk_broker
 
 OWNER: Final = "5e3f0a8e-7a52-4c8b-9a70-6a6f4b9f2c11"
@@ -72,10 +73,13 @@ class Running:
 
 @contextmanager
 def running(
-    folder: Path, *, wrap: Callable[[DiskFiles], Files] = lambda files: files
+    folder: Path,
+    *,
+    wrap: Callable[[DiskFiles], Files] = lambda files: files,
+    keys: StreamKeys | None = None,
 ) -> Iterator[Running]:
     """Run a broker as the daemon does, without services, until the block ends."""
-    with disk_broker(folder, wrap=wrap, owner=OWNER) as broker:
+    with disk_broker(folder, wrap=wrap, owner=OWNER, keys=keys) as broker:
         yield Running(broker, folder)
 
 

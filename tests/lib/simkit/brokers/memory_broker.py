@@ -158,6 +158,10 @@ class MemoryBroker:
                 partition.config = config
         return AlteredStream(before, after)
 
+    def rotate_key(self, name: str, version: int) -> Stream:
+        """Refuse: no stream is encrypted here."""
+        raise InvalidRequestError(f"stream {name!r} has no version {version} of a key", stream=name)
+
     def purge(
         self,
         name: str,

@@ -40,6 +40,8 @@ def test_a_setting_may_be_at_its_bound(values: dict[str, Any]) -> None:
         ("segment_bytes_max", 4095),
         ("flush", "never"),
         ("compression", "gzip"),
+        ("encryption", "aes-128-cbc"),
+        ("encryption", True),
         ("replication_factor", 8),
         ("min_isr", 8),
         ("unshipped_bytes_max", 1),

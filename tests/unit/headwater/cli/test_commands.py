@@ -45,6 +45,7 @@ def test_create_uses_every_setting(run: Run, broker: MemoryBroker) -> None:
         "--record-bytes", "1MiB", "--segment-bytes", "8MiB", "--segment-age", "30s",
         "--index-interval", "4KiB",
         "--flush", "interval", "--flush-interval", "50ms", "--compression", "zstd", "--no-tiering",
+        "--encryption", "xaes-256-gcm",
         "--replication-factor", "3", "--min-isr", "2",
         "--local-retention", "1GB", "--local-retention-age", "2d", "--unshipped", "64MiB",
     )  # fmt: skip
@@ -57,6 +58,7 @@ def test_create_uses_every_setting(run: Run, broker: MemoryBroker) -> None:
         dedup_window_ms=600_000, dedup_ids_max=500, record_bytes_max=1 << 20,
         segment_bytes_max=8 << 20, segment_age_ms_max=30_000, index_interval_bytes=4096,
         flush="interval", flush_interval_ms=50, compression="zstd", tiering=False,
+        encryption="xaes-256-gcm",
         replication_factor=3, min_isr=2,
         local_retention_bytes=10**9, local_retention_ms=172_800_000, unshipped_bytes_max=64 << 20,
     )  # fmt: skip
@@ -83,7 +85,7 @@ def test_alter_changes_every_setting_that_may(run: Run, broker: MemoryBroker) ->
     fixed = {
         "--subject": "o.in", "--queue-group": "g",
         "--partitioner": "each_client", "--index-interval": "4KiB", "--flush": "interval",
-        "--replication-factor": "3",
+        "--replication-factor": "3", "--encryption": "xaes-256-gcm",
     }  # fmt: skip
     for option, value in fixed.items():
         refused = run("stream", "alter", "orders", option, value)

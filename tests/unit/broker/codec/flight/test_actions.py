@@ -16,6 +16,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "brokers": {},
     "locate": {"name": "s"},
     "list_streams": {},
+    "rotate_key": {"name": "s", "version": 1},
     "alter_stream": {
         "name": "s",
         "stream_uuid": None,

@@ -84,6 +84,7 @@ REFUSED: dict[str, Any] = {
     "index_interval_bytes": 4096,
     "flush": "interval",
     "replication_factor": 3,
+    "encryption": "xaes-256-gcm",
     "tiering": False,
 }
 

@@ -14,16 +14,19 @@ from broker.errors import DiskFullError
 from broker.model.epochs import LeaderEpoch
 from broker.model.ids import PartitionId, PartitionNumber, ProducerId, StreamUuid
 from broker.model.offsets import OFFSET_MAX, Offset
-from broker.model.stream import StreamConfig
+from broker.model.stream import Stream, StreamConfig
 from broker.runtime.partition import dedup_recovery
 from broker.runtime.partition.counters import PartitionCounters
 from broker.runtime.partition.local_log import LocalLog
+from broker.runtime.stream_keys import PartitionCipher
 from broker.storage.log.partition_log import LogConfig, PartitionLog
 from simkit.brokers.memory_broker import FakeClock
 
 PRODUCER, GONE = ProducerId(7), ProducerId(8)
 PARTITION = PartitionId(StreamUuid("00000000-0000-4000-8000-000000000001"), PartitionNumber(0))
 CONFIG = StreamConfig(subject="s", local_retention_bytes=0, dedup_window_ms=0)
+STREAM = Stream(name="s", uuid=PARTITION.stream_uuid, config=CONFIG, created_us=1, table_name="s")
+CIPHER = PartitionCipher(STREAM, PARTITION, None)
 
 
 @pytest.fixture
@@ -33,6 +36,7 @@ def unsaved(tmp_path: Path) -> Iterator[LocalLog]:
     log = PartitionLog.open(files, "log", PARTITION, LogConfig())
     local = LocalLog(
         log,
+        cipher=CIPHER,
         partition_id=PARTITION,
         config=CONFIG,
         cold_end=Offset(0),

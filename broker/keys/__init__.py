@@ -1,0 +1,1 @@
+"""Key providers and the cipher: the only users of `cryptography` and of a key service."""

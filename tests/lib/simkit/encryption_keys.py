@@ -1,0 +1,34 @@
+"""Keys for tests of encrypted streams: real ciphers and a real provider, fixed wrapping keys."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from typing import Final
+
+from broker.adapters.clock import SystemClock
+from broker.keys.derive import derived
+from broker.keys.local_keys import EnvironmentKeys
+from broker.keys.xaes import Xaes256Gcm
+from broker.ports.system import Clock
+from broker.runtime.stream_keys import StreamKeys
+
+ENCRYPTION: Final = "xaes-256-gcm"
+
+
+def text_of(key: bytes) -> str:
+    """Return a key as keyrings and the environment have it."""
+    return base64.b64encode(key).decode()
+
+
+FIRST: Final = text_of(b"\x01" * 32)
+SECOND: Final = text_of(b"\x02" * 32)
+
+
+def stream_keys(keys: Mapping[str, str], clock: Clock | None = None) -> StreamKeys:
+    """Return the keys of a process whose environment has these, by name; the first wraps."""
+    told = ",".join(f"{name}:{text}" for name, text in keys.items())
+    provider = EnvironmentKeys({"HEADWATER_ENCRYPTION_KEY": told})
+    return StreamKeys(
+        clock or SystemClock(), provider, lambda key: Xaes256Gcm(derived(key, "batches"))
+    )
