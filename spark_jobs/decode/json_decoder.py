@@ -169,12 +169,28 @@ def _texts(values: pa.Array, bounds: DecodeBounds) -> tuple[pa.Array, dict[int, 
         framed = _framed(texts)
     for at in pc.indices_nonzero(pc.invert(framed)).to_pylist():
         refused[at] = Reason.of(MALFORMED, "the text is not one JSON object")
-    openers = pc.add(pc.count_substring(texts, "{"), pc.count_substring(texts, "["))
-    for at in pc.indices_nonzero(pc.greater(openers, bounds.depth_max)).to_pylist():
+    for at in _crowded(texts, bounds.depth_max):
         depth = _depth(texts[at].as_py().encode())
         if depth > bounds.depth_max and at not in refused:
             refused[at] = Reason.of(TOO_DEEP, f"depth {depth}, the limit is {bounds.depth_max}")
     return _taken(texts, _all_but(refused, len(texts))), refused
+
+
+def _crowded(texts: pa.Array, openers_max: int) -> list[int]:
+    """Return which texts have more opening brackets than that; no other text can be too deep."""
+    ends = _ends(texts)
+    body = np.frombuffer(texts.buffers()[2] or b"", np.uint8)[ends[0] : ends[-1]]
+    openers = np.flatnonzero((body == ord("{")) | (body == ord("[")))
+    counts = np.diff(np.searchsorted(openers, ends - ends[0]))
+    return [int(at) for at in np.flatnonzero(counts > openers_max)]
+
+
+def _ends(texts: pa.Array) -> np.ndarray[Any, np.dtype[np.int32]]:
+    """Return where each text begins in the data buffer, and where the last one ends."""
+    buffer = texts.buffers()[1]
+    if buffer is None:  # an array without texts may have none
+        return np.zeros(1, np.int32)
+    return np.frombuffer(buffer, np.int32)[texts.offset : texts.offset + len(texts) + 1]
 
 
 def _framed(texts: pa.Array) -> pa.Array:
@@ -202,13 +218,14 @@ def _pieces(values: pa.Array) -> list[tuple[int, int]]:
     """Cut a batch into pieces that are short enough for one call of the parser."""
     if values.nbytes <= _PIECE_BYTES_MAX and len(values) <= _PIECE_ROWS_MAX:
         return [(0, len(values))]
-    pieces, start, size = [], 0, 0
-    for at, length in enumerate(pc.binary_length(values).to_pylist()):
-        if at > start and (size + length > _PIECE_BYTES_MAX or at - start == _PIECE_ROWS_MAX):
-            pieces.append((start, at))
-            start, size = at, 0
-        size += length
-    return [*pieces, (start, len(values))]
+    ends = _ends(values)
+    pieces, start = [], 0
+    while start < len(values):
+        within = int(np.searchsorted(ends, int(ends[start]) + _PIECE_BYTES_MAX, "right")) - 1
+        end = min(max(within, start + 1), start + _PIECE_ROWS_MAX, len(values))
+        pieces.append((start, end))
+        start = end
+    return pieces
 
 
 def _parsed_type(kind: pa.DataType) -> pa.DataType:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import datetime as dt
+import itertools
 import json
 import math
 from decimal import Decimal
 from typing import Any
+from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
@@ -14,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.errors import InvalidRequestError
-from spark_jobs.decode import ddl
+from spark_jobs.decode import ddl, json_decoder
 from spark_jobs.decode.bounds import (
     MALFORMED,
     NOT_UTF8,
@@ -23,7 +25,7 @@ from spark_jobs.decode.bounds import (
     WRONG_TYPE,
     DecodeBounds,
 )
-from spark_jobs.decode.json_decoder import JsonDecoder, check_json_schema
+from spark_jobs.decode.json_decoder import JsonDecoder, _crowded, _pieces, check_json_schema
 from spark_jobs.decode.outcome import DecodeOutcome
 
 SCHEMA = ddl.parse(
@@ -176,3 +178,34 @@ def test_a_record_fares_alone_as_in_any_company(payloads: list[bytes]) -> None:
         else:
             assert repr(alone.columns.to_pylist()) == repr([next(rows)])  # NaN has no equal
     assert next(rows, None) is None
+
+
+@given(
+    texts=st.lists(st.text("{}[]\"ax,é", max_size=12), max_size=12),
+    start=st.integers(0, 6),
+    openers_max=st.integers(0, 6),
+)
+def test_crowded_texts_are_those_with_many_brackets(
+    texts: list[str], start: int, openers_max: int
+) -> None:
+    """The quick count over the data buffer equals one text after the other, in slices too."""
+    found = _crowded(pa.array(texts, pa.string()).slice(start), openers_max)
+    counts = [text.count("{") + text.count("[") for text in texts[start:]]
+    assert found == [at for at, count in enumerate(counts) if count > openers_max]
+
+
+@given(lengths=st.lists(st.integers(0, 30), max_size=40), start=st.integers(0, 5))
+def test_pieces_are_whole_and_short(lengths: list[int], start: int) -> None:
+    """Pieces follow one another; each is within both bounds, or is one long text."""
+    values = pa.array(["x" * length for length in lengths], pa.string()).slice(start)
+    with (
+        patch.object(json_decoder, "_PIECE_BYTES_MAX", 50),
+        patch.object(json_decoder, "_PIECE_ROWS_MAX", 7),
+    ):
+        pieces = _pieces(values)
+    bounds = [0, *(end for _, end in pieces)]
+    assert pieces == list(itertools.pairwise(bounds))
+    assert bounds[-1] == len(values)
+    for first, end in pieces:
+        assert end - first <= 7
+        assert end - first <= 1 or sum(lengths[start:][first:end]) <= 50
