@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
@@ -37,7 +37,7 @@ class HeadwaterReader(DataSourceReader):
         self._server = server_of(given)
 
     def partitions(self) -> list[InputPartition]:
-        """Return one input partition per slice; Spark calls this once per DataFrame."""
+        """Return the slices, small ones packed; Spark calls this once per DataFrame."""
         try:
             require_fixed(self._options)
             plans = self._plans
@@ -50,15 +50,16 @@ class HeadwaterReader(DataSourceReader):
         table = None
         if cut is not None and cut.table_version is not None:
             table = TableRef(cut.table_uri, cut.cluster)
-        return [
-            InputPartition(SliceTask(plan.stream, plan.uuid, piece, table, plan.lease_id))
+        tasks = [
+            SliceTask(plan.stream, plan.uuid, piece, table, plan.lease_id)
             for plan in plans
             for piece in self._slices(plan.ranges, total)
         ]
+        return packed(tasks, self._options)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of one slice."""
-        return reader.read_task(
+        """Yield the rows of a pack of slices."""
+        return reader.read_tasks(
             partition.value,
             server=self._server,
             columns=self._names,
@@ -73,6 +74,13 @@ class HeadwaterReader(DataSourceReader):
             partitions_min=-(-self._options.partitions_min * size // max(1, total)),
             records_max=self._options.records_per_partition_max,
         )
+
+
+def packed(tasks: Sequence[SliceTask], given: SourceOptions) -> list[InputPartition]:
+    """Return the input partitions of a read; a range that is only named keeps its own."""
+    if given.emit == "ranges":
+        return [InputPartition((task,)) for task in tasks]
+    return [InputPartition(one) for one in partitions.pack(tasks, packs_min=given.partitions_min)]
 
 
 def server_of(given: SourceOptions) -> str | None:

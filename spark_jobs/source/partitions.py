@@ -6,18 +6,23 @@ in order, do not overlap and cover exactly the ranges; empty ranges have no slic
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from broker.errors import InvalidRequestError, OffsetOutOfRangeError
 from broker.model.ids import LeaseId, StreamUuid
 from broker.model.offsets import Offset, OffsetRange
 from spark_jobs.source.positions import EARLIEST, AtMs, Position, Positions, is_explicit
 
+# A Spark task costs milliseconds to start, a slice one call; a pack should cost both about equally.
+PACK_RECORDS_MAX: Final = 100_000
+PACK_SLICES_MAX: Final = 64
+
 
 @dataclass(frozen=True, slots=True)
 class OffsetSlice:
-    """One Spark partition: ``[start, end)`` of one partition of the stream. Never empty."""
+    """``[start, end)`` of one partition of the stream. Never empty."""
 
     partition: int
     start: Offset
@@ -39,7 +44,7 @@ class TableRef:
 
 @dataclass(frozen=True, slots=True)
 class SliceTask:
-    """All facts that a task needs, since it runs in another process."""
+    """All facts that the reader of a slice needs, since it runs in another process."""
 
     stream: str
     stream_uuid: StreamUuid | None  # None: the stream with this name at the time of the read
@@ -129,6 +134,26 @@ def plan(
             end = offsets.start + len(offsets) * (piece + 1) // pieces
             slices.append(OffsetSlice(partition, Offset(start), Offset(end)))
     return slices
+
+
+def pack(tasks: Sequence[SliceTask], *, packs_min: int) -> list[tuple[SliceTask, ...]]:
+    """Join neighbouring small slices; each pack becomes one Spark partition.
+
+    A pack has at most ``PACK_SLICES_MAX`` slices and ``PACK_RECORDS_MAX`` records, or one larger
+    slice. There are at least ``packs_min`` packs, unless there are fewer slices.
+    """
+    records = sum(task.piece.records_count for task in tasks)
+    records_max = min(PACK_RECORDS_MAX, records // max(1, packs_min))
+    slices_max = max(1, min(PACK_SLICES_MAX, len(tasks) // max(1, packs_min)))
+    packs: list[list[SliceTask]] = []
+    room = 0
+    for task in tasks:
+        room -= task.piece.records_count
+        if not packs or room < 0 or len(packs[-1]) == slices_max:
+            packs.append([])
+            room = records_max - task.piece.records_count
+        packs[-1].append(task)
+    return [tuple(one) for one in packs]
 
 
 def _named_partitions(*sides: Positions) -> set[int] | None:

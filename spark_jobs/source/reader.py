@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from broker.errors import (
@@ -89,18 +91,18 @@ class TailClient(Protocol):
         """Open a read of the rows of ``[start, end)``."""
 
 
-def read_task(
-    task: SliceTask | None,
+def read_tasks(
+    tasks: Sequence[SliceTask] | None,
     *,
     server: str | None,
     columns: tuple[str, ...],
     emit: str,
     fail_on_data_loss: bool,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a Spark task: its records, or the one row that names its range.
+    """Yield the rows of a Spark task: the records of its slices, or a row that names each range.
 
     Args:
-        task: the task; Spark passes None for a plan without tasks.
+        tasks: the slices, one after the other; Spark passes None for a plan without tasks.
         server: the broker's address; None means HEADWATER_SERVER or the default.
         columns: the columns of the read, with the added columns.
         emit: ``records`` or ``ranges``.
@@ -109,23 +111,30 @@ def read_task(
     Raises:
         HeadwaterError: see :func:`read_slice`.
     """
-    if task is None:
+    if not tasks:
         return
     if emit == "ranges":
-        yield shapes.range_row(task, columns)
+        for task in tasks:
+            yield shapes.range_row(task, columns)
         return
     client = client_of(server)
-    rows = read_slice(
-        client,
-        task.piece,
-        stream=task.stream,
-        stream_uuid=task.stream_uuid,
-        columns=shapes.stored(columns),
-        table=task.table,
-        fail_on_data_loss=fail_on_data_loss,
-    )
-    with kept_alive(client, task.stream, task.lease_id):
-        yield from shapes.dress(rows, columns, task.stream)
+
+    def rows() -> Iterator[pa.RecordBatch]:
+        for (stream, lease_id), group in groupby(tasks, key=attrgetter("stream", "lease_id")):
+            with kept_alive(client, stream, lease_id):
+                for task in group:
+                    records = read_slice(
+                        client,
+                        task.piece,
+                        stream=stream,
+                        stream_uuid=task.stream_uuid,
+                        columns=shapes.stored(columns),
+                        table=task.table,
+                        fail_on_data_loss=fail_on_data_loss,
+                    )
+                    yield from shapes.dress(records, columns, stream)
+
+    yield from rows() if len(tasks) == 1 else join_small(rows())
 
 
 def read_slice(

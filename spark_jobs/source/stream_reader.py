@@ -7,7 +7,6 @@ everything that an executor needs is in its task.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -27,8 +26,9 @@ from broker.model.offsets import OffsetRange
 from spark_jobs.clients import client_of
 from spark_jobs.failures import annotate
 from spark_jobs.source import partitions, reader
+from spark_jobs.source.batch_reader import packed, server_of
 from spark_jobs.source.lookup import BrokerLookup
-from spark_jobs.source.options import SERVER_VARIABLE, SourceOptions
+from spark_jobs.source.options import SourceOptions
 from spark_jobs.source.partitions import SliceTask, TableRef
 from spark_jobs.source.stream_holds import StreamHolds
 from spark_jobs.source.stream_offsets import QueryOffsets, parse_offsets
@@ -60,8 +60,7 @@ class HeadwaterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     def __init__(self, given: SourceOptions, names: tuple[str, ...]) -> None:
         self._options = given
         self._names = names
-        # Read on the driver: on executors the variable may not be set.
-        self._server = given.server or os.environ.get(SERVER_VARIABLE)
+        self._server = server_of(given)
         self._made: tuple[StreamPlanner, StreamHolds, BrokerLookup] | None = None
 
     # ------------------------------------------------------------------ the planning process
@@ -104,13 +103,13 @@ class HeadwaterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     @_annotated
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """Return the slices of a batch; equal offsets give equal slices."""
+        """Return the slices of a batch, small ones packed; equal offsets give equal slices."""
         ranges = self._parsed(start).ranges(self._parsed(end))
         if ranges:
             self._planner.require_history(self._parsed(end))
         asked = self._options
         total = sum(len(span) for _, spans in ranges.values() for span in spans.values())
-        found = []
+        tasks = []
         for name, (uuid, spans) in ranges.items():
             size = sum(map(len, spans.values()))
             pieces = partitions.plan(
@@ -119,8 +118,8 @@ class HeadwaterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
                 records_max=asked.records_per_partition_max,
             )
             table = self._table(name, uuid, spans) if pieces else None
-            found += [InputPartition(SliceTask(name, uuid, piece, table)) for piece in pieces]
-        return found
+            tasks += [SliceTask(name, uuid, piece, table) for piece in pieces]
+        return packed(tasks, asked)
 
     def stop(self) -> None:
         """End the leases."""
@@ -130,8 +129,8 @@ class HeadwaterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     # ------------------------------------------------------------------ executors
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of one slice."""
-        return reader.read_task(
+        """Yield the rows of a pack of slices."""
+        return reader.read_tasks(
             partition.value,
             server=self._server,
             columns=self._names,

@@ -138,13 +138,20 @@ class Tiers:
         self._ref = table
         self._tables = tables
         self._renewed_from: int | None = None
+        self._left_to_broker: int | None = None  # where a short piece began that the broker got
 
     def cold(self, piece: OffsetSlice) -> ColdFiles | None:
         """Return the files for a prefix of the piece; None if the broker should send the rows.
 
+        A short piece is left to the broker at once: to ask which tier has it would cost as much as
+        the read. If the broker does not answer, the second call chooses as for long pieces.
+
         Raises:
             UnavailableError: the broker does not answer, and the files lack the piece's start.
         """
+        if piece.records_count < FILES_RECORDS_MIN and piece.start != self._left_to_broker:
+            self._left_to_broker = piece.start
+            return None
         if self._ref is not None and piece.records_count >= FILES_RECORDS_MIN:
             known = self._tables.known(self._ref)
             files = None if known is None else self._prefix(*known, piece)

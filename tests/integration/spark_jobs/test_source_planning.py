@@ -59,7 +59,7 @@ def planned(served: Served, **options: str) -> list[tuple[str, int, int, int]]:
     """Return the slices of a batch read."""
     given = parse_batch({"server": served.server, **options})
     parts = HeadwaterReader(given, given.columns).partitions()
-    pieces = [(part.value.stream, part.value.piece) for part in parts]
+    pieces = [(task.stream, task.piece) for part in parts for task in part.value]
     return [(name, piece.partition, piece.start, piece.end) for name, piece in pieces]
 
 
@@ -168,14 +168,17 @@ def test_a_plan_depends_on_its_offsets_alone(served: Served) -> None:
     one = HeadwaterStreamReader(given, given.columns)
     start = one.initialOffset()
     end = one.latestOffset(start, ReadAllAvailable())
-    pieces = [part.value.piece for part in one.partitions(start, end)]
+    packs = [part.value for part in one.partitions(start, end)]
     publish(served, "s", numbered(100, 100))
     served.broker.ship("s", 0, Offset(150))
     two = HeadwaterStreamReader(given, given.columns)
 
     parts = two.partitions(two.initialOffset(), end)
 
-    assert [part.value.piece for part in parts] == pieces
+    assert [[task.piece for task in part.value] for part in parts] == [
+        [task.piece for task in pack] for pack in packs
+    ]
+    assert len(packs) == 3
     assert two.partitions(end, end) == []
     rows = [batch for part in parts for batch in two.read(part)]
     assert sum(batch.num_rows for batch in rows) == 100

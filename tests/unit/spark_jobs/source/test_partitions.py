@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 from broker.errors import InvalidRequestError, OffsetOutOfRangeError
 from broker.model.offsets import Offset, OffsetRange
 from spark_jobs.source.options import parse_batch
-from spark_jobs.source.partitions import OffsetSlice, plan, resolve
+from spark_jobs.source.partitions import (
+    PACK_RECORDS_MAX,
+    PACK_SLICES_MAX,
+    OffsetSlice,
+    SliceTask,
+    pack,
+    plan,
+    resolve,
+)
 from spark_jobs.source.positions import is_explicit, of_stream
 
 RETAINED = {
@@ -99,3 +107,34 @@ def test_slices_cover_each_range_exactly(
             assert 0 < piece.records_count <= records_max
             due = piece.end
         assert due == span.end
+
+
+@given(
+    lengths=st.lists(
+        st.one_of(st.integers(1, 50), st.integers(1, 2 * PACK_RECORDS_MAX)), max_size=300
+    ),
+    packs_min=st.integers(0, 40),
+)
+def test_packs_are_the_slices_in_order_and_within_bounds(
+    lengths: list[int], packs_min: int
+) -> None:
+    """No slice is lost or moved; a pack is bounded, and there are as many as were asked for."""
+    tasks = [
+        SliceTask("s", None, OffsetSlice(number, Offset(7), Offset(7 + length)))
+        for number, length in enumerate(lengths)
+    ]
+
+    packs = pack(tasks, packs_min=packs_min)
+
+    assert [task for one in packs for task in one] == tasks
+    assert all(packs)
+    for one in packs:
+        assert len(one) <= PACK_SLICES_MAX
+        assert len(one) == 1 or sum(t.piece.records_count for t in one) <= PACK_RECORDS_MAX
+    assert len(packs) >= min(packs_min, len(tasks))
+
+
+def test_a_thousand_small_partitions_are_few_tasks() -> None:
+    """A Spark task for each of them took longer than all of their rows."""
+    tasks = [SliceTask("s", None, OffsetSlice(n, Offset(0), Offset(40))) for n in range(1000)]
+    assert len(pack(tasks, packs_min=0)) == 16
