@@ -271,6 +271,7 @@ def test_an_interrupt_says_what_goes_on_without_the_command(
     run: Run, cluster: Cluster, voters: Voters, words: tuple[str, ...], goes_on: str
 ) -> None:
     """The change was decided: nobody should think that Ctrl-C took it back."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
     cluster.confirms = False
     asked = 0
 
