@@ -114,7 +114,7 @@ def test_what_is_purged_is_on_the_disk_before_it_is_purged(tmp_path: Path) -> No
             _purge(live, 40)
             calls.require(".log")
             # Later writes find the segment that begins behind the purge, which is being made.
-            assert owed[0] == [], "the metadata has the purge, and a power cut takes the records back"
+            assert owed[0] == [], "the metadata has a purge of records that a power cut takes"
             assert live.put(b"next").base_offset == 40
 
 
