@@ -157,6 +157,7 @@ class LakeConfig:
     uri: str = "headwater-data/lake"  # a folder, file:///..., or s3://bucket/prefix
     single_writer: bool = False  # accept a store without conditional PUT; you promise one writer
     check_interval_ms: int = 1_000  # how often tiering looks for work if nothing wakes it
+    expiry_interval_ms: int = 60_000  # how often remote retention is looked at
     upload_timeout_ms: int = 120_000
     claim_timeout_ms: int = 2_000  # how long a leader's first write waits for its claim at most
 
@@ -165,6 +166,8 @@ class LakeConfig:
             raise InvalidConfigError("lake.claim_timeout_ms must be 0 to 60000")
         if not 10 <= self.check_interval_ms <= 3_600_000:
             raise InvalidConfigError("lake.check_interval_ms must be 10 to 3600000")
+        if not 10 <= self.expiry_interval_ms <= 3_600_000:
+            raise InvalidConfigError("lake.expiry_interval_ms must be 10 to 3600000")
         if self.upload_timeout_ms < 1_000:
             raise InvalidConfigError("lake.upload_timeout_ms must be at least 1000")
 

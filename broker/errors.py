@@ -3,20 +3,20 @@
     HeadwaterError
     ├─ InvalidRequestError   the caller must change the request
     │    InvalidStreamError · UnknownStreamError · StreamExistsError · UnknownPartitionError
-    │    OffsetOutOfRangeError (PurgedError) · RecordTooLargeError · SchemaMismatchError
-    │    SequenceGapError · UnknownLeaseError · InvalidCutError · MalformedMessageError
-    │    UnknownBrokerError · InvalidAssignmentError · FeatureLevelError · TruncatedError
-    │    MetadataFullError · ConditionFailedError · FixedSettingError
-    │    UnknownGroupError
+    │    OffsetOutOfRangeError (PurgedError, ExpiredError) · RecordTooLargeError
+    │    SchemaMismatchError · SequenceGapError · UnknownLeaseError · InvalidCutError
+    │    MalformedMessageError · UnknownBrokerError · InvalidAssignmentError
+    │    FeatureLevelError · TruncatedError · MetadataFullError · ConditionFailedError
+    │    FixedSettingError · UnknownGroupError
     ├─ FencedError           the caller must refresh its metadata, then retry
     │    NotLeaderError · StaleLeaderEpochError · StaleColdEndError · StreamRecreatedError
     │    StalePartitionEpochError · StaleBrokerEpochError · IneligibleReplicaError
     │    FilesReplacedError · StaleWatermarkError · HistoryClaimedError · StreamChangedError
-    │    GroupChangedError · PartitionPausedError
+    │    GroupChangedError · PartitionPausedError · StaleRemoteStartError
     ├─ UnavailableError      the caller may retry later
     │    OverloadedError · DiskFullError · LogFailedError · CommitTimeoutError
     │    RemoteTierUnavailableError · ShuttingDownError · NotEnoughReplicasError · NoAnswerError
-    │    HeldByLeaseError · NotShippedError · PurgeRefusedError
+    │    HeldByLeaseError · HeldByPositionError · NotShippedError · PurgeRefusedError
     │    EncryptionKeyError (KeyProviderUnavailableError)
     ├─ CorruptDataError      an operator must look; never retried, never repaired by deletion
     │    BatchCorruptError · SegmentCorruptError · IndexCorruptError · MetadataCorruptError
@@ -87,6 +87,13 @@ class OffsetOutOfRangeError(InvalidRequestError):
 
 class PurgedError(OffsetOutOfRangeError):
     """The records below ``start`` were deleted on purpose (`stream purge`); they are not lost.
+
+    Facts: offset, start, end.
+    """
+
+
+class ExpiredError(OffsetOutOfRangeError):
+    """The records below ``start`` went by remote retention, as the stream says; they are not lost.
 
     Facts: offset, start, end.
     """
@@ -220,6 +227,10 @@ class StaleWatermarkError(FencedError):
     """Another appender moved a table's watermark first. Facts: partition, expected, found."""
 
 
+class StaleRemoteStartError(FencedError):
+    """The first offset of a partition in its table is another one. Facts: expected, found."""
+
+
 class StreamRecreatedError(FencedError):
     """The stream was deleted and created again under its name. Facts: expected, found (uuids)."""
 
@@ -275,6 +286,13 @@ class HeldByLeaseError(UnavailableError):
     """Readers hold these records by leases: wait until they end, or drop them.
 
     Facts: owners; lease_ids; floor, the lowest offset that is held.
+    """
+
+
+class HeldByPositionError(UnavailableError):
+    """A saved position waits for these records, and the stream protects such positions.
+
+    Facts: partition; position, the lowest offset that is held.
     """
 
 

@@ -20,6 +20,7 @@ from broker.errors import (
 )
 from broker.model.ids import PartitionId, PartitionNumber
 from broker.model.offsets import Offset, OffsetRange
+from broker.model.purge import expired_error
 from broker.model.stream import Stream
 from broker.ports.pumps import Drive
 from broker.ports.system import Clock
@@ -80,6 +81,7 @@ class Tiering:
         anything is written, and raises while it is not known that the store fences its writers.
         """
         self._fence = fence
+        self._observer = observer
         self._config = config if config is not None else TieringConfig()
         self._lake = lake.with_deadline(self._config.upload_timeout_ms / 1000)
         self._catalog = catalog
@@ -218,6 +220,10 @@ class Tiering:
             )
         if partition in snapshot.ranges:
             self._require_ours(stream, table, snapshot, [partition])
+            held = snapshot.ranges[partition]
+            if start < held.start:
+                name = f"{stream.name}/{partition}"
+                raise expired_error(name, start, start=held.start, end=held.end)
         wanted = OffsetRange(start, end)
         require_sound(snapshot, table.store, partition, wanted)
         return table, snapshot, wanted
@@ -273,6 +279,7 @@ class Tiering:
             snapshot = shipper.snapshot
             if snapshot is not None:
                 start = min(snapshot.range_of(number).start, cold_end)
+                start = max(start, source.reads.remote_start)
                 table_bytes = sum(
                     file.size_bytes for file in snapshot.files if file.partition == number
                 )
@@ -307,6 +314,8 @@ class Tiering:
             proved=self._proved,
             claimant=self._claimant,
             fence=self._fence,
+            starts=self._catalog.remote_starts,
+            observer=self._observer,
         )
 
     def _table_to_claim(self, stream: Stream) -> DeltaStreamTable:

@@ -19,7 +19,7 @@ from broker.model.ids import BrokerId, PartitionId
 from broker.model.lineage import Lineage
 from broker.model.offsets import Offset
 from broker.model.stream import Stream
-from broker.ports.tiering import TierSource
+from broker.ports.tiering import RemoteStarts, TierSource
 from broker.process.arrow_without_pandas import keep_pandas_out
 from broker.process.logging import configure_logging
 from broker.runtime.broker import Broker, BrokerName, BrokerParts
@@ -55,6 +55,11 @@ class OneStream:
     def source(self, partition: PartitionId) -> tuple[Stream, TierSource] | None:
         """Return a partition of the stream."""
         return self._broker.catalog().source(partition)
+
+    @property
+    def remote_starts(self) -> RemoteStarts:
+        """See the port."""
+        return self._broker.catalog().remote_starts
 
     def on_leading(self, callback: Callable[[PartitionId, Lineage], bool]) -> None:
         """Do nothing: no leadership begins in this process."""

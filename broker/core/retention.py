@@ -16,7 +16,8 @@ class LocalRetention:
     """How many of the records that are in the table also stay on local disk."""
 
     keep_bytes: int
-    keep_us: int | None  # None: size alone decides
+    keep_us: int | None  # None: age does not matter
+    keep_records: int | None = None  # None: the number does not matter
 
     @classmethod
     def of(cls, config: StreamConfig) -> LocalRetention:
@@ -25,6 +26,7 @@ class LocalRetention:
         return cls(
             keep_bytes=config.local_retention_bytes,
             keep_us=None if keep_ms is None else keep_ms * 1000,
+            keep_records=config.local_retention_records,
         )
 
 
@@ -43,17 +45,22 @@ def plan_local_frees(
     ``purged`` is freed, whatever retention says. A crash after any part of the plan is safe.
     """
     excess_bytes = sum(segment.size_bytes for segment in segments) - retention.keep_bytes
+    excess_records = 0
+    if segments and retention.keep_records is not None:
+        held = segments[-1].end_offset - segments[0].base_offset
+        excess_records = held - retention.keep_records
 
     def freeable(segment: SegmentInfo) -> bool:
-        nonlocal excess_bytes
+        nonlocal excess_bytes, excess_records
         if not segment.sealed or segment.end_offset > max(floor, purged):
             return False
         old = segment.end_offset <= purged or (
             retention.keep_us is not None and now_us - segment.max_timestamp_us >= retention.keep_us
         )
-        if not old and excess_bytes <= 0:
+        if not old and excess_bytes <= 0 and excess_records <= 0:
             return False
         excess_bytes -= segment.size_bytes
+        excess_records -= segment.end_offset - segment.base_offset
         return True
 
     return list(itertools.takewhile(freeable, segments))

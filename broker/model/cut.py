@@ -72,7 +72,12 @@ class PartitionCut:
     @property
     def holes(self) -> tuple[Hole, ...]:
         """The ranges below ``start`` whose records are gone for a recorded reason."""
-        return (Hole(Offset(0), self.purged_end, "purge"),) if self.purged_end else ()
+        holes: list[Hole] = []
+        if self.purged_end:
+            holes.append(Hole(Offset(0), self.purged_end, "purge"))
+        if self.start > self.purged_end:
+            holes.append(Hole(self.purged_end, self.start, "retention"))
+        return tuple(holes)
 
     @property
     def empty_proof(self) -> PartitionCertificate:

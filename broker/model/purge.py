@@ -1,10 +1,10 @@
-"""The result of a purge of a partition, and the error for a reader of purged records."""
+"""The result of a purge of a partition, and the errors for readers of records that are gone."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from broker.errors import PurgedError
+from broker.errors import ExpiredError, PurgedError
 from broker.model.offsets import Offset
 
 
@@ -35,6 +35,17 @@ def purged_error(partition: str, offset: Offset, *, start: Offset, end: Offset) 
     return PurgedError(
         f"the records of {partition} below {start} were purged on purpose, and offset {offset} was "
         f"asked for: read from {start} on",
+        offset=offset,
+        start=start,
+        end=end,
+    )
+
+
+def expired_error(partition: str, offset: Offset, *, start: Offset, end: Offset) -> ExpiredError:
+    """Return the error of a read below the remote start; ``end`` is the high watermark."""
+    return ExpiredError(
+        f"the records of {partition} below {start} have expired by the stream's remote retention, "
+        f"and offset {offset} was asked for: read from {start} on",
         offset=offset,
         start=start,
         end=end,

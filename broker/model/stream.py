@@ -17,6 +17,7 @@ MIB: Final = 1024 * 1024
 
 _SUBJECT_BYTES_MAX: Final = 255
 PARTITIONS_MAX: Final = 1024
+_GRACE_MS_MAX: Final = 10 * 366 * 86_400_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,9 +68,17 @@ class StreamConfig:
         1024 * MIB
     )  # per partition; only records in the table and out of the dedup window are ever freed
     local_retention_ms: int | None = None  # also free shipped segments that are older
+    local_retention_records: int | None = None  # also free what is above so many, per partition
     unshipped_bytes_max: int | None = (
         None  # per partition; above this limit writes are refused (back-pressure)
     )
+    # Of the history: whole files leave the table, the oldest first, and only while the rest still
+    # has so much (per partition). None: no limit.
+    remote_retention_ms: int | None = None
+    remote_retention_bytes: int | None = None
+    remote_retention_records: int | None = None
+    remote_delete_grace_ms: int = 604_800_000  # objects outlive their expiry; Delta's own default
+    protect_groups: bool = False  # no record that a cursor or group position waits for expires
 
     def __post_init__(self) -> None:
         _check_subject(self.subject)
@@ -115,11 +124,28 @@ class StreamConfig:
             "local_retention_ms",
             "0 or more",
         )
+        _require((self.local_retention_records or 0) >= 0, "local_retention_records", "0 or more")
+        self._check_remote_retention()
         _require(
             self.unshipped_bytes_max is None
             or self.unshipped_bytes_max >= 2 * self.segment_bytes_max,
             "unshipped_bytes_max",
             "at least two segments",
+        )
+
+    def _check_remote_retention(self) -> None:
+        for name in ("remote_retention_ms", "remote_retention_bytes", "remote_retention_records"):
+            limit = getattr(self, name)
+            _require(limit is None or limit >= 1, name, "1 or more; without it everything is kept")
+            _require(
+                limit is None or self.tiering,
+                name,
+                "of a stream with tiering: another stream has no table whose files could expire",
+            )
+        _require(
+            0 <= self.remote_delete_grace_ms <= _GRACE_MS_MAX,
+            "remote_delete_grace_ms",
+            "0 to ten years",
         )
 
     def partition_subject(self, partition: int) -> str:
@@ -284,7 +310,15 @@ class AlteredStream:
 
 # What came after release 0.1, and its value while it is not used.
 _LATER_FIELDS: Final[Mapping[str, Any]] = {"grown_from": None, "data_keys": ()}
-_LATER_SETTINGS: Final[Mapping[str, Any]] = {"encryption": "none"}
+_LATER_SETTINGS: Final[Mapping[str, Any]] = {
+    "encryption": "none",
+    "local_retention_records": None,
+    "remote_retention_ms": None,
+    "remote_retention_bytes": None,
+    "remote_retention_records": None,
+    "remote_delete_grace_ms": 604_800_000,
+    "protect_groups": False,
+}
 
 
 def without_unset(stream: Mapping[str, Any]) -> dict[str, Any]:

@@ -46,6 +46,7 @@ class PartitionPlace:
     replicas: tuple[BrokerId, ...]
     isr: tuple[BrokerId, ...]
     purged_end: Offset = Offset(0)  # noqa: RUF009 - records below it were deleted on purpose
+    remote_start: Offset = Offset(0)  # noqa: RUF009 - records below it expired, in both tiers
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,10 @@ class PartitionReader(Protocol):
         """First offset that was not purged; a tiered stream's table has the purged records."""
 
     @property
+    def remote_start(self) -> Offset:
+        """First offset that remote retention has left, in every tier; 0: it has left all."""
+
+    @property
     def high_watermark(self) -> Offset:
         """First offset not committed."""
 
@@ -71,7 +75,7 @@ class PartitionReader(Protocol):
 
         Raises:
             OffsetOutOfRangeError: ``start`` below the log start or ``end`` above the log end.
-            PurgedError: ``start`` below the purged end.
+            PurgedError, ExpiredError: ``start`` below the purged end, or the remote start.
             SegmentCorruptError: a batch in the range is damaged.
         """
 

@@ -9,10 +9,11 @@ from typing import Protocol
 import pyarrow as pa
 
 from broker.errors import HeadwaterError
+from broker.model.epochs import LeaderEpoch
 from broker.model.ids import LeaseId, PartitionId
 from broker.model.lineage import Lineage
 from broker.model.offsets import Offset, OffsetRange
-from broker.model.stream import Stream
+from broker.model.stream import Stream, StreamConfig
 from broker.ports.partition import (
     PartitionReader,
     SegmentInfo,
@@ -65,6 +66,36 @@ class TierSource(Protocol):
         """Refuse all writes of this leadership: another process has the claim. Does not block."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetentionStanding:
+    """What the metadata says about the retention of one partition, all of one state."""
+
+    config: StreamConfig
+    cold_end: Offset
+    remote_start: Offset  # decided: no reader gets a record below it
+    limit: Offset  # records may expire below it: in the table, and held by no reader
+
+
+class RemoteStarts(Protocol):
+    """The remote starts in the metadata, for tiering. Any thread; blocks while it proposes."""
+
+    def standing(self, partition: PartitionId) -> RetentionStanding | None:
+        """Return what this broker's metadata says; None if the stream is gone. Quick."""
+
+    def expire(
+        self, partition: PartitionId, before: Offset, leader_epoch: LeaderEpoch, *, is_done: bool
+    ) -> Offset:
+        """Raise the remote start in the metadata; return the one that it has then.
+
+        ``is_done`` says that the table begins there already.
+
+        Raises:
+            HeldByLeaseError, HeldByPositionError: a reader holds the records; nothing happened.
+            FencedError: another leadership has begun.
+            UnavailableError, FeatureLevelError.
+        """
+
+
 class TierCatalog(Protocol):
     """The streams that this broker ships to tables, and their partitions. Any thread."""
 
@@ -83,6 +114,10 @@ class TierCatalog(Protocol):
 
     def source(self, partition: PartitionId) -> tuple[Stream, TierSource] | None:
         """Return a partition of a stream whose tiering is on, if this broker has it. Quick."""
+
+    @property
+    def remote_starts(self) -> RemoteStarts:
+        """The remote starts of the partitions that this broker leads."""
 
     def on_leading(self, callback: Callable[[PartitionId, Lineage], bool]) -> None:
         """Register a callback: this broker begins to lead, or its leading process was suspended.

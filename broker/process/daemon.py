@@ -280,6 +280,7 @@ class _Daemon:
             clock,
             TieringConfig(
                 check_interval_ms=lake_config.check_interval_ms,
+                expiry_interval_ms=lake_config.expiry_interval_ms,
                 upload_timeout_ms=lake_config.upload_timeout_ms,
                 broker=self._config.node.id,
             ),

@@ -27,6 +27,7 @@ from broker.runtime.api.cuts import Cuts
 from broker.runtime.api.groups import Cursors, Groups
 from broker.runtime.api.known_lineages import KnownLineages
 from broker.runtime.api.partitions import Partitions
+from broker.runtime.api.remote_starts import MetadataRemoteStarts
 from broker.runtime.api.streams import StreamDefaults, Streams
 from broker.runtime.api.tier_catalog import BrokerCatalog, TierListeners
 from broker.runtime.background import Background
@@ -181,7 +182,10 @@ class Broker:
 
     def catalog(self) -> TierCatalog:
         """Return this broker's streams as tiering sees them."""
-        return BrokerCatalog(self.streams, self.replicas, self._metadata, self.tier_listeners)
+        starts = MetadataRemoteStarts(self._metadata, self._clock)
+        return BrokerCatalog(
+            self.streams, self.replicas, self._metadata, self.tier_listeners, starts
+        )
 
     # ------------------------------------------------------------------ the start
 

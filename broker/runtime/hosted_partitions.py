@@ -176,6 +176,7 @@ class HostedPartitions:
                         continue
                 driver.tier.learn_cold_end(row.cold_end)
                 driver.tier.learn_purged(row.purged_end)
+                driver.tier.learn_expired(row.remote_start)
                 if not driver.health.is_damaged and self._marks.are_needed(partition_id, row):
                     fresh.append(driver)
                 else:

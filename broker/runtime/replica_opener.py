@@ -87,6 +87,7 @@ class ReplicaOpener:
                 begin_log=self._folders.beginner(partition_id, config),
                 cold_end=row.cold_end,
                 purged_end=row.purged_end,
+                remote_start=row.remote_start,
             ),
             ReplicaIdentity(
                 me=setting.me,

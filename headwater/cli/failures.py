@@ -42,6 +42,9 @@ _HINTS: Final = {
     "PurgeRefusedError": "What was purged stays purged. `headwater lease list STREAM` shows who "
     "reads, `headwater tier flush STREAM` ships what is committed; then run the command again.",
     "PurgedError": "`headwater stream describe STREAM` shows from where on records are there.",
+    "ExpiredError": "`headwater stream describe STREAM` shows from where on records are there, and "
+    "the stream's remote_retention settings.",
+    "HeldByPositionError": "The stream protects saved positions: protect_groups.",
     "UnknownLeaseError": "A lease keeps what a reader needs. To read on after its end, take a new "
     "cut: `headwater cut STREAM`.",
     "InvalidCutError": "Give the whole text that `headwater cut STREAM` printed, or a file with "

@@ -157,6 +157,53 @@ LocalRetentionAgeOption = Annotated[
         help="Keep shipped history on local disk at most this long; default: no limit.",
     ),
 ]
+LocalRetentionRecordsOption = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        help="Keep at most so many shipped records of a partition on local disk; default: no "
+        "limit.",
+    ),
+]
+RemoteRetentionOption = Annotated[
+    int | None,
+    size_option(
+        "--remote-retention",
+        help="Let the oldest files of the table expire while a partition has more than this; "
+        "default: keep everything.",
+    ),
+]
+RemoteRetentionAgeOption = Annotated[
+    int | None,
+    duration_option(
+        "--remote-retention-age",
+        help="Let files of the table expire when all their records are older; default: keep "
+        "everything.",
+    ),
+]
+RemoteRetentionRecordsOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Let the oldest files of the table expire while a partition has more records than "
+        "this; default: keep everything.",
+    ),
+]
+RemoteDeleteGraceOption = Annotated[
+    int | None,
+    duration_option(
+        "--remote-delete-grace",
+        help="How long the objects of expired files stay in the store; default: 7d.",
+    ),
+]
+ProtectGroupsOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--protect-groups/--no-protect-groups",
+        help="Let no record expire that a saved position (cursor, consumer group) waits for.",
+        show_default=False,
+    ),
+]
 UnshippedOption = Annotated[
     int | None,
     size_option(
@@ -173,6 +220,42 @@ RemovableLocalRetentionAgeOption = Annotated[
         metavar="DURATION|none",
         parser=checked(or_none(parse_duration_ms)),
         help="Keep shipped history on local disk at most this long.",
+    ),
+]
+RemovableLocalRetentionRecordsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--local-retention-records",
+        metavar="COUNT|none",
+        parser=checked(or_none(int)),
+        help="Keep at most so many shipped records of a partition on local disk.",
+    ),
+]
+RemovableRemoteRetentionOption = Annotated[
+    int | None,
+    typer.Option(
+        "--remote-retention",
+        metavar="SIZE|none",
+        parser=checked(or_none(parse_size)),
+        help="Let the oldest files of the table expire while a partition has more than this.",
+    ),
+]
+RemovableRemoteRetentionAgeOption = Annotated[
+    int | None,
+    typer.Option(
+        "--remote-retention-age",
+        metavar="DURATION|none",
+        parser=checked(or_none(parse_duration_ms)),
+        help="Let files of the table expire when all their records are older.",
+    ),
+]
+RemovableRemoteRetentionRecordsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--remote-retention-records",
+        metavar="COUNT|none",
+        parser=checked(or_none(int)),
+        help="Let the oldest files of the table expire while a partition has more records.",
     ),
 ]
 RemovableUnshippedOption = Annotated[
@@ -221,6 +304,9 @@ SETTING_OF: Final = {
     "local_retention": "local_retention_bytes",
     "local_retention_age": "local_retention_ms",
     "unshipped": "unshipped_bytes_max",
+    "remote_retention": "remote_retention_bytes",
+    "remote_retention_age": "remote_retention_ms",
+    "remote_delete_grace": "remote_delete_grace_ms",
 }
 
 

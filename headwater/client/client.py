@@ -140,6 +140,7 @@ class Client:
                     leader_epoch=part["leader_epoch"],
                     leader=part["leader"],
                     purged_end=Offset(part.get("purged_end", 0)),
+                    remote_start=Offset(part.get("remote_start", 0)),
                 )
                 for part in values["partitions"]
             ),

@@ -21,6 +21,7 @@ class PartitionPosition:
     leader_epoch: int
     leader: str | None = None  # the broker that leads it
     purged_end: Offset = Offset(0)  # noqa: RUF009 - records below were purged on purpose
+    remote_start: Offset = Offset(0)  # noqa: RUF009 - records below expired by remote retention
 
     @property
     def records_count(self) -> int:

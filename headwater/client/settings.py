@@ -35,4 +35,10 @@ class StreamSettings(TypedDict, total=False):
     tiering: bool
     local_retention_bytes: int
     local_retention_ms: int | None
+    local_retention_records: int | None
     unshipped_bytes_max: int | None
+    remote_retention_ms: int | None
+    remote_retention_bytes: int | None
+    remote_retention_records: int | None
+    remote_delete_grace_ms: int
+    protect_groups: bool

@@ -5,7 +5,7 @@ another, and each has to be one of these:
 
 - a commit of ours: it has our commit id, its transactions follow on the present ones, and it adds
   exactly the files of its *account*, with the same statistics. The account is the description of
-  ranges and files that our writers put into the commit information;
+  ranges and files that our writers put into the commit information. expiry_proof.py: an expiry;
 - a commit that changes no data: ``dataChange`` is false on every action, and per partition the
   number of rows and the bounds of their offsets stay (a foreign OPTIMIZE, compactions of ours);
 - housekeeping that changes neither our properties nor the columns.
@@ -29,6 +29,7 @@ from typing import Any, Final
 from broker.errors import CorruptDataError, InvalidStreamError, TableMismatchError
 from broker.model.offsets import Offset, OffsetRange
 from broker.model.stream import Stream
+from tiering.proof.expiry_proof import require_expired
 from tiering.table.commit_files import (
     Action,
     NotOursError,
@@ -49,6 +50,7 @@ from tiering.table.table import (
     COMMIT_ID,
     EMPTY,
     ETAGS,
+    EXPIRED,
     FILES,
     KIND_PROPERTY,
     PROPERTY_PREFIX,
@@ -276,6 +278,12 @@ def _require_ours(  # noqa: PLR0917  # the parts of one commit
         raise NotOursError(f"its account cannot be read: {cause}") from cause
     if (RANGES in info or FILES in info) and any(claims_in(one) is not None for one in adds):
         raise NotOursError("it has statistics of a file that its account does not have")
+    if EXPIRED in info:
+        if adds or KIND_PROPERTY in state.properties:
+            raise NotOursError("it lets records expire and does something else as well")
+        before = {path: one.file for path, one in state.files.items()}
+        require_expired(state.ranges, before, info, removes, moved)
+        return {}
     if entries:
         _require_shipped(state, entries, adds, removes, moved)
         return {entry.path: (entry.crc32c, etags.get(entry.path)) for entry in entries}
@@ -336,24 +344,20 @@ def _require_replaced(
     removes: Sequence[Action],
     moved: Mapping[tuple[int, str], int],
 ) -> None:
-    """Prove a commit of ours that replaces files: a compaction, an advance or an expiry."""
+    """Prove a commit of ours that replaces files: a compaction or an advance."""
     if account is not None:
         told = {path: one.get("file") for path, one in account.items()}
         found = {path_of(one): list(facts_of(file_in(one))) for one in adds}
         if told != found or len(found) != len(adds):
             raise NotOursError("it adds other files or statistics than its account has")
+    if moved and KIND_PROPERTY not in state.properties:
+        raise NotOursError("it moves a partition's bounds and has no account of a range or expiry")
     if not any(one.get("dataChange") is not False for one in (*adds, *removes)):
         _require_same_rows(state, adds, removes)
         return
     if KIND_PROPERTY in state.properties:
         return  # an advance of a key snapshot: the rows are the job's result, not a copy of rows
-    starts = {number: bound for (number, which), bound in moved.items() if which == "start"}
-    for one in removes:
-        gone = state.files.get(path_of(one))
-        if gone is None or (gone.file.end_offset or 0) > starts.get(gone.file.partition, 0):
-            raise NotOursError("it removes rows that are not below the start of the partition")
-    if adds:
-        raise NotOursError("it adds rows and has no account of them")
+    raise NotOursError("it adds or removes rows and has no account of a range or an expiry")
 
 
 # ------------------------------------------------------------------------------ changes of no data

@@ -68,7 +68,8 @@ def certify_counts(
     certificates = []
     for part in cut.partitions:
         prove_partition(snapshot, part.partition, store)
-        certificates.append(_certificate(part.partition, part.start, part.cold_end))
+        found = _certificate(part.partition, part.start, part.cold_end)
+        certificates.append(replace(found, holes=part.holes))
     require_objects(
         prove(snapshot, store),
         snapshot,

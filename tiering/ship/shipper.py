@@ -22,12 +22,13 @@ from broker.errors import (
 )
 from broker.model.offsets import Offset, OffsetRange
 from broker.ports.system import Clock
-from broker.ports.tiering import TierSource
-from tiering.config import TieringConfig
+from broker.ports.tiering import RemoteStarts, TierSource
+from tiering.config import Observer, TieringConfig
 from tiering.proof.history import ProvedEnds, newest_range, require_ours, require_rows_of_log
 from tiering.proof.proofs import prove
 from tiering.ship import lifecycle as tier
 from tiering.ship.claimant import Claimant
+from tiering.ship.expirer import PartitionExpirer
 from tiering.ship.segment_writer import SegmentPlace, WrittenSegment, check_segment, write_segment
 from tiering.store.deadline import call_with_deadline
 from tiering.table.ledger import Ledger, LedgerEntry, encode_lineage, encode_ranges
@@ -68,10 +69,13 @@ class PartitionShipper:
         proved: ProvedEnds | None = None,
         claimant: Claimant | None = None,
         fence: Callable[[], None] = lambda: None,
+        starts: RemoteStarts | None = None,
+        observer: Observer = lambda _event, _facts: None,
     ) -> None:
         """Bind to a partition and its stream's table; makes no request.
 
-        ``fence`` is called before each cycle: it raises while nothing may be written.
+        ``fence`` is called before each cycle: it raises while nothing may be written. Without
+        ``starts`` nothing expires.
         """
         self._fence = fence
         self.source = source
@@ -88,6 +92,11 @@ class PartitionShipper:
         self._segments_count = 0
         self._object: WrittenSegment | None = None
         self._committed: LedgerEntry | None = None
+        self._expiring = False  # the cycle under way has shipped, and lets files expire
+        self.expirer = None if starts is None else PartitionExpirer(
+            source=source, table=table, starts=starts, clock=clock, config=config,
+            observer=observer, loaded=self._loaded,
+        )  # fmt: skip
         self._effect: tier.Effect | None = None  # the next effect of the cycle under way
         self._objects_left = 0  # how many objects the cycle under way may still ship
         self._noted: LedgerEntry | None = None  # the ledger's last entry when it was last read
@@ -112,6 +121,8 @@ class PartitionShipper:
             HeadwaterError: the cycle stopped; nothing is lost, the next one reads the table anew.
         """
         try:
+            if self._expiring:
+                return self._expire()
             if self._effect is None:
                 self._require_leadership()
                 self._fence()
@@ -119,7 +130,7 @@ class PartitionShipper:
                 self._effect = self.machine.step(tier.Woken())
             effect, self._effect = self._effect, None
             if isinstance(effect, tier.Rest):
-                return CycleProgress.DONE
+                return self._after_shipping()
             if isinstance(effect, tier.PackSegments):
                 if self._objects_left == 0:
                     self.machine.step(tier.Postponed())
@@ -128,6 +139,7 @@ class PartitionShipper:
             self._effect = self.machine.step(self.perform(effect))
         except BaseException as error:
             self._forget()
+            self._expiring = False
             self.machine.step(tier.Failed())
             if isinstance(error, HeadwaterError):
                 self.counters.failures_total += 1
@@ -135,6 +147,22 @@ class PartitionShipper:
                 self._claimant.lose(self.source.partition_id, error)
             raise
         return CycleProgress.UNDER_WAY
+
+    def _after_shipping(self) -> CycleProgress:
+        """Let files expire if it is time; the table was proved to be of our history before."""
+        if self.expirer is None or not self.expirer.begin_if_due(self.snapshot):
+            return CycleProgress.DONE
+        self._expiring = True
+        return CycleProgress.UNDER_WAY
+
+    def _expire(self) -> CycleProgress:
+        assert self.expirer is not None, "an expiry has begun"
+        self._require_leadership()
+        self._expiring = self.expirer.take_step()
+        return CycleProgress.UNDER_WAY if self._expiring else CycleProgress.DONE
+
+    def _loaded(self, snapshot: TableSnapshot) -> None:
+        self.snapshot = snapshot
 
     def _require_leadership(self) -> None:
         """Raise the reason if the leadership is lost: then nothing is shipped."""

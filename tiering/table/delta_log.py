@@ -90,6 +90,7 @@ def commits_between(store: ObjectStore, *, above: int, up_to: int) -> list[Commi
                         version=version,
                         commit_id=str(info["headwater.commit_id"]),
                         ranges_json=str(info.get("headwater.ranges", "[]")),
+                        expired_json=str(info.get("headwater.expired", "")),
                     )
                 )
     return commits

@@ -27,13 +27,11 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from broker.codec.schema import ROW_SCHEMA
 from broker.errors import (
-    FilesReplacedError,
     HeadwaterError,
     InvalidStreamError,
     ObjectCorruptError,
     ObjectMissingError,
     RemoteTierUnavailableError,
-    StaleColdEndError,
     TableMismatchError,
     TableRolledBackError,
 )
@@ -42,12 +40,15 @@ from broker.model.offsets import Offset, OffsetRange
 from broker.model.stream import PARTITIONS_MAX, Stream
 from tiering.proof.proofs import note_proof, refuse_foreign
 from tiering.store.object_store import ObjectStore
+from tiering.table.commit_checks import check_expiry, check_same, check_starts
 from tiering.table.commit_files import account_of
 from tiering.table.delta_library import DeltaLibrary, add_actions_of, brief, column
 from tiering.table.delta_log import Transactions, commits_between, log_key
+from tiering.table.expiries import ExpiryEntry
 from tiering.table.table import (
     COMMIT_ID,
     ETAGS,
+    EXPIRED,
     FILES,
     FORMAT_VERSION,
     KIND_PROPERTY,
@@ -226,7 +227,7 @@ class DeltaStreamTable:
         assert self._stream is not None, "a table opened for reading takes no commit"
         return self._commit(
             expected,
-            check=lambda base: _check_starts(base, moves),
+            check=lambda base: check_starts(base, moves),
             actions=[_add_action(file) for file in files],
             transactions={
                 self._transaction_id(expected, number): int(move.end)
@@ -263,7 +264,7 @@ class DeltaStreamTable:
         }
         return self._commit(
             expected,
-            check=lambda base: _check_same(base, expected, removed, moves),
+            check=lambda base: check_same(base, expected, removed, moves),
             actions=[
                 *(_remove_action(file, data_change=data_change) for file in removed),
                 *(_add_action(file, data_change=data_change) for file in added),
@@ -275,6 +276,21 @@ class DeltaStreamTable:
                 **self._etags(added),
                 **({} if made_of is None else {MADE_OF: made_of}),
             },
+        )
+
+    def expire(
+        self, expected: TableSnapshot, removed: Sequence[DataFile], entry: ExpiryEntry
+    ) -> int:
+        """Remove a partition's first files and move its start, by compare-and-set; see the port."""
+        partition = _partition_id(expected.stream_uuid, entry.partition)
+        moved = start_transaction_id(expected.cluster, partition, self._kind)
+        return self._commit(
+            expected,
+            check=lambda base: check_expiry(base, removed, entry),
+            actions=[_remove_action(file, data_change=True) for file in removed],
+            transactions={moved: int(entry.end)},
+            commit_id=entry.commit_id,
+            metadata={EXPIRED: entry.to_text()},
         )
 
     def _commit(
@@ -526,44 +542,6 @@ class DeltaStreamTable:
             uri=self.uri,
             path=path,
         )
-
-
-def _check_starts(base: TableSnapshot, moves: Mapping[int, OffsetRange]) -> None:
-    for partition, move in moves.items():
-        found = base.cold_end(partition)
-        if found != move.start:
-            raise StaleColdEndError(
-                f"partition {partition} of {base.uri} ends at {found}, not at {move.start}",
-                partition=partition,
-                expected=int(move.start),
-                found=int(found),
-            )
-
-
-def _check_same(
-    base: TableSnapshot,
-    expected: TableSnapshot,
-    removed: Sequence[DataFile],
-    moves: Mapping[int, OffsetRange],
-) -> None:
-    """Refuse a replacement if its ranges or files have changed since ``expected``."""
-    for partition in moves:
-        found, wanted = base.range_of(partition), expected.range_of(partition)
-        if found != wanted:
-            raise StaleColdEndError(
-                f"partition {partition} of {base.uri} holds {found}, not {wanted}",
-                partition=partition,
-                expected=int(wanted.end),
-                found=int(found.end),
-            )
-    present = {file.path for file in base.files}
-    for file in removed:
-        if file.path not in present:
-            raise FilesReplacedError(
-                f"{file.path} is not in {base.uri} any more: another process rewrote it",
-                path=file.path,
-                version=base.version,
-            )
 
 
 def _remove_action(file: DataFile, *, data_change: bool) -> RemoveAction:

@@ -10,20 +10,25 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, Protocol
+from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from broker.model.ids import PartitionId, StreamUuid
 from broker.model.offsets import Offset, OffsetRange
 from broker.model.stream import Stream
 from tiering.store.object_store import ObjectStore
 
+if TYPE_CHECKING:
+    from tiering.table.expiries import ExpiryEntry
+
 FORMAT_VERSION: Final = 1
 LEDGER_PREFIX: Final = "_headwater/ledger"  # Delta and VACUUM ignore names with an underscore
+EXPIRED_PREFIX: Final = "_headwater/expired"
 PROOF_PREFIX: Final = "_headwater/proof"
 PROPERTY_PREFIX: Final = "headwater."
 COMMIT_ID: Final = "headwater.commit_id"  # in commitInfo; only our own commits have it
 RANGES: Final = "headwater.ranges"  # the ledger entries of the ranges that a commit ships
 FILES: Final = "headwater.files"  # the files that a commit adds in place of others
+EXPIRED: Final = "headwater.expired"  # the account of a commit by which files expired
 ETAGS: Final = "headwater.etags"  # the store's ETags of the added objects
 MADE_OF: Final = "headwater.made_of"  # the history that a key snapshot's commit was built from
 KIND_PROPERTY: Final = "headwater.kind"  # absent: a stream's history
@@ -110,6 +115,7 @@ class Commit:
     version: int
     commit_id: str
     ranges_json: str  # the ledger entries that belong to it, see ledger.py
+    expired_json: str = ""  # the expiry that it carried out, see expiries.py
 
 
 class Table(Protocol):
@@ -194,6 +200,21 @@ class Table(Protocol):
             FilesReplacedError: a file is not in the table any more; nothing was committed.
             StaleColdEndError: a range differs; nothing was committed.
             RemoteTierUnavailableError: the outcome is unknown; look for ``commit_id``.
+        """
+
+    def expire(
+        self, expected: TableSnapshot, removed: Sequence[DataFile], entry: ExpiryEntry
+    ) -> int:
+        """Remove a partition's first files and move its start over ``entry.range``, atomically.
+
+        Commits only if, in every version up to the commit, the partition begins at ``entry.start``
+        and ``removed`` are exactly its files below ``entry.end``. Returns the version, which is
+        durable then.
+
+        Raises:
+            StaleRemoteStartError: the partition begins elsewhere; nothing was committed.
+            FilesReplacedError: its first files are others; nothing was committed.
+            RemoteTierUnavailableError: the outcome is unknown; look for ``entry.commit_id``.
         """
 
     def checkpoint(self) -> None:

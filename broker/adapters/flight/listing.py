@@ -69,6 +69,7 @@ class Listing:
                     "start": earliest(self._api, stream, number, standing.log_start),
                     "log_start": standing.log_start,
                     "purged_end": places[number].purged_end,
+                    "remote_start": places[number].remote_start,
                     "high_watermark": standing.high_watermark,
                     "leader_epoch": standing.leader_epoch,
                     "leader": leader,

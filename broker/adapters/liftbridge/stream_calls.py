@@ -87,16 +87,18 @@ class StreamCalls:
             "optimistic_concurrency": request.optimisticConcurrencyControl.value,
             "encryption": "xaes-256-gcm" if request.encryption.value else "none",
         }
-        for option, setting in (
-            ("retentionMaxBytes", "local_retention_bytes"),
-            ("retentionMaxAge", "local_retention_ms"),
-            ("segmentMaxBytes", "segment_bytes_max"),
-            ("segmentMaxAge", "segment_age_ms_max"),
-            ("minIsr", "min_isr"),
+        for option, names in (
+            # Liftbridge's clients mean that the oldest messages go, wherever they are.
+            ("retentionMaxBytes", ("local_retention_bytes", "remote_retention_bytes")),
+            ("retentionMaxAge", ("local_retention_ms", "remote_retention_ms")),
+            ("retentionMaxMessages", ("local_retention_records", "remote_retention_records")),
+            ("segmentMaxBytes", ("segment_bytes_max",)),
+            ("segmentMaxAge", ("segment_age_ms_max",)),
+            ("minIsr", ("min_isr",)),
         ):
             # In Liftbridge zero switches a limit off; here the setting then has its default.
             if request.HasField(option) and getattr(request, option).value:
-                settings[setting] = getattr(request, option).value
+                settings.update(dict.fromkeys(names, getattr(request, option).value))
         return StreamConfig(subject=request.subject, **settings)
 
     def delete(self, payload: bytes) -> bytes:
@@ -250,7 +252,6 @@ def _refuse_what_is_missing(request: api.CreateStreamRequest) -> None:
     asked = [
         option
         for option in (
-            "retentionMaxMessages",
             "compactEnabled",
             "autoPauseTime",
         )

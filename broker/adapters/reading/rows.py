@@ -24,6 +24,7 @@ from broker.codec.flight.reply_batches import Reply, replies
 from broker.codec.record_batch import decode_body
 from broker.codec.schema import ROW_SCHEMA
 from broker.errors import (
+    ExpiredError,
     GapError,
     NotLeaderError,
     OffsetOutOfRangeError,
@@ -34,7 +35,7 @@ from broker.errors import (
 from broker.model.epochs import LeaderEpoch
 from broker.model.ids import PartitionId, StreamUuid
 from broker.model.offsets import Offset
-from broker.model.purge import purged_error
+from broker.model.purge import expired_error, purged_error
 from broker.model.stream import Stream
 from broker.ports.api import BrokerApi
 from broker.ports.partition import PartitionHandle
@@ -97,7 +98,7 @@ def resolve(api: BrokerApi, request: ReadRequest) -> RowRange:
         UnknownStreamError, UnknownPartitionError, NotLeaderError, StreamRecreatedError.
         OffsetOutOfRangeError: the start is below the first record or above the high watermark, or
             the end is above the high watermark and the request does not follow.
-        PurgedError: the start is below what was purged.
+        PurgedError, ExpiredError: the start is below what was purged, or what has expired.
         TruncatedError: the log does not hold the record before the start of a continued read.
         HistoryClaimedError, ForeignHistoryError: another process leads this history; this broker's
             records can only be read as uncommitted.
@@ -112,9 +113,13 @@ def resolve(api: BrokerApi, request: ReadRequest) -> RowRange:
     first = earliest(api, stream, request.partition, handle.reads.log_start)
     last = _last(api, request, handle, first)
     start = _start(api, request, stream, handle, first=first, last=last)
+    if not isinstance(request.start, int):  # records may have expired since it was looked up
+        start = max(start, handle.reads.remote_start)
     end = request.end
     if end is None and not request.follow:
         end = max(start, last)
+    if start < handle.reads.remote_start:
+        raise _expired(handle, f"{request.stream}/{request.partition}", start)
     if start < handle.reads.purged_end and start < first:
         raise _purged(handle, f"{request.stream}/{request.partition}", start)
     _check_bounds(request, first, last, start, end)
@@ -155,6 +160,11 @@ def _last(api: BrokerApi, request: ReadRequest, handle: PartitionHandle, first: 
 def _purged(handle: PartitionHandle, name: str, offset: Offset) -> PurgedError:
     reads = handle.reads
     return purged_error(name, offset, start=reads.purged_end, end=reads.high_watermark)
+
+
+def _expired(handle: PartitionHandle, name: str, offset: Offset) -> ExpiredError:
+    reads = handle.reads
+    return expired_error(name, offset, start=reads.remote_start, end=reads.high_watermark)
 
 
 def _check_leads(handle: PartitionHandle, name: str) -> None:
@@ -243,6 +253,7 @@ def offset_at(
         log_start = handle.reads.log_start
         if asked < log_start and not handle.config.tiering:
             asked = log_start  # it was purged meanwhile
+        asked = max(asked, handle.reads.remote_start)  # it has expired meanwhile
         if asked < log_start:
             # The table has older records than the local log, so it is searched first.
             found = api.cold.offset_at(stream.name, partition, asked, log_start, stamp_us)
@@ -374,6 +385,8 @@ def _next_replies(
     """
     handle = wanted.handle
     log_start = handle.reads.log_start
+    if position < handle.reads.remote_start:
+        raise _expired(handle, wanted.name, position)
     if position < handle.reads.purged_end and not handle.config.tiering:
         raise _purged(handle, wanted.name, position)
     if position < log_start:

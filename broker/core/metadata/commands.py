@@ -66,6 +66,7 @@ __all__ = [
     "DeleteStream",
     "DropLease",
     "ElectUnclean",
+    "ExpireRecords",
     "FenceBroker",
     "JoinGroup",
     "LeaveGroup",
@@ -192,6 +193,23 @@ class PurgeRecords:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExpireRecords:
+    """Let the records of a partition below ``before`` expire: remote retention says so.
+
+    The sender leads in ``leader_epoch``. With ``is_done`` the table has lost these records already,
+    by a commit that was proved to be ours: then no reader can hold the command back. The command
+    needs ``FEATURE_LEVEL_STREAMS``.
+    """
+
+    stream_uuid: StreamUuid
+    partition: int
+    before: Offset
+    leader_epoch: LeaderEpoch
+    now_us: int
+    is_done: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TakeLease:
     """Hold a stream from its recorded cold ends on. The command also drops expired leases."""
 
@@ -227,6 +245,7 @@ StreamCommand = (
     | DeleteStream
     | RecordColdEnd
     | PurgeRecords
+    | ExpireRecords
     | TakeLease
     | RenewLease
     | DropLease

@@ -24,6 +24,7 @@ class CommandReply(TypedDict, total=False):
     created: bool  # CreateStream: False if the same stream was there
     uuid: str  # CreateStream: of the stream
     purged_from: int  # PurgeRecords: the purged end before the command
+    remote_start: int  # ExpireRecords
     changed: bool  # AlterStream, RotateDataKey: False if the stream was like that already
     expires_us: int  # RenewLease
     group_epoch: int  # JoinGroup, LeaveGroup, ReportCoordinator

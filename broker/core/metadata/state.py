@@ -79,6 +79,7 @@ class PartitionState:
     lineage: tuple[Leadership, ...] = ()  # the newest starts of leadership, the newest last
     opened: tuple[BrokerId, ...] = ()  # sorted; had a durable log: if it is absent, it was lost
     purged_end: Offset = Offset(0)  # noqa: RUF009 - all records below were deleted on purpose
+    remote_start: Offset = Offset(0)  # noqa: RUF009 - remote retention let all below expire
 
     @property
     def floor(self) -> Offset:
@@ -202,12 +203,14 @@ class MetadataState:
 def _fields(value: Any) -> dict[str, Any]:
     """Return a dataclass's fields; quicker than ``asdict``, which copies everything.
 
-    A purged end of 0 is left out, and what a stream has only if it has grown or is encrypted: so
-    builds that do not know these read and write the same text.
+    What came after release 0.1 is left out while it is not used: a purged end or a remote start of
+    0, and what a stream has only by newer settings. So builds that do not know these read and write
+    the same text.
     """
     body = {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
-    if body.get("purged_end") == 0:
-        del body["purged_end"]
+    for name in ("purged_end", "remote_start"):
+        if body.get(name) == 0:
+            del body[name]
     return without_unset(body) if isinstance(value, Stream) else body
 
 

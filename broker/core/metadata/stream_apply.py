@@ -14,6 +14,7 @@ from broker.core.metadata.commands import (
     CreateStream,
     DeleteStream,
     DropLease,
+    ExpireRecords,
     PurgeRecords,
     RecordColdEnd,
     RenewLease,
@@ -33,6 +34,7 @@ from broker.core.metadata.state import (
 )
 from broker.core.metadata.stream_alter import alter_stream
 from broker.core.metadata.stream_encryption import refused_encryption, rotate_data_key
+from broker.core.metadata.stream_expiry import expire_records
 from broker.core.metadata.stream_purge import purge_records
 from broker.errors import (
     HeadwaterError,
@@ -64,6 +66,8 @@ def apply_stream(state: MetadataState, command: StreamCommand) -> Applied:
             return _record_cold_end(state, command)
         case PurgeRecords():
             return purge_records(state, command)
+        case ExpireRecords():
+            return expire_records(state, command)
         case TakeLease():
             return _take_lease(state, command)
         case RenewLease():

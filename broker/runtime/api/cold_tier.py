@@ -33,6 +33,11 @@ class ColdEnds:
         row = self._metadata.state.partition(at)
         return Offset(0) if row is None else row.purged_end
 
+    def remote_start(self, at: PartitionId) -> Offset:
+        """Return the first offset of a partition that remote retention has left; 0: all."""
+        row = self._metadata.state.partition(at)
+        return Offset(0) if row is None else row.remote_start
+
     def record(self, at: PartitionId, end: Offset) -> None:
         """Record a cold end durably, if it is higher than the recorded one. Blocks."""
         if end > self.of(at):
@@ -94,8 +99,12 @@ class ColdTier:
 
     def table_start(self, name: str, partition: int) -> Offset | None:
         """See ``ColdTierApi.table_start``; reads the table, because another broker may feed it."""
-        found = self.table_state(self._streams.get(name)).ranges.get(partition)
-        return found.start if found else None
+        stream = self._streams.get(name)
+        found = self.table_state(stream).ranges.get(partition)
+        if not found:
+            return None
+        at = PartitionId(stream.uuid, PartitionNumber(partition))
+        return max(found.start, self._ends.remote_start(at))
 
     def learn_end(self, name: str, partition: int) -> None:
         """Record how far the table reaches, as the table itself says.

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 from broker.core.metadata.state import MetadataState
+from broker.core.metadata.stream_expiry import lease_limit
 from broker.errors import InvalidRequestError
 from broker.model.ids import PartitionId, StreamUuid
-from broker.model.offsets import OFFSET_MAX, Offset
+from broker.model.offsets import Offset
 from broker.ports.tiering import HeldLease
 
 LEASE_TTL_MS_MIN: Final = 1_000
@@ -31,12 +32,7 @@ def leases_on(state: MetadataState, stream_uuid: StreamUuid, now_us: int) -> lis
 
 def lease_floor(state: MetadataState, partition: PartitionId, now_us: int) -> Offset:
     """Return the lowest offset that a lease holds: a freed segment must end at or below it."""
-    floors = [
-        lease.floor(partition.number)
-        for lease in state.leases.values()
-        if lease.stream_uuid == partition.stream_uuid and lease.expires_us > now_us
-    ]
-    return min(floors, default=Offset(OFFSET_MAX))
+    return lease_limit(state, partition, now_us)
 
 
 def checked_ttl_ms(ttl_ms: int) -> int:

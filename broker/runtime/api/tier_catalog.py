@@ -9,7 +9,7 @@ from broker.model.ids import PartitionId
 from broker.model.lineage import Lineage
 from broker.model.offsets import Offset
 from broker.model.stream import Stream
-from broker.ports.tiering import TierSource
+from broker.ports.tiering import RemoteStarts, TierSource
 from broker.runtime.api.streams import Streams
 from broker.runtime.hosted_partitions import HostedPartitions
 from broker.runtime.metadata.metadata_log import WaitingMetadata
@@ -53,8 +53,10 @@ class BrokerCatalog:
         replicas: HostedPartitions,
         metadata: WaitingMetadata,
         listeners: TierListeners,
+        remote_starts: RemoteStarts,
     ) -> None:
         """Read from these parts of the broker."""
+        self._remote_starts = remote_starts
         self._streams = streams
         self._replicas = replicas
         self._metadata = metadata
@@ -82,6 +84,11 @@ class BrokerCatalog:
             self._metadata.barrier(timeout_ms=_CONFIRM_MS)
         one = self._metadata.state.partition(partition)
         return ((), Offset(0)) if one is None else (one.lineage, one.cold_end)
+
+    @property
+    def remote_starts(self) -> RemoteStarts:
+        """See ``TierCatalog.remote_starts``."""
+        return self._remote_starts
 
     def on_sealed(self, callback: Callable[[PartitionId], None]) -> None:
         """Register a callback."""

@@ -30,6 +30,7 @@ def places_in(state: MetadataState, uuid: StreamUuid) -> list[PartitionPlace]:
             replicas=one.replicas,
             isr=one.isr,
             purged_end=one.purged_end,
+            remote_start=one.remote_start,
         )
         for number, one in enumerate(state.partitions.get(uuid, ()))
     ]

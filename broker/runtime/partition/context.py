@@ -52,6 +52,7 @@ class OpenedLog:
     begin_log: BeginLog
     cold_end: Offset  # according to the metadata
     purged_end: Offset = Offset(0)  # noqa: RUF009 - the same
+    remote_start: Offset = Offset(0)  # noqa: RUF009 - the same
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -78,6 +78,7 @@ class PartitionDriver:
             cipher=PartitionCipher(partition.stream, self.partition_id, ports.keys),
             room=ports.id_budget.share(),
             purged_end=opened.purged_end,
+            remote_start=opened.remote_start,
         )
         self._queue = TurnQueue(self, ports.scheduler, str(self.partition_id))
         self.health = PartitionHealth(partition.name, self._local)

@@ -57,6 +57,7 @@ class LocalLog:
         cipher: PartitionCipher,
         room: Room | None = None,
         purged_end: Offset = Offset(0),  # noqa: B008 - a plain number
+        remote_start: Offset = Offset(0),  # noqa: B008 - a plain number
     ) -> None:
         """Take over an open log. ``record_cold_end`` writes to the metadata, and blocks.
 
@@ -66,7 +67,14 @@ class LocalLog:
         self.cipher = cipher
         self.log = log  # :meth:`replace` sets another log; any thread reads
         self.retries = RetryTables(config, room)
-        self.tier = TierView(partition_id, config, cold_end, record_cold_end, purged_end=purged_end)
+        self.tier = TierView(
+            partition_id,
+            config,
+            cold_end,
+            record_cold_end,
+            purged_end=purged_end,
+            remote_start=remote_start,
+        )
         self._begin_log = begin_log
         self._config = config
         self._clock = clock
@@ -90,10 +98,14 @@ class LocalLog:
         if self.tier.learn_purged(purged_end):
             self.watch_segments()
 
+    def learn_expired(self, remote_start: Offset) -> None:
+        """Take a higher remote start from the metadata; a lower one is ignored."""
+        self.tier.learn_expired(remote_start)
+
     @property
     def log_start(self) -> Offset:
-        """First offset that is read here: segments may still have purged records below it."""
-        return max(self.log.log_start, self.tier.purged_end)
+        """First offset that is read here: segments may still have records that are gone below."""
+        return max(self.log.log_start, self.tier.gone_end)
 
     def committed_for_certain(self) -> Offset:
         """Return the end of the records that are freed, purged or in the table: all committed.

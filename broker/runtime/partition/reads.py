@@ -6,7 +6,7 @@ from broker.errors import CorruptDataError
 from broker.model.epochs import LeaderEpoch
 from broker.model.ids import PartitionId
 from broker.model.offsets import Offset
-from broker.model.purge import purged_error
+from broker.model.purge import expired_error, purged_error
 from broker.ports.partition import StoredBatch
 from broker.runtime.partition.committed import CommittedEnd
 from broker.runtime.partition.context import PartitionContext
@@ -39,6 +39,11 @@ class PartitionReads:
         return self._local.tier.purged_end
 
     @property
+    def remote_start(self) -> Offset:
+        """See ``PartitionReader.remote_start``."""
+        return self._local.tier.remote_start
+
+    @property
     def high_watermark(self) -> Offset:
         """First offset not known to be committed; the synced end if a log without copies failed."""
         if self._health.failure is not None and self._health.is_only_copy:
@@ -61,6 +66,8 @@ class PartitionReads:
 
         Encrypted batches are returned decrypted, with headers that fit.
         """
+        if start < self.remote_start:
+            raise expired_error(self._name, start, start=self.remote_start, end=self.high_watermark)
         if start < self.purged_end:
             raise purged_error(self._name, start, start=self.purged_end, end=self.high_watermark)
         try:
@@ -74,7 +81,7 @@ class PartitionReads:
     def offset_at(self, timestamp_us: int) -> Offset:
         """See ``PartitionReader.offset_at``."""
         try:
-            return max(self._local.log.offset_at(timestamp_us), self.purged_end)
+            return max(self._local.log.offset_at(timestamp_us), self._local.tier.gone_end)
         except CorruptDataError as error:
             self._named(error)
             raise

@@ -78,6 +78,10 @@ class LocalTierSource:
         """Take a higher purged end from the metadata; a lower one is ignored."""
         self._local.learn_purged(purged_end)
 
+    def learn_expired(self, remote_start: Offset) -> None:
+        """Take a higher remote start from the metadata; a lower one is ignored."""
+        self._local.learn_expired(remote_start)
+
     # ------------------------------------------------------------------ the claim in the lake
 
     def admit(self, lineage_id: str) -> None:

@@ -40,10 +40,12 @@ class TierView:
         record: RecordColdEnd,
         *,
         purged_end: Offset = Offset(0),  # noqa: B008 - a plain number
+        remote_start: Offset = Offset(0),  # noqa: B008 - a plain number
     ) -> None:
         """Begin with the metadata's ends; ``record`` writes a higher cold end to the metadata."""
         self.cold_end = cold_end
         self.purged_end = purged_end  # records below it were deleted on purpose
+        self.remote_start = remote_start  # records below it expired, in both tiers
         self.unshipped_bytes = 0  # bytes on local disk that are not in the table
         self._partition_id = partition_id
         self._config = config
@@ -88,6 +90,18 @@ class TierView:
         if news:
             self.purged_end = purged_end
         return news
+
+    def learn_expired(self, remote_start: Offset) -> bool:
+        """Take a higher remote start from the metadata; return whether it was higher."""
+        news = remote_start > self.remote_start
+        if news:
+            self.remote_start = remote_start
+        return news
+
+    @property
+    def gone_end(self) -> Offset:
+        """Records below this offset are not read from the log: they were purged, or expired."""
+        return max(self.purged_end, self.remote_start)
 
     @property
     def floor(self) -> Offset:
@@ -140,17 +154,17 @@ class TierView:
         lease_floor: Callable[[], Offset],
         now_us: int,
     ) -> Sequence[SegmentInfo]:
-        """Return the segments that were purged, or that neither local retention nor a lease keeps.
+        """Return the segments that are gone, or that neither local retention nor a lease keeps.
 
         The ends are read before the leases. A lease that is taken in between starts at or above
         them, so it holds no segment of this plan.
         """
-        cold_end, purged_end = self.cold_end, self.purged_end
+        cold_end, gone_end = self.cold_end, self.gone_end
         held = lease_floor()
         return plan_local_frees(
             segments(),
             floor=min(cold_end, held),
-            purged=min(purged_end, held),
+            purged=min(gone_end, held),
             now_us=now_us,
             retention=LocalRetention.of(self._config),
         )

@@ -139,13 +139,14 @@ def test_a_whole_server_serves_its_table(tmp_path: Path, monkeypatch: pytest.Mon
         name="s",
         subject="foo",
         segmentMaxBytes=api.NullableInt64(value=4096),
-        retentionMaxBytes=api.NullableInt64(value=1),
     )
     address = f"127.0.0.1:{port}"
     with embedded.start_up(data, *options) as server, grpc.insecure_channel(address) as channel:
         assert f"Liftbridge  {address}" in server.log_path.read_text(), "its banner names it"
         stub = stub_of(channel)
         stub.CreateStream(request, timeout=WAIT_S)
+        with Client(RuntimeFile.read(data).flight) as client:
+            client.alter_stream("s", local_retention_bytes=1)
         requests = (api.PublishRequest(stream="s", value=b"%05d" % one) for one in range(2000))
         acked = [one.ack.offset for one in stub.PublishAsync(requests, timeout=WAIT_S)]
         assert acked == list(range(2000))

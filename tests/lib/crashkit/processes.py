@@ -57,7 +57,7 @@ class BrokerProcess:
             "nats": {"url": nats_url},
             "flight": {"port": self.flight_port},
             "http": {"port": self.http_port},
-            "lake": {"uri": lake, "check_interval_ms": 100},
+            "lake": {"uri": lake, "check_interval_ms": 100, "expiry_interval_ms": 200},
             "log": {"level": "info", "format": "json"},
         }
         for name, values in (settings or {}).items():

@@ -67,6 +67,7 @@ class MemoryPartition:
         self.leads = True
         self.lost_leadership: HeadwaterError | None = None
         self.log_start = self.purged_end = Offset(0)
+        self.remote_start = Offset(0)  # nothing expires here
         self.submits_count = 0
         self.policies: list[AckPolicy] = []  # of each submission; all are committed alike
         self._batches: list[StoredBatch] = []

@@ -14,10 +14,12 @@ from broker.model.ids import PartitionId, PartitionNumber
 from broker.model.offsets import Offset
 from simkit.tier.source import make_stream
 from tiering.ship.segment_writer import statistics_json
+from tiering.table.expiries import ExpiryEntry
 from tiering.table.ledger import LedgerEntry, encode_ranges
 from tiering.table.table import (
     COMMIT_ID,
     ETAGS,
+    EXPIRED,
     RANGES,
     properties_of,
     start_transaction_id,
@@ -95,6 +97,21 @@ def shipped(*entries: LedgerEntry) -> list[dict[str, Any]]:
         ours(**{RANGES: encode_ranges(entries), ETAGS: json.dumps({entries[0].path: "e"})}),
         *(add(one) for one in entries),
         *(txn for number, end in ends.items() for txn in moved(end, partition=number)),
+    ]
+
+
+def expired(*gone: LedgerEntry, start: int = 0, end: int | None = None) -> list[dict[str, Any]]:
+    """Return a commit by which the files of these entries expire."""
+    end = gone[-1].end if end is None else end
+    account = ExpiryEntry(
+        partition=0, start=Offset(start), end=Offset(end), cold_end=Offset(max(20, end)),
+        paths=tuple(one.path for one in gone), size_bytes=9, expired_us=1, lineage_id="",
+        commit_id="x",
+    )  # fmt: skip
+    return [
+        ours(**{EXPIRED: account.to_text()}),
+        *(remove(one) for one in gone),
+        *moved(end, start=end)[1:],
     ]
 
 

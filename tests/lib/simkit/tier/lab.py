@@ -81,7 +81,10 @@ class TierLab:
             table=table if table is not None else self.lake.table(self.stream),
             clock=TickingClock(),
             # Small enough that every segment becomes an object of its own.
-            config=config if config is not None else TieringConfig(object_bytes_max=1),
+            config=config
+            if config is not None
+            else TieringConfig(object_bytes_max=1, expiry_interval_ms=1),
+            starts=(source or self.source).starts,
         )
 
     def local_entry(self, start: int, end: int) -> LedgerEntry:

@@ -17,14 +17,14 @@ import pyarrow as pa
 
 from broker.codec.record_batch import decode_body, decode_header, encode_header, prepare, to_rows
 from broker.codec.schema import HEADERS_TYPE, ROW_SCHEMA
-from broker.errors import HeadwaterError, OffsetOutOfRangeError
+from broker.errors import HeadwaterError, HeldByLeaseError, OffsetOutOfRangeError
 from broker.model.epochs import LeaderEpoch
 from broker.model.ids import PartitionId, PartitionNumber, StreamUuid
 from broker.model.lineage import Leadership, Lineage, begun, first_lineage_id
 from broker.model.offsets import Offset
 from broker.model.stream import Stream, StreamConfig
 from broker.ports.partition import SegmentInfo, StoredBatch
-from broker.ports.tiering import TierSource
+from broker.ports.tiering import RetentionStanding, TierSource
 
 UUID = StreamUuid("0b5e0f3e-5a0c-4c7c-9a54-1f1f5a6b7c8d")
 FIRST_US = 1_700_000_000_000_000
@@ -54,6 +54,38 @@ class _Segment:
         return self.batches[-1].header.end_offset if self.batches else self.base
 
 
+class MemoryRemoteStarts:
+    """Implements ``RemoteStarts`` for one partition: the metadata's part of an expiry."""
+
+    def __init__(self, source: MemoryTierSource, config: StreamConfig) -> None:
+        self.source = source
+        self.config = config
+        self.remote_start = Offset(0)
+        self.held_at: int | None = None  # the lowest offset that a lease holds
+        self.decided: list[tuple[int, bool]] = []  # every decision: remote start, done already
+
+    def standing(self, partition: PartitionId) -> RetentionStanding | None:
+        """See the port."""
+        assert partition == self.source.partition_id
+        cold_end = self.source.cold_end
+        held = cold_end if self.held_at is None else Offset(min(self.held_at, cold_end))
+        return RetentionStanding(
+            config=self.config, cold_end=cold_end, remote_start=self.remote_start, limit=held
+        )
+
+    def expire(
+        self, partition: PartitionId, before: Offset, leader_epoch: LeaderEpoch, *, is_done: bool
+    ) -> Offset:
+        """See the port."""
+        assert (partition, leader_epoch) == (self.source.partition_id, self.source.epoch)
+        if self.held_at is not None and before > self.held_at and not is_done:
+            raise HeldByLeaseError("held", owners=["o"], lease_ids=[], floor=self.held_at)
+        if before > self.remote_start:
+            self.remote_start = before
+            self.decided.append((int(before), is_done))
+        return self.remote_start
+
+
 class MemoryTierSource:
     """Implements ``TierSource``; any thread.
 
@@ -73,6 +105,7 @@ class MemoryTierSource:
         self.epoch = 1
         self.refused: HeadwaterError | None = None
         self.admitted: list[str] = []
+        self.starts = MemoryRemoteStarts(self, stream.config)
         first = first_lineage_id(self._partition_id.stream_uuid, self._partition_id.number)
         self.lineage: Lineage = (
             Leadership(leader_epoch=LeaderEpoch(1), lineage_id=first, start=Offset(0)),
@@ -116,6 +149,8 @@ class MemoryTierSource:
         twin._truth = list(self._truth)
         twin.recorded = list(self.recorded)
         twin.admitted = []
+        twin.starts = copy(self.starts)
+        twin.starts.source = twin
         return twin
 
     def free_local(self) -> None:
@@ -161,6 +196,11 @@ class MemoryTierSource:
     def purged_end(self) -> Offset:
         """See ``PartitionReader.purged_end``."""
         return Offset(0)
+
+    @property
+    def remote_start(self) -> Offset:
+        """See ``PartitionReader.remote_start``."""
+        return self.starts.remote_start
 
     @property
     def log_start(self) -> Offset:
@@ -344,6 +384,24 @@ class MemoryTierCatalog:
         assert refreshed in (False, True)
         source = self._streams[partition.stream_uuid][1][partition.number]
         return source.lineage, source.cold_end
+
+    @property
+    def remote_starts(self) -> MemoryTierCatalog:
+        """See ``TierCatalog.remote_starts``."""
+        return self
+
+    def standing(self, partition: PartitionId) -> RetentionStanding | None:
+        """See ``RemoteStarts.standing``."""
+        return self._starts(partition).standing(partition)
+
+    def expire(
+        self, partition: PartitionId, before: Offset, leader_epoch: LeaderEpoch, *, is_done: bool
+    ) -> Offset:
+        """See ``RemoteStarts.expire``."""
+        return self._starts(partition).expire(partition, before, leader_epoch, is_done=is_done)
+
+    def _starts(self, partition: PartitionId) -> MemoryRemoteStarts:
+        return self._streams[partition.stream_uuid][1][partition.number].starts
 
     def source(self, partition: PartitionId) -> tuple[Stream, TierSource] | None:
         """Return a partition."""

@@ -44,10 +44,13 @@ def test_create_uses_every_setting(run: Run, broker: MemoryBroker) -> None:
         "--dedup-window", "10m", "--dedup-ids", "500",
         "--record-bytes", "1MiB", "--segment-bytes", "8MiB", "--segment-age", "30s",
         "--index-interval", "4KiB",
-        "--flush", "interval", "--flush-interval", "50ms", "--compression", "zstd", "--no-tiering",
+        "--flush", "interval", "--flush-interval", "50ms", "--compression", "zstd",
         "--encryption", "xaes-256-gcm",
         "--replication-factor", "3", "--min-isr", "2",
         "--local-retention", "1GB", "--local-retention-age", "2d", "--unshipped", "64MiB",
+        "--local-retention-records", "7", "--remote-retention", "2GB",
+        "--remote-retention-age", "30d", "--remote-retention-records", "9",
+        "--remote-delete-grace", "1d", "--protect-groups",
     )  # fmt: skip
     config = broker.streams.get("orders").config
     assert config == StreamConfig(
@@ -57,18 +60,26 @@ def test_create_uses_every_setting(run: Run, broker: MemoryBroker) -> None:
         partitioner="each_client",
         dedup_window_ms=600_000, dedup_ids_max=500, record_bytes_max=1 << 20,
         segment_bytes_max=8 << 20, segment_age_ms_max=30_000, index_interval_bytes=4096,
-        flush="interval", flush_interval_ms=50, compression="zstd", tiering=False,
+        flush="interval", flush_interval_ms=50, compression="zstd",
         encryption="xaes-256-gcm",
         replication_factor=3, min_isr=2,
         local_retention_bytes=10**9, local_retention_ms=172_800_000, unshipped_bytes_max=64 << 20,
+        local_retention_records=7, remote_retention_bytes=2 * 10**9,
+        remote_retention_ms=2_592_000_000, remote_retention_records=9,
+        remote_delete_grace_ms=86_400_000, protect_groups=True,
     )  # fmt: skip
     defaults = StreamConfig(subject="orders").to_dict()
-    assert [name for name, value in config.to_dict().items() if value == defaults[name]] == []
+    same = [name for name, value in config.to_dict().items() if value == defaults[name]]
+    assert same == ["tiering"], "a stream without a table has no remote retention"
+    assert run("stream", "create", "bare", "--no-tiering").exit_code == 0
+    assert not broker.streams.get("bare").config.tiering
+    refused = run("stream", "create", "no", "--no-tiering", "--remote-retention-age", "1d")
+    assert "has no table whose files could expire" in " ".join(refused.stderr.split())
 
 
 def test_alter_changes_every_setting_that_may(run: Run, broker: MemoryBroker) -> None:
     """Each fixed setting is refused with its reason; no changeable one lacks an option."""
-    _make(run, "--unshipped", "1GiB", "--local-retention-age", "2d")
+    _make(run, "--unshipped", "1GiB", "--local-retention-age", "2d", "--remote-retention-age", "2d")
     before = broker.streams.get("orders").config.to_dict()
     result = run(
         "stream", "alter", "orders", "--puback", "--puback-overlap", "--puback-headers-only",
@@ -78,6 +89,9 @@ def test_alter_changes_every_setting_that_may(run: Run, broker: MemoryBroker) ->
         "--flush-interval", "50ms", "--compression", "zstd", "--min-isr", "2",
         "--local-retention", "1GB", "--local-retention-age", "none", "--unshipped", "none",
         "--partitions", "2",
+        "--local-retention-records", "7", "--remote-retention", "2GB",
+        "--remote-retention-age", "none", "--remote-retention-records", "9",
+        "--remote-delete-grace", "1d", "--protect-groups",
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     assert "listen to orders.1" in result.stderr
@@ -91,7 +105,8 @@ def test_alter_changes_every_setting_that_may(run: Run, broker: MemoryBroker) ->
         refused = run("stream", "alter", "orders", option, value)
         assert refused.exit_code == 2
         assert "FixedSettingError" in refused.stderr
-    refused = run("stream", "alter", "orders", "--no-tiering")
+    without = ("--no-tiering", "--remote-retention", "none", "--remote-retention-records", "none")
+    refused = run("stream", "alter", "orders", *without)
     assert "its table is part of the history" in " ".join(refused.stderr.split())
     assert broker.streams.get("orders").config.to_dict() == after
     changed = {name for name, value in after.items() if value != before[name]}

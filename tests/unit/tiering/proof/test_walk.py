@@ -24,6 +24,7 @@ from simkit.tier.hand_log import (
     body,
     described,
     entry,
+    expired,
     moved,
     ours,
     remove,
@@ -40,6 +41,7 @@ from tiering.proof.provenance import (
 from tiering.table.commit_files import account_of, file_in
 from tiering.table.ledger import LedgerEntry
 from tiering.table.table import (
+    EXPIRED,
     FILES,
     KIND_PROPERTY,
     RANGES,
@@ -187,14 +189,11 @@ def test_a_compaction_of_ours_keeps_the_rows() -> None:
              remove(A, changes=False)],
             "claims to change no data",
         ),
-        ([ours(**{FILES: account()}), remove(B), *moved(20, start=10)], "not below the start"),
-        ([ours(**{FILES: account()}), remove(A), *moved(20, start=9)], "not below the start"),
-        ([ours(**{FILES: account()}), remove(A)], "not below the start"),
-        ([ours(**{FILES: account()}), remove(C), *moved(20, start=20)], "not below the start"),
-        ([ours(**{FILES: account(C)}), add(C), *moved(30)], "no account of them"),
-        ([ours(), add(C), *moved(30)], "no account of them"),
-        ([ours(**{FILES: account()}), *moved(20, start=21)], "would hold [21, 20)"),
-        ([ours(**{FILES: account()}), *moved(-1)], "would hold [0, -1)"),
+        ([ours(**{FILES: account()}), remove(A), *moved(20, start=10)], "has no account"),
+        ([ours(**{FILES: account()}), remove(A)], "has no account"),
+        ([ours(**{FILES: account(C)}), add(C), *moved(30)], "has no account"),
+        ([ours(), add(C)], "has no account"),
+        ([ours(**{FILES: account()}), *moved(20, start=1)], "has no account"),
     ],
 )  # fmt: skip
 def test_a_replacement_that_loses_or_adds_rows_is_foreign(commit: Actions, words: str) -> None:
@@ -204,9 +203,43 @@ def test_a_replacement_that_loses_or_adds_rows_is_foreign(commit: Actions, words
 
 def test_an_expiry_removes_what_ends_at_the_new_start() -> None:
     """Files that end exactly there are removed, and no file above."""
-    commit = [ours(**{FILES: account()}), remove(A), *moved(20, start=10)]
-    state = walked(CREATED, shipped(A), shipped(B), commit)
+    state = walked(CREATED, shipped(A), shipped(B), expired(A))
     assert (state.ranges[0], set(state.files)) == (span(10, 20), {B.path})
+    state = walked(CREATED, shipped(A), shipped(B), expired(A), expired(B, start=10))
+    assert (state.ranges[0], set(state.files)) == (span(20, 20), set())
+
+
+@pytest.mark.parametrize(
+    ("commit", "words"),
+    [
+        (expired(B, start=10), "does not begin at the start"),
+        (expired(A, B, end=21), "does not begin at the start"),
+        (expired(A, end=9), "on both sides of 9"),
+        (expired(A, B, end=10), "other files than those below 10"),
+        (expired(A, end=20), "other files than those below 20"),
+        ([*expired(A)[:-2], remove(B), expired(A)[-1]], "other files than those below 10"),
+        ([*expired(A), remove(B)], "other files than those below 10"),
+        ([*expired(A), remove(A)], "removes a file twice"),
+        ([*expired(A)[:-2], remove(A, changes=False), expired(A)[-1]], "changes no data"),
+        ([*expired(A), add(C)], "something else as well"),
+        (expired(A)[:-1], "its transactions move {}"),
+        ([*expired(A), *moved(30)], "its expiry ends at 10"),
+        ([*expired(A)[:-1], *moved(20, start=9)[1:]], "its expiry ends at 10"),
+        ([ours(**{EXPIRED: "{"}), remove(A), *moved(20, start=10)[1:]], "cannot be read"),
+        ([ours(**{EXPIRED: "{}"}), remove(A), *moved(20, start=10)[1:]], "is not an expiry"),
+        ([{"commitInfo": {}}, *expired(A)[1:]], "has no commit id of ours"),
+    ],
+)
+def test_what_is_not_exactly_an_expiry_is_foreign(commit: Actions, words: str) -> None:
+    """It removes the first files of a partition, all of them up to its end, and nothing else."""
+    assert words in reason(CREATED, shipped(A), shipped(B), commit)
+
+
+def test_a_key_snapshot_has_no_expiry() -> None:
+    """Its rows are the newest of each key, whatever expired."""
+    kind = [described(configuration={**PROPERTIES, KIND_PROPERTY: "latest"})]
+    words = reason(kind, [ours(**{FILES: account(A)}), add(A)], expired(A))
+    assert "something else as well" in words
 
 
 def test_an_advance_of_a_key_snapshot_may_add_rows() -> None:

@@ -76,6 +76,12 @@ VALUES: dict[str, Any] = {
     "local_retention_bytes": 0,
     "local_retention_ms": 1_000,
     "unshipped_bytes_max": 1 << 30,
+    "local_retention_records": 5,
+    "remote_retention_ms": 1_000,
+    "remote_retention_bytes": 1 << 20,
+    "remote_retention_records": 5,
+    "remote_delete_grace_ms": 1_000,
+    "protect_groups": True,
 }
 REFUSED: dict[str, Any] = {
     "subject": "t",

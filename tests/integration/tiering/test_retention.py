@@ -1,0 +1,88 @@
+"""Remote retention of a running broker: what goes, what stays, and what each reader is told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import headwater
+from broker.errors import ExpiredError
+from broker.model.certificate import Hole
+from broker.model.offsets import Offset
+from clusterkit.load import stored
+from crashkit.stage import Stage, staged
+from headwater.cli.main import app
+from headwater.client import Client
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+SENT = [b"%04d" % number * 100 for number in range(200)]
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    """A broker with a lake, and a stream ``s`` whose records are in the table."""
+    with staged(tmp_path) as found:
+        found.client.create_stream("s", segment_bytes_max=4096, dedup_window_ms=0)
+        _put(found.client, SENT)
+        found.client.tier_flush("s")
+        yield found
+
+
+def _put(client: Client, values: list[bytes]) -> None:
+    with client.producer("s") as producer:
+        for value in values:
+            producer.send([value]).result(60)
+
+
+def _run(server: str, *arguments: str, exit_code: int = 0) -> Any:
+    result = CliRunner().invoke(app, [*arguments, "--server", server])
+    assert result.exit_code == exit_code, result.output
+    return result
+
+
+def _table_start(url: str) -> int:
+    cut = headwater.read_table("s", server=url)[1]
+    return int(cut.partitions[0].start)
+
+
+def _until_expired(url: str) -> int:
+    for _ in range(600):
+        if start := _table_start(url):
+            return start
+    raise AssertionError("nothing has expired")
+
+
+def test_old_records_expire_in_every_tier_and_every_reader_is_told(stage: Stage) -> None:
+    """The command sets it; table, log and certificate begin at one offset, also after a kill."""
+    client, url = stage.client, stage.broker.url
+    held = client.cut("s", ttl_ms=3_600_000)
+    before = held.save()
+    _run(url, "stream", "alter", "s", "--remote-retention-records", "50")
+    start = _until_expired(url)
+    assert 100 < start <= 150
+    stage.broker.kill()
+    stage.broker.start()
+    stage.broker.wait_ready()
+    _put(client, [b"more"])
+    [part] = client.describe("s").partitions
+    assert (part.start, part.remote_start) == (start, start)
+    assert part.log_start >= start
+    assert stored(client, "s") == [*SENT[start:], b"more"]
+    with pytest.raises(ExpiredError) as caught:
+        list(client.fetch("s", start=start - 1))
+    assert caught.value.start == start
+    rows, certificate = headwater.read_table("s", server=url)
+    assert rows.column("value").to_pylist() == [*SENT[start:], b"more"]
+    assert certificate.partitions[0].holes == (Hole(Offset(0), Offset(start), "retention"),)
+    told = json.loads(_run(url, "verify", "s", "--json").stdout)
+    assert told["certificate"]["partitions"][0]["start"] == start
+    rows, _ = headwater.read_table("s", server=url, as_of=before)
+    assert rows.column("value").to_pylist() == SENT
+    client.tier_flush("s")
+    assert client.describe("s").partitions[0].high_watermark == len(SENT) + 1

@@ -1,0 +1,55 @@
+"""Proves that a commit by which files expired removes exactly what it may. Pure.
+
+An expiry is the only commit that removes rows. It removes the first files of one partition, all of
+them up to an offset, and moves the partition's start there; it does nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from broker.errors import CorruptDataError
+from broker.model.offsets import OffsetRange
+from tiering.table.commit_files import Action, NotOursError, path_of, text_of
+from tiering.table.expiries import ExpiryEntry
+from tiering.table.table import EXPIRED, FILES, RANGES, DataFile
+
+
+def require_expired(
+    ranges: Mapping[int, OffsetRange],
+    files: Mapping[str, DataFile],
+    info: Action,
+    removes: Sequence[Action],
+    moved: Mapping[tuple[int, str], int],
+) -> None:
+    """Compare a commit with its account and with the files before it.
+
+    ``removes`` are the files that it removes, ``moved`` the new versions of our transactions.
+    Raises NotOursError with the reason.
+    """
+    try:
+        entry = ExpiryEntry.from_text(text_of(info.get(EXPIRED), ""), key=EXPIRED)
+    except CorruptDataError as cause:
+        raise NotOursError(f"its account cannot be read: {cause}") from cause
+    held = ranges.get(entry.partition)
+    if RANGES in info or FILES in info:
+        raise NotOursError("it lets records expire and does something else as well")
+    if held is None or entry.start != held.start or entry.end > held.end:
+        raise NotOursError(f"its expiry {entry.range} does not begin at the start of {held}")
+    if dict(moved) != {(entry.partition, "start"): int(entry.end)}:
+        raise NotOursError(f"its transactions move {dict(moved)}, its expiry ends at {entry.end}")
+    gone = [path_of(one) for one in removes]
+    if any(one.get("dataChange") is not True for one in removes) or len(gone) != len(set(gone)):
+        raise NotOursError("it claims that an expiry changes no data, or removes a file twice")
+    due = set()
+    for path, file in files.items():
+        if file.partition != entry.partition:
+            continue
+        if file.min_offset is None or file.end_offset is None:
+            raise NotOursError(f"{path} has no statistics, so it is not known what would expire")
+        if file.end_offset <= entry.end:
+            due.add(path)
+        elif file.min_offset < entry.end:
+            raise NotOursError(f"{path} has records on both sides of {entry.end}")
+    if set(gone) != due or set(entry.paths) != due:
+        raise NotOursError(f"it removes other files than those below {entry.end}")
