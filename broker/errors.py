@@ -14,7 +14,8 @@
     │    FilesReplacedError · StaleWatermarkError · HistoryClaimedError · StreamChangedError
     │    GroupChangedError · PartitionPausedError · StaleRemoteStartError
     ├─ UnavailableError      the caller may retry later
-    │    OverloadedError · DiskFullError · LogFailedError · CommitTimeoutError
+    │    OverloadedError · DiskFullError · DescriptorsExhaustedError · LogFailedError
+    │    CommitTimeoutError
     │    RemoteTierUnavailableError · ShuttingDownError · NotEnoughReplicasError · NoAnswerError
     │    HeldByLeaseError · HeldByPositionError · NotShippedError · PurgeRefusedError
     │    EncryptionKeyError (KeyProviderUnavailableError)
@@ -253,8 +254,19 @@ class OverloadedError(UnavailableError):
     """A bounded queue is full."""
 
 
-class DiskFullError(UnavailableError):
+class NoRoomError(UnavailableError):
+    """A write found no room and changed nothing; it succeeds when there is room, without a restart.
+
+    Raised as one of its two kinds.
+    """
+
+
+class DiskFullError(NoRoomError):
     """The disk is full; writes are refused until there is space. Stored records stay."""
+
+
+class DescriptorsExhaustedError(NoRoomError, OverloadedError):
+    """The process has no free file descriptor, because of its connections and files; try again."""
 
 
 class LogFailedError(UnavailableError):

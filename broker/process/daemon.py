@@ -9,11 +9,14 @@ more, because its memory may be wrong.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
@@ -22,12 +25,11 @@ import structlog
 
 from broker.adapters.clock import SystemClock
 from broker.adapters.disk.files import DiskFiles
-from broker.adapters.flight.config import FlightServiceConfig
 from broker.adapters.flight.service import FlightService
 from broker.adapters.http.health import HealthServer
 from broker.adapters.nats.liftbridge_messages import decode_publish, encode_ack
 from broker.adapters.nats.transport import NatsTransport
-from broker.config import BrokerConfig, FlightConfig
+from broker.config import BrokerConfig
 from broker.errors import (
     HeadwaterError,
     InvalidConfigError,
@@ -38,13 +40,15 @@ from broker.errors import (
 from broker.model.ids import BrokerId
 from broker.ports.partition import PartitionWriter
 from broker.process.allocator import keep_freed_memory
+from broker.process.descriptors import SPARES, DescriptorBudget, limit_here
 from broker.process.encryption import stream_keys
+from broker.process.flight import flight_service_config
 from broker.process.liftbridge import start_liftbridge
 from broker.process.logging import configure_logging
 from broker.process.lone_node import LoneNode, Node
 from broker.process.metrics import CONTENT_TYPE, BrokerMetrics
 from broker.process.node import ClusterNode
-from broker.process.samples import BrokerSamples
+from broker.process.samples import BrokerSamples, limits_sample
 from broker.process.start_failure import say_failed
 from broker.runtime.broker import Broker, BrokerName, BrokerParts
 from broker.runtime.cluster.identity import claim_directory
@@ -56,7 +60,9 @@ from broker.runtime.operations import ClusterOperations
 from broker.runtime.partition.commit_scheduler import CommitScheduler
 from broker.runtime.partition.id_budget import IdBudget
 from broker.runtime.process_end import end_process
+from broker.storage.cached_files import CachedFiles
 from broker.storage.promises.promises import Promises
+from broker.storage.stream_folders import STREAMS
 from tiering.config import TieringConfig
 from tiering.read.lake import Lake
 from tiering.store.fence import Fence
@@ -129,6 +135,7 @@ class _Daemon:
         self._node: Node | None = None
         self._missing: list[Callable[[], str | None]] = []  # e.g. NATS
         self._undo: list[Callable[[], object]] = []  # blocking, last first
+        self._relieve: Callable[[], None] = lambda: None  # break idle connections now
 
     async def run(self) -> int:
         """Start, serve, stop."""
@@ -195,14 +202,8 @@ class _Daemon:
             tiering.start()
             self._undo.append(tiering.stop)
         await self._start_ingest(broker, samples, node)
-        flight = FlightService(
-            broker,
-            clock,
-            _flight_service_config(config.flight, nats_url=config.nats.url),
-            operations=_operations(config, broker, node.metadata, clock, self._cannot_reach),
-        )
-        flight.start()
-        self._undo.append(flight.close)
+        flight = self._start_flight(broker, node, clock)
+        samples.limits = partial(limits_sample, self._budget, files, flight)
         liftbridge = await start_liftbridge(
             config,
             broker,
@@ -210,6 +211,7 @@ class _Daemon:
             not_ready=self._reason,
             on_crash=self._crashed,
             undo=self._undo,
+            connections_max=max(1, self._budget.liftbridge),
         )
         self._undo.append(node.hand_over)
         addresses = ServingAddresses(
@@ -220,6 +222,21 @@ class _Daemon:
             lake_uri=config.lake.uri,
         )
         self._say_ready(addresses, directory, streams_count=len(broker.streams.all()))
+
+    def _start_flight(self, broker: Broker, node: Node, clock: SystemClock) -> FlightService:
+        config = self._config
+        flight = FlightService(
+            broker,
+            clock,
+            flight_service_config(
+                config.flight, nats_url=config.nats.url, connections_max=self._budget.flight
+            ),
+            operations=_operations(config, broker, node.metadata, clock, self._cannot_reach),
+        )
+        flight.start()
+        self._undo.append(flight.close)
+        self._relieve = flight.relieve
+        return flight
 
     def _say_ready(
         self, addresses: ServingAddresses, directory: str, *, streams_count: int
@@ -234,17 +251,30 @@ class _Daemon:
         if self._on_ready is not None:
             self._on_ready(addresses)
 
-    def _open_data_dir(self) -> tuple[DiskFiles, str, Promises]:
+    def _open_data_dir(self) -> tuple[CachedFiles, str, Promises]:
         """Lock the data directory, check which broker owns it, and open its promises."""
         node = self._config.node
-        files = DiskFiles(Path(node.data_dir))
-        self._undo.append(files.close)
+        self._budget = budget = DescriptorBudget.of(limit_here(raised=True), self._config)
+        _log.info("descriptor_budget", **dataclasses.asdict(budget))
+        disk = DiskFiles(Path(node.data_dir), spare_descriptors=SPARES)
+        self._undo.append(disk.close)
+        files = CachedFiles(
+            disk,
+            open_max=budget.files,
+            below=STREAMS,
+            pause=time.sleep,
+            on_shortage=self._short_of_descriptors,
+        )
         directory = claim_directory(files, cluster=node.cluster, broker_id=node.id)
         promises = Promises(files, directory)
         self._undo.append(promises.close)
         return files, directory, promises
 
-    def _open_node(self, files: DiskFiles, clock: SystemClock, promises: Promises) -> Node:
+    def _short_of_descriptors(self) -> None:
+        """Break idle connections now, as far as there are too many; any thread."""
+        self._relieve()
+
+    def _open_node(self, files: CachedFiles, clock: SystemClock, promises: Promises) -> Node:
         """Open the metadata, alone or as one of several."""
         config = self._config
         if not config.cluster.brokers:
@@ -460,22 +490,3 @@ def _require_no_table(broker: Broker) -> None:
             "tables, and lake.uri (HEADWATER_LAKE_URI) is empty; set it to where the tables are",
             streams=tiered[:10],
         )
-
-
-def _flight_service_config(config: FlightConfig, *, nats_url: str) -> FlightServiceConfig:
-    def pem(path: str | None) -> bytes | None:
-        if path is None:
-            return None
-        try:
-            return Path(path).read_bytes()
-        except OSError as cause:
-            raise InvalidConfigError(f"cannot read {path}: {cause.strerror}") from cause
-
-    return FlightServiceConfig(
-        host=config.host,
-        port=config.port,
-        nats_url=nats_url or None,
-        tls_cert=pem(config.tls_cert_file),
-        tls_key=pem(config.tls_key_file),
-        tls_client_ca=pem(config.tls_client_ca_file),
-    )

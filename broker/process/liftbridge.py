@@ -23,6 +23,7 @@ async def start_liftbridge(
     not_ready: Callable[[], str | None],
     on_crash: Callable[[BaseException], None],
     undo: list[Callable[[], object]],
+    connections_max: int,
 ) -> LiftbridgeService | None:
     """Serve the API if it is enabled; append to ``undo`` the functions that end it.
 
@@ -44,7 +45,11 @@ async def start_liftbridge(
         end = subjects.close
         undo.append(lambda: asyncio.run_coroutine_threadsafe(end(), loop).result())
     service = LiftbridgeService(
-        broker, clock, service_config(config.liftbridge), not_ready=not_ready, subjects=subjects
+        broker,
+        clock,
+        service_config(config.liftbridge, connections_max=connections_max),
+        not_ready=not_ready,
+        subjects=subjects,
     )
     service.start()
     undo.append(service.close)

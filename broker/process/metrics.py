@@ -173,8 +173,24 @@ class PeerSample:
     impostors_total: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitsSample:
+    """How much of its bounded resources this broker uses."""
+
+    descriptors_max: int
+    log_files: int
+    log_files_max: int
+    log_files_reopened_total: int
+    no_descriptor_total: int
+    flight_connections_max: int
+    flight_connections_severed_total: int
+
+
 class MetricsSource(Protocol):
     """Snapshots that a scrape asks for. Quick, any thread, no locks held while waiting."""
+
+    def limits_samples(self) -> Sequence[LimitsSample]:
+        """Return one sample, or none before the broker has started."""
 
     def partition_samples(self) -> Sequence[PartitionSample]:
         """Return one sample per partition."""
@@ -263,6 +279,13 @@ _HELP: Final = {
     "sent_bytes_total": "Bytes sent to that broker.",
     "connects_total": "Connections made to that broker.",
     "dropped_messages_total": "Messages to that broker dropped: queue full, or connection lost.",
+    "descriptors_max": "File descriptors that this process may have.",
+    "log_files": "Descriptors of the logs' files now.",
+    "log_files_max": "Descriptors of the logs' files at most; those unused longest are closed.",
+    "log_files_reopened_total": "Files of logs that were opened again after that.",
+    "no_descriptor_total": "Calls of the log that found no free descriptor, and waited.",
+    "flight_connections_max": "Connections of Flight at most.",
+    "flight_connections_severed_total": "Idle connections of Flight broken beyond that.",
     "impostors_total": "Connections to that broker's address with the certificate of another.",
 }
 _PARTITION: Final = ("stream", "partition")
@@ -326,6 +349,7 @@ class _SnapshotCollector:
         yield from _families(
             "controller", ControllerSample, source.controller_samples(), of_controller
         )
+        yield from _families("limits", LimitsSample, source.limits_samples(), ())
         yield from _families("peer", PeerSample, source.peer_samples(), ("peer",))
 
     def describe(self) -> list[Metric]:

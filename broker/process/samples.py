@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from broker.adapters.flight.service import FlightService
 from broker.process.cluster_samples import ClusterSamples
+from broker.process.descriptors import DescriptorBudget
 from broker.process.metrics import (
     ClusterSample,
     ControllerSample,
     FollowerSample,
     IngestSample,
+    LimitsSample,
     PartitionSample,
     PeerSample,
     ReplicaSample,
@@ -19,6 +22,7 @@ from broker.process.metrics import (
 from broker.runtime.broker import Broker
 from broker.runtime.ingest.nats_ingest import NatsIngest
 from broker.runtime.partition.driver import PartitionDriver
+from broker.storage.cached_files import CachedFiles
 
 
 class TierCounts(Protocol):
@@ -65,6 +69,11 @@ class BrokerSamples:
         self._tiering = tiering
         self.ingest: NatsIngest | None = None
         self.cluster: ClusterSamples | None = None
+        self.limits: Callable[[], LimitsSample] | None = None
+
+    def limits_samples(self) -> list[LimitsSample]:
+        """Return one sample, or none before the broker has started."""
+        return [] if self.limits is None else [self.limits()]
 
     def failure(self) -> str | None:
         """Return why the broker is not ready; None if nothing here prevents it.
@@ -160,4 +169,19 @@ def _partition_sample(driver: PartitionDriver) -> PartitionSample:
         message_ids=ids.ids,
         message_ids_bytes=ids.size_bytes,
         forgotten_ids_total=ids.forgotten,
+    )
+
+
+def limits_sample(
+    budget: DescriptorBudget, files: CachedFiles, flight: FlightService
+) -> LimitsSample:
+    """Return how much of its bounded resources a broker uses now. Any thread."""
+    return LimitsSample(
+        descriptors_max=budget.limit,
+        log_files=files.open_count,
+        log_files_max=budget.files,
+        log_files_reopened_total=files.reopened_count,
+        no_descriptor_total=files.shortages_count,
+        flight_connections_max=budget.flight,
+        flight_connections_severed_total=flight.severed_connections_count,
     )

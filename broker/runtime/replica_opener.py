@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import structlog
@@ -10,6 +11,7 @@ import structlog
 from broker.core.metadata.state import PartitionState
 from broker.core.replication.follower import FollowerTiming
 from broker.core.replication.isr import LagLimits
+from broker.errors import HeadwaterError
 from broker.model.epochs import BrokerEpoch
 from broker.model.ids import BrokerId, PartitionId
 from broker.model.stream import Stream
@@ -30,6 +32,7 @@ from broker.runtime.partition.replica_shell import ReplicaIdentity, ReplicaLinks
 from broker.runtime.partition.tier_view import RecordColdEnd
 from broker.runtime.replica_folders import ReplicaFolders
 from broker.runtime.stream_keys import StreamKeys, require_keys
+from broker.storage.log.partition_log import PartitionLog
 
 _log = structlog.get_logger(__name__)
 
@@ -80,6 +83,28 @@ class ReplicaOpener:
             require_keys(setting.keys, stream)
         config = log_config(stream.config)
         log = self._folders.open_log(partition_id, config, held=setting.me in row.opened)
+        try:
+            driver = self._driver_of(partition, row, log)
+        except BaseException:  # for example no free descriptor: the next try opens it again
+            with suppress(HeadwaterError):
+                log.close()
+            raise
+        _log.info(
+            "partition_recovered",
+            stream=stream.name,
+            partition=partition.number,
+            log_start=log.log_start,
+            log_end=log.log_end,
+            leader_epoch=row.leader_epoch,
+            recovery=str(log.recovery),
+        )
+        return driver
+
+    def _driver_of(
+        self, partition: StreamPartition, row: PartitionState, log: PartitionLog
+    ) -> PartitionDriver:
+        stream, partition_id, setting = partition.stream, partition.partition_id, self._setting
+        config = log_config(stream.config)
         driver = PartitionDriver(
             partition,
             OpenedLog(
@@ -111,13 +136,4 @@ class ReplicaOpener:
         )
         if row.replicas == (setting.me,):
             driver.health.refuse_if_replaced()
-        _log.info(
-            "partition_recovered",
-            stream=stream.name,
-            partition=partition.number,
-            log_start=log.log_start,
-            log_end=log.log_end,
-            leader_epoch=row.leader_epoch,
-            recovery=str(log.recovery),
-        )
         return driver

@@ -6,9 +6,6 @@ durable after the folder is synced; the caller decides when to sync the folder.
 
 from __future__ import annotations
 
-import errno
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,7 +19,6 @@ from broker.codec.disk.log_state_format import (
 )
 from broker.codec.disk.segment_format import segment_name
 from broker.errors import (
-    DiskFullError,
     HeadwaterError,
     LogFailedError,
     MetadataCorruptError,
@@ -31,43 +27,25 @@ from broker.errors import (
 from broker.model.ids import PartitionId
 from broker.model.offsets import Offset
 from broker.ports.system import File, Files
+from broker.storage.no_room import PROCESS_LIMITS, lacks_room, no_room
 
 EPOCHS_NAME: Final = "epochs"
 RECOVERY_NAME: Final = "recovery"
 SUSPECT_NAME: Final = "suspect"  # a read found damage: the next opening trusts no index
 CUT_NAME: Final = "cut"  # bytes behind the recovery point are being removed, see truncation.py
 TEMPORARY_SUFFIX: Final = ".tmp"
-PROCESS_LIMITS: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # not errors of the disk
 _SMALL_FILE_BYTES_MAX: Final = 1024 * 1024 * 1024  # no whole-file read is larger
-
-
-def is_full(error: OSError) -> bool:
-    """Tell whether the disk is full or the user's quota is used up."""
-    return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def cannot_open(folder: str, cause: OSError, what: str = "open") -> HeadwaterError:
     """Translate an error of the operating system for the caller that opens a log."""
-    if is_full(cause):
-        return DiskFullError(
-            f"the broker's disk is full: no room to {what} {folder}: {cause}", path=folder
-        )
+    if lacks_room(cause):
+        return no_room(f"to {what} {folder}", cause, path=folder)
     if cause.errno in PROCESS_LIMITS:
         return OverloadedError(
-            f"the process has no free file descriptor or memory to {what} {folder} now: {cause}",
-            path=folder,
+            f"the process has no memory to {what} {folder} now: {cause}", path=folder
         )
     return LogFailedError(f"failed to {what} {folder}: {cause}", path=folder)
-
-
-@contextmanager
-def ignoring_full_disk() -> Iterator[None]:
-    """Ignore a full disk: the block writes a cache, or its write is repeated later."""
-    try:
-        yield
-    except OSError as error:
-        if not is_full(error):
-            raise
 
 
 @dataclass(frozen=True, slots=True)

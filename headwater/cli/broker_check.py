@@ -65,6 +65,7 @@ def check(config: BrokerConfig, *, java: bool) -> int:
 def checked_needs(config: BrokerConfig, *, java: bool) -> Iterator[CheckedNeed]:
     """Check folder, memory, ports, certificates, NATS, keys, lake; with ``java`` Spark's needs."""
     yield _checked("data folder", config.node.data_dir, lambda: _ours(config.node))
+    yield _checked("descriptors", _descriptors_said(config), lambda: _descriptors_suffice(config))
     yield _checked("message ids", _ids_room(config), lambda: _memory_suffices(config))
     for name, host, port in _ports(config):
         yield _checked(name, f"{host}:{port}", lambda host=host, port=port: _free(host, port))  # type: ignore[misc]
@@ -160,6 +161,22 @@ def _memory_suffices(config: BrokerConfig) -> None:
             "node.message_ids_bytes_max is more than half of this machine's memory, "
             f"{machine / 2**20:.0f} MiB"
         )
+
+
+def _descriptors_suffice(config: BrokerConfig) -> None:
+    from broker.process.descriptors import DescriptorBudget, limit_here
+
+    DescriptorBudget.of(limit_here(raised=False), config)
+
+
+def _descriptors_said(config: BrokerConfig) -> str:
+    from broker.process.descriptors import DescriptorBudget, limit_here
+
+    limit = limit_here(raised=False)
+    try:
+        return DescriptorBudget.of(limit, config).said()
+    except InvalidConfigError:
+        return str(limit)
 
 
 def _ports(config: BrokerConfig) -> Iterator[tuple[str, str, int]]:

@@ -20,6 +20,7 @@ from broker.process.metrics import (
     ClusterSample,
     FollowerSample,
     IngestSample,
+    LimitsSample,
     PartitionSample,
     PeerSample,
     ReplicaSample,
@@ -54,6 +55,7 @@ def test_every_metric_on_the_page_exists() -> None:
         "replica": ReplicaSample,
         "follower": FollowerSample,
         "cluster": ClusterSample,
+        "limits": LimitsSample,
         "peer": PeerSample,
     }
     known = {

@@ -2,7 +2,11 @@
 
 Paths are relative to the root: a part that is empty, `.` or `..` is refused, and a symbolic link at
 the end of a path is not followed. The root is locked while the object lives, so that two brokers
-cannot write to one data directory.
+cannot write to one data directory: the folder itself is locked, and a file in it, which older
+releases lock.
+
+Some descriptors are held in reserve. They are given up for a moment when the process has no other
+left, so that the log can go on while a flood of connections has taken the rest.
 """
 
 from __future__ import annotations
@@ -13,9 +17,11 @@ import fcntl
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from broker.errors import InvalidConfigError
 from broker.ports.system import File
@@ -25,7 +31,11 @@ _VECTOR_MAX: Final = 1024  # IOV_MAX on Linux
 _RWF_DONTCACHE: Final = 0x80  # Linux 6.14; not in Python's os
 _PASSING_BYTES_MIN: Final = 256 * 1024  # below this size the hint costs more than it saves
 _NO_HINT: Final = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
+_NO_DESCRIPTOR: Final = (errno.EMFILE, errno.ENFILE)
+_NO_FOLDER_LOCKS: Final = (errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.EOPNOTSUPP)  # e.g. NFS
 _NO_PREALLOCATION: Final = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
+
+_T = TypeVar("_T")
 
 
 class DiskFile:
@@ -112,13 +122,14 @@ class DiskFile:
 class DiskFiles:
     """The Files port below ``root``, which is created if it is absent. Any thread."""
 
-    def __init__(self, root: Path) -> None:
-        """Create and lock the root.
+    def __init__(self, root: Path, *, spare_descriptors: int = 0) -> None:
+        """Create and lock the root; keep ``spare_descriptors`` in reserve.
 
         Raises:
             InvalidConfigError: another process holds the root, or nothing can be written there.
         """
         self._root = root.absolute()
+        self._spares = _Spares(-1, 0)
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
             root.mkdir(parents=True, exist_ok=True)
@@ -130,22 +141,26 @@ class DiskFiles:
                 "writable, or choose another data directory",
                 path=str(self._root),
             ) from cause
+        self._folder = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock_folder(self._folder)
         except OSError as cause:
-            os.close(self._lock)
+            self.close()
             raise InvalidConfigError(
                 f"the data directory {self._root} is in use by another process; "
                 "stop it, or choose another data directory",
                 path=str(self._root),
             ) from cause
+        self._spares = _Spares(self._folder, spare_descriptors)
 
     def open(self, path: str, *, create: bool = False) -> File:
         """Open for reading and writing; ``create`` creates a file and fails if it exists."""
         flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
         if create:
             flags |= os.O_CREAT | os.O_EXCL
-        return DiskFile(os.open(self._at(path), flags, 0o600))
+        at = self._at(path)
+        return DiskFile(self._spares.with_one(lambda: os.open(at, flags, 0o600)))
 
     def exists(self, path: str) -> bool:
         """Tell whether a file or folder is there."""
@@ -154,7 +169,7 @@ class DiskFiles:
     def list(self, folder: str) -> list[str]:
         """Return the sorted names in a folder; empty when the folder is absent."""
         try:
-            return sorted(one.name for one in self._at(folder).iterdir())
+            return sorted(self._spares.with_one(lambda: os.listdir(self._at(folder))))  # noqa: PTH208
         except FileNotFoundError:
             return []
 
@@ -168,7 +183,7 @@ class DiskFiles:
         for one in reversed(made):
             with contextlib.suppress(FileExistsError):
                 one.mkdir(mode=0o700)
-            _sync_folder(one.parent)
+            self._spares.with_one(partial(_sync_folder, one.parent))
 
     def replace(self, source: str, target: str) -> None:
         """Rename over ``target``; durable only after :meth:`sync_folder`."""
@@ -183,12 +198,12 @@ class DiskFiles:
         target = self._at(folder)
         assert target != self._root, "the root itself is not to be removed"
         if target.is_dir():
-            shutil.rmtree(target)
-            _sync_folder(target.parent)
+            self._spares.with_one(lambda: shutil.rmtree(target))
+            self._spares.with_one(lambda: _sync_folder(target.parent))
 
     def sync_folder(self, folder: str) -> None:
         """Make names created, renamed or removed in ``folder`` durable."""
-        _sync_folder(self._at(folder))
+        self._spares.with_one(lambda: _sync_folder(self._at(folder)))
 
     def free_bytes(self) -> int:
         """Return the bytes that may still be written."""
@@ -197,9 +212,12 @@ class DiskFiles:
 
     def close(self) -> None:
         """Unlock the root."""
-        if self._lock >= 0:
-            descriptor, self._lock = self._lock, -1
-            os.close(descriptor)
+        for name in ("_lock", "_folder"):
+            descriptor = getattr(self, name)
+            if descriptor >= 0:
+                setattr(self, name, -1)
+                os.close(descriptor)
+        self._spares.close()
 
     def _at(self, path: str) -> Path:
         if path == "":
@@ -208,6 +226,66 @@ class DiskFiles:
         if any(part in ("", ".", "..") or "\0" in part for part in parts):
             raise ValueError(f"not a confined relative path: {path!r}")
         return self._root.joinpath(*parts)
+
+
+class _Spares:
+    """Descriptors in reserve. Any thread."""
+
+    def __init__(self, copied: int, count: int) -> None:
+        """Hold ``count`` copies of the open descriptor ``copied``."""
+        self._copied = copied
+        self._count = count
+        self._lock = threading.Lock()
+        self._held: list[int] = []
+        self._refill()
+
+    def with_one(self, call: Callable[[], _T]) -> _T:
+        """Call; if the process has no free descriptor, give up the reserve and call again.
+
+        The whole reserve is given up, because another thread may take some of it, for example for
+        a connection.
+        """
+        try:
+            return call()
+        except OSError as cause:
+            if cause.errno not in _NO_DESCRIPTOR or not self._give_up():
+                raise
+        try:
+            return call()
+        finally:
+            self._refill()
+
+    def close(self) -> None:
+        """Give the reserve up for good."""
+        self._count = 0
+        self._give_up()
+
+    def _give_up(self) -> bool:
+        with self._lock:
+            held, self._held = self._held, []
+        for one in held:
+            os.close(one)
+        return bool(held)
+
+    def _refill(self) -> None:
+        with self._lock, contextlib.suppress(OSError):
+            while len(self._held) < self._count:
+                self._held.append(os.dup(self._copied))
+
+
+def _lock_folder(descriptor: int) -> None:
+    """Lock a folder itself, so that removing the lock file does not free it.
+
+    Raises:
+        OSError: another process holds the lock.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError as cause:
+        if cause.errno not in _NO_FOLDER_LOCKS:
+            raise
 
 
 def _after(views: list[memoryview], count: int) -> list[memoryview]:

@@ -24,6 +24,7 @@ class FlightServiceConfig:
     tls_cert: bytes | None = None  # the chain, the server's own certificate first
     tls_key: bytes | None = None
     tls_client_ca: bytes | None = None
+    connections_max: int = 10_000  # beyond it the connections that are idle longest are broken
     streams_max: int = 512  # do_put and do_get calls at the same time; each takes one thread
     put_batch_bytes_max: int = 64 * MIB  # Arrow bytes of one batch; a body may be a little larger
     put_inflight_bytes_max: int = 64 * MIB  # of one do_put: received and not yet acknowledged
@@ -48,6 +49,7 @@ class FlightServiceConfig:
                 "put_inflight_bytes_max must not be smaller than put_batch_bytes_max"
             )
         limits = (
+            self.connections_max,
             self.streams_max,
             self.put_inflight_batches_max,
             self.commit_timeout_ms,

@@ -24,7 +24,7 @@ from broker.adapters.flight.errors import to_flight, with_address
 from broker.adapters.flight.listing import Listing, to_json
 from broker.adapters.flight.operations import operate
 from broker.adapters.flight.served_put import put_path
-from broker.adapters.flight.sockets import sever_connections
+from broker.adapters.flight.sockets import ConnectionBound, sever_connections
 from broker.adapters.flight.writes import PutStream
 from broker.adapters.reading.rows import (
     RowRange,
@@ -69,6 +69,7 @@ class FlightService:
         self._config = config
         self._operations = operations
         self._server: _Server | None = None
+        self._bound: ConnectionBound | None = None
 
     def start(self) -> None:
         """Bind and serve; returns at once.
@@ -85,6 +86,8 @@ class FlightService:
                 f"Flight cannot serve on {where}: the address is in use or not of this machine, or "
                 f"a certificate is not usable ({cause}). gRPC wrote the reason to stderr"
             ) from cause
+        self._bound = ConnectionBound(self.port, self._config.connections_max)
+        self._bound.start()
         _log.info("flight_started", host=self._config.host, port=self._server.port)
 
     @property
@@ -93,10 +96,22 @@ class FlightService:
         assert self._server is not None, "not started"
         return int(self._server.port)
 
+    @property
+    def severed_connections_count(self) -> int:
+        """How many connections were broken because there were too many."""
+        return 0 if self._bound is None else self._bound.severed_count
+
+    def relieve(self) -> None:
+        """Break idle connections beyond the bound now. Any thread; does not block."""
+        if self._bound is not None:
+            self._bound.look_now()
+
     def close(self, *, timeout_ms: int = 5_000) -> bool:
         """Refuse new calls, end the running ones, stop; return whether all ended in time."""
         if self._server is None:
             return True
+        assert self._bound is not None, "it was started"
+        self._bound.stop()
         return self._server.close(timeout_ms=timeout_ms)
 
 

@@ -28,7 +28,9 @@ class LiftbridgeServiceConfig:
     http2: Http2Limits = field(default_factory=Http2Limits)
 
 
-def service_config(config: LiftbridgeConfig) -> LiftbridgeServiceConfig:
+def service_config(
+    config: LiftbridgeConfig, *, connections_max: int = 256
+) -> LiftbridgeServiceConfig:
     """Return the service's settings for the daemon's."""
     return LiftbridgeServiceConfig(
         host=config.host,
@@ -37,4 +39,5 @@ def service_config(config: LiftbridgeConfig) -> LiftbridgeServiceConfig:
         tls_cert_file=config.tls_cert_file,
         tls_key_file=config.tls_key_file,
         tls_client_ca_file=config.tls_client_ca_file,
+        connections_max=connections_max,
     )

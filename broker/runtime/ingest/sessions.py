@@ -22,7 +22,7 @@ import structlog
 from broker.codec.checksum import crc32c
 from broker.errors import MetadataCorruptError
 from broker.ports.system import Files
-from broker.storage.log_folder import ignoring_full_disk
+from broker.storage.no_room import ignoring_no_room
 from broker.storage.whole_file import write_whole
 
 _log = structlog.get_logger(__name__)
@@ -69,7 +69,7 @@ def note_clean_stop(files: Files, session: str) -> None:
     On a full disk there is no note: then the next start counts as a start after a crash.
     """
     body = {"session": session, "crc": _checksum((session,))}
-    with ignoring_full_disk():
+    with ignoring_no_room():
         write_whole(files, _CLEAN_FILE, [json.dumps(body, sort_keys=True).encode()])
 
 

@@ -17,10 +17,10 @@ from broker.core.raft.config import RaftConfig
 from broker.core.raft.consensus import NewConsensus
 from broker.core.raft.core import RaftCore
 from broker.errors import (
-    DiskFullError,
     InvalidConfigError,
     LogFailedError,
     MetadataCorruptError,
+    NoRoomError,
 )
 from broker.model.ids import BrokerId
 from broker.model.raft import Floor, NodeId, Snapshot
@@ -31,7 +31,7 @@ from broker.runtime.metadata.controllers_note import check_controllers, note_con
 from broker.runtime.metadata.lone_takeover import KEPT, take_over
 from broker.runtime.metadata.raft_metadata_log import RaftMetadataLog
 from broker.runtime.metadata.unknown_logs import require_known
-from broker.storage.log_folder import is_full
+from broker.storage.no_room import lacks_room, no_room
 from broker.storage.promises.promises import PROMISES_NAME, Promises
 from broker.storage.raft.journal import COUNTER, RaftJournal
 from broker.storage.raft.journal_scan import Found
@@ -111,9 +111,10 @@ def open_lone_journal(
         raise _translated(cause) from cause
 
 
-def _translated(cause: OSError) -> DiskFullError | LogFailedError:
-    kind = DiskFullError if is_full(cause) else LogFailedError
-    return kind(f"the metadata cannot be opened: {cause}")
+def _translated(cause: OSError) -> NoRoomError | LogFailedError:
+    if lacks_room(cause):
+        return no_room("the metadata cannot be opened", cause)
+    return LogFailedError(f"the metadata cannot be opened: {cause}")
 
 
 def _open(files: Files, *, cluster: str, me: NodeId, promises: Promises | None) -> RaftJournal:

@@ -29,7 +29,7 @@ from broker.ports.system import Files
 from broker.runtime.ingest.sessions import note_alone
 from broker.runtime.metadata.lone_journal import COUNTER, FOLDER, read_lone_journal
 from broker.runtime.metadata.unknown_logs import require_known
-from broker.storage.log_folder import is_full
+from broker.storage.no_room import is_full
 from broker.storage.promises.promises import Promises
 from broker.storage.raft.journal import RaftJournal
 

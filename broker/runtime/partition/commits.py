@@ -17,7 +17,13 @@ import structlog
 from broker.codec.record_batch import PreparedBatch, prepare
 from broker.core.replication.acks import AckQueue
 from broker.core.replication.leader import PartitionLeader
-from broker.errors import CorruptDataError, DiskFullError, HeadwaterError, LogFailedError
+from broker.errors import (
+    CorruptDataError,
+    DiskFullError,
+    HeadwaterError,
+    LogFailedError,
+    NoRoomError,
+)
 from broker.model.epochs import LeaderEpoch
 from broker.model.records import AckPolicy
 from broker.model.stream import StreamConfig
@@ -142,10 +148,13 @@ class Commits:
         return None
 
     def _note_room(self, failure: HeadwaterError | None) -> None:
-        """Log once that the disk is full, and once that it has room again."""
-        full = isinstance(failure, DiskFullError)
+        """Log once that there is no room, and once that there is room again."""
+        full = isinstance(failure, NoRoomError)
         if full and not self._disk_full and failure is not None:
-            _log.warning("disk_full", partition=self._name, reason=failure.message)
+            if isinstance(failure, DiskFullError):
+                _log.warning("disk_full", partition=self._name, reason=failure.message)
+            else:
+                _log.warning("no_descriptor", partition=self._name, reason=failure.message)
         elif self._disk_full and failure is None:
             _log.warning("disk_has_room", partition=self._name)
         elif failure is not None and not full:

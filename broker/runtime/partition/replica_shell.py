@@ -33,8 +33,8 @@ from broker.core.replication.runs import append_runs
 from broker.core.replication.view import PartitionView, Role
 from broker.errors import (
     CorruptDataError,
-    DiskFullError,
     HeadwaterError,
+    NoRoomError,
     NotLeaderError,
     OffsetOutOfRangeError,
 )
@@ -368,7 +368,7 @@ class ReplicaShell:
         )
         try:
             self._local.replace(start, prefix)
-        except DiskFullError as error:
+        except NoRoomError as error:
             _log.warning("new_log_waits", partition=self._name, reason=error.message)
             self._owner.later(_TRUNCATE_AGAIN_MS, lambda: self._reset(start, prefix))
             return
@@ -394,7 +394,7 @@ class ReplicaShell:
                 self._local.log.append_stored(part, now_us=self._clock.now_us())
                 self._local.copied(part)
                 first += len(run)
-        except DiskFullError as error:
+        except NoRoomError as error:
             if not self._disk_full:  # once: the records are asked for again and again
                 _log.warning("follower_disk_full", partition=self._name, reason=error.message)
             self._disk_full = True
@@ -416,7 +416,7 @@ class ReplicaShell:
         end = max(end, self._local.log.log_start)
         try:
             self._local.truncate(end)
-        except DiskFullError as error:
+        except NoRoomError as error:
             _log.warning("truncation_waits", partition=self._name, reason=error.message)
             self._owner.later(_TRUNCATE_AGAIN_MS, lambda: self._truncate(end))
             return

@@ -4,26 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from broker.errors import DiskFullError, LogFailedError
-from broker.storage.log_folder import is_full
+from broker.errors import LogFailedError
+from broker.storage.no_room import lacks_descriptor, lacks_room, no_room
 
 
 class DiskErrors:
-    """Translates disk errors. After any error but a full disk the log takes no more writes.
+    """Translates disk errors. After any error but a lack of room the log takes no more writes.
 
     This is a class because a commit enters it three times: a generator would cost three times as
     much.
     """
 
-    __slots__ = ("_fail", "_fatal", "_path", "_what")
+    __slots__ = ("_fail", "_fatal", "_path", "_retried", "_what")
 
-    def __init__(self, fail: Callable[[str], None], path: str, what: str, *, fatal: bool) -> None:
+    def __init__(
+        self,
+        fail: Callable[[str], None],
+        path: str,
+        what: str,
+        *,
+        fatal: bool,
+        retried: bool = False,
+    ) -> None:
         """Translate the errors of one operation, ``what``, on the log in the folder ``path``.
 
         ``fail`` is called with the reason if the log takes no more writes from now on. With
-        ``fatal`` a full disk has this effect too.
+        ``fatal`` a lack of room has this effect too. With ``retried`` a lack of descriptors has
+        not: the caller does the whole operation again.
         """
-        self._fail, self._path, self._what, self._fatal = fail, path, what, fatal
+        self._fail, self._path, self._what = fail, path, what
+        self._fatal, self._retried = fatal, retried
 
     def __enter__(self) -> None:
         """Do nothing."""
@@ -32,7 +42,7 @@ class DiskErrors:
         """Translate an OSError into a HeadwaterError.
 
         Raises:
-            DiskFullError: nothing was changed.
+            NoRoomError: nothing was changed, or the caller does the operation again.
             LogFailedError: the log takes no more writes.
         """
         if isinstance(cause, LogFailedError):  # of the promises: no record may be acknowledged now
@@ -40,10 +50,8 @@ class DiskErrors:
         if not isinstance(cause, OSError):
             return
         path = self._path
-        if is_full(cause) and not self._fatal:
-            raise DiskFullError(
-                f"the broker's disk is full: {self._what} of {path}: {cause}", path=path
-            ) from cause
+        if (lacks_room(cause) and not self._fatal) or (self._retried and lacks_descriptor(cause)):
+            raise no_room(f"{self._what} of {path}", cause, path=path) from cause
         reason = f"{self._what} of {path} failed: {cause}"
         self._fail(reason)
         raise LogFailedError(reason, path=path) from cause

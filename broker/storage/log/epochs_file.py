@@ -11,6 +11,7 @@ from broker.errors import CorruptDataError
 from broker.model.epoch_history import EpochHistory
 from broker.model.offsets import Offset
 from broker.storage.log_folder import EPOCHS_NAME, LogFolder
+from broker.storage.no_room import PROCESS_LIMITS
 
 
 def load_epochs(
@@ -24,7 +25,11 @@ def load_epochs(
         owner, starts = decode_epochs(folder.read(folder.file(EPOCHS_NAME)))
     except FileNotFoundError:
         return scanned, bool(scanned.starts)
-    except (CorruptDataError, OSError):
+    except CorruptDataError:
+        return scanned, True
+    except OSError as cause:
+        if cause.errno in PROCESS_LIMITS:
+            raise  # the file may be whole: a history without it would forget freed epochs
         return scanned, True
     history = EpochHistory(starts)
     if owner != folder.partition_id or scanned.latest > history.latest:

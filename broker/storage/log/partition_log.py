@@ -17,9 +17,9 @@ from typing import Final
 from broker.codec.disk.log_state_format import encode_epochs
 from broker.codec.record_batch import PreparedBatch
 from broker.errors import (
-    DiskFullError,
     HeadwaterError,
     LogFailedError,
+    NoRoomError,
     StaleLeaderEpochError,
 )
 from broker.model.epoch_history import EpochHistory
@@ -38,8 +38,8 @@ from broker.storage.log_folder import (
     SUSPECT_NAME,
     LogFolder,
     cannot_open,
-    ignoring_full_disk,
 )
+from broker.storage.no_room import ignoring_no_room
 from broker.storage.promises.log_promise import LogPromise
 from broker.storage.promises.lost_log import RecoveredLog, unreadable
 from broker.storage.promises.promises import ReplicaPromise
@@ -86,6 +86,7 @@ class PartitionLog:
         self._checkpoint_size = 0  # bytes of the active segment at the last checkpoint
         self._checkpoint_us = 0  # time of the last tick that looked whether one is due
         self._failure: str | None = None
+        self._unfinished_cut: tuple[Offset, EpochHistory] | None = None  # no descriptor was free
         self._active: ActiveSegment | None = None
         if not recovered.report.damaged_ranges and not recovered.segments[-1].sealed:
             self._active = self._open_active(recovered.segments[-1])
@@ -114,8 +115,9 @@ class PartitionLog:
 
         Raises:
             MetadataCorruptError: the folder is another partition's, or its files are not readable.
-            DiskFullError: the disk has no room for a new log, or to make a recovered log durable.
-            OverloadedError: the process has no free descriptor or memory now.
+            NoRoomError: the disk has no room for a new log, or to make a recovered log durable; or
+                the process has no free descriptor.
+            OverloadedError: the process has no memory now.
             LogFailedError: the disk failed.
         """
         place, own = LogFolder(files, folder, partition_id), LogPromise(promise)
@@ -128,7 +130,7 @@ class PartitionLog:
             log = cls(place, config, recovered, own)
         except OSError as cause:
             raise cannot_open(folder, cause) from cause
-        with suppress(DiskFullError):  # the log can be read; the first write tries again
+        with suppress(NoRoomError):  # the log can be read; the first write tries again
             log._begin_promise()
         return log
 
@@ -195,7 +197,7 @@ class PartitionLog:
         On a full disk no batch of the group is written. Not durable before :meth:`sync`.
 
         Raises:
-            DiskFullError: there is no room; no batch was written.
+            NoRoomError: there is no room, or no descriptor; no batch was written.
             LogFailedError: the log takes no more writes.
             StaleLeaderEpochError: the log already has a newer epoch.
         """
@@ -218,7 +220,7 @@ class PartitionLog:
                 self._state.log_end = active.segment.end_offset
                 first += count
                 self._promise.ends_with(batches[first - 1], self.log_end)
-        except DiskFullError:
+        except NoRoomError:
             if self.log_end > start:
                 # The group began in an earlier segment. The epoch history is not cut: the epoch
                 # continues, and a write of the history would need space on the full disk.
@@ -233,7 +235,7 @@ class PartitionLog:
             The new log end; not durable before :meth:`sync`.
 
         Raises:
-            DiskFullError, LogFailedError, StaleLeaderEpochError: as :meth:`append`.
+            NoRoomError, LogFailedError, StaleLeaderEpochError: as :meth:`append`.
         """
         active = self._writable()
         at = self.log_end
@@ -271,7 +273,7 @@ class PartitionLog:
                 active.datasync()
         self._note_synced(end)
         if active.segment.size_bytes - self._checkpoint_size >= self._config.checkpoint_bytes:
-            with suppress(DiskFullError):  # the sync itself succeeded
+            with suppress(NoRoomError):  # the sync itself succeeded
                 self.checkpoint()
         return end
 
@@ -336,7 +338,8 @@ class PartitionLog:
         a truncation at or below the first damage makes the log writable again.
 
         Raises:
-            DiskFullError: the epoch history must be cut and there is no room; nothing changed.
+            NoRoomError: the epoch history must be cut and there is no room: nothing changed; or the
+                process has no free descriptor: call again.
             LogFailedError: the disk failed.
         """
         self._cut(end, self._epochs.truncated(end))
@@ -347,7 +350,8 @@ class PartitionLog:
             raise LogFailedError(self._failure)
         # This step is first because it is the only one that may need room on the disk.
         self._write_epochs(epochs)
-        with self._errors("truncate", fatal=True):
+        self._unfinished_cut = end, epochs
+        with self._errors("truncate", fatal=True, retried=True):
             self._promise.lower(end, epochs)
             if self._active is not None and self._active.dirty:
                 self._active.datasync()
@@ -358,6 +362,7 @@ class PartitionLog:
                 self._folder, self._point, self._state.segments, log_start=self.log_start, end=end
             )
             self._reload()
+        self._unfinished_cut = None
 
     def mark_suspect(self) -> None:
         """Make the next opening scan every byte, because a read found damage that was not known.
@@ -365,7 +370,7 @@ class PartitionLog:
         A scan without damage removes the mark. May be called again, also on a damaged log.
 
         Raises:
-            DiskFullError: there is no room for the name of the mark.
+            NoRoomError: there is no room for the name of the mark.
             LogFailedError: the disk failed.
         """
         path = self._folder.file(SUSPECT_NAME)
@@ -387,7 +392,7 @@ class PartitionLog:
         self._checkpoint_size = active.segment.size_bytes
         with self._errors("checkpoint"):
             if not active.segment.empty:
-                with ignoring_full_disk():  # a cache: without it a restart scans a little more
+                with ignoring_no_room():  # a cache: without it a restart scans a little more
                     write_index(self._folder, active.segment)
             self._write_point(self.log_start)
 
@@ -417,7 +422,7 @@ class PartitionLog:
     def close(self) -> None:
         """Sync, move the recovery point to the end, close the files. A failed log only closes."""
         try:
-            if self._failure is None and self._active is not None:
+            if self._failure is None and self._active is not None and not self._unfinished_cut:
                 with self._errors("close"):
                     self._active.trim()
                 self.sync()
@@ -440,25 +445,18 @@ class PartitionLog:
                 f"{self._folder.path} takes no writes because it is damaged: {damage.message}",
                 **damage.facts,
             ) from damage
+        if self._unfinished_cut is not None:
+            self._cut(*self._unfinished_cut)
 
     def _writable(self) -> ActiveSegment:
         """Return the segment to write to; first do the work that a full disk had prevented.
 
         Raises:
-            DiskFullError: there is still no room for this work.
+            NoRoomError: there is still no room for this work.
         """
         self._check_healthy()
         self._begin_promise()
-        if self._active is None:
-            with self._errors("the next segment"):
-                self._folder.create_segment(self.log_end)
-            with self._errors("the next segment", fatal=True):
-                self._folder.sync()
-                segment = Segment(self.log_end, SegmentIndex(self._config.index_interval_bytes))
-                self._active = self._open_active(segment)
-                self._state.segments = (*self._state.segments, segment)
-                self._checkpoint_size = 0
-        return self._active
+        return self._begin_segment() if self._active is None else self._active
 
     def _begin_promise(self) -> None:
         """Note in the promises that the replica is held, and its end, unless it is damaged."""
@@ -474,8 +472,8 @@ class PartitionLog:
             self._promise.synced(self.log_start, end, self._epochs)
         self._synced_end = end
 
-    def _errors(self, what: str, *, fatal: bool = False) -> DiskErrors:
-        return DiskErrors(self._fail, self._folder.path, what, fatal=fatal)
+    def _errors(self, what: str, *, fatal: bool = False, retried: bool = False) -> DiskErrors:
+        return DiskErrors(self._fail, self._folder.path, what, fatal=fatal, retried=retried)
 
     def _fail(self, reason: str) -> None:
         self._failure = reason
@@ -519,27 +517,36 @@ class PartitionLog:
         """
         sealed = active.segment
         base = sealed.end_offset
-        with self._errors("fsync", fatal=True):
+        with self._errors("trim"):
             active.trim()
+        with self._errors("fsync", fatal=True):
             if active.dirty:
                 active.datasync()
         self._note_synced(base)
         with self._errors("roll"):
             self._folder.create_segment(base)
         sealed.sealed = True
-        with self._errors("roll", fatal=True):
-            with ignoring_full_disk():
-                write_index(self._folder, sealed)
+        self._active = None  # until its successor is open: `_begin_segment` may be done again
+        active.close()
+        self.sealed_count += 1
+        with self._errors("roll", fatal=True), ignoring_no_room():
+            write_index(self._folder, sealed)
+        successor = self._begin_segment()
+        with self._errors("roll", fatal=True), ignoring_no_room():
+            self._write_point(self.log_start)
+        return successor
+
+    def _begin_segment(self) -> ActiveSegment:
+        """Make the segment at the log's end active; its file may be there from an earlier try."""
+        with self._errors("the next segment"):
+            if not self._folder.files.exists(self._folder.segment_file(self.log_end, "log")):
+                self._folder.create_segment(self.log_end)
+        with self._errors("the next segment", fatal=True, retried=True):
             self._folder.sync()
-            segment = Segment(base, SegmentIndex(self._config.index_interval_bytes))
-            successor = self._open_active(segment)
-            self._active = successor
+            segment = Segment(self.log_end, SegmentIndex(self._config.index_interval_bytes))
+            self._active = successor = self._open_active(segment)
             self._state.segments = (*self._state.segments, segment)
-            active.close()
             self._checkpoint_size = 0
-            self.sealed_count += 1
-            with ignoring_full_disk():
-                self._write_point(self.log_start)
         return successor
 
     def _write_point(self, log_start: Offset) -> None:
@@ -550,13 +557,14 @@ class PartitionLog:
 
     def _reload(self) -> None:
         """Take over the result of recovery after the files were cut."""
+        found = recover(self._folder, index_interval_bytes=self._config.index_interval_bytes)
         if self._active is not None:
             self._active.close()
+        self._active = None
         if self._point is not None:
             self._point.close()
         for segment in self._state.segments:
             self._handles.drop(self._folder.segment_file(segment.base_offset, "log"))
-        found = recover(self._folder, index_interval_bytes=self._config.index_interval_bytes)
         self._point, self._epochs, self.recovery = found.point, found.epochs, found.report
         self._synced_end = found.log_end
         self._checkpoint_size = found.segments[-1].size_bytes if found.segments else 0
@@ -567,7 +575,7 @@ class PartitionLog:
         self._reader.forget_places()
         healthy = not found.report.damaged_ranges and not found.segments[-1].sealed
         self._active = self._open_active(found.segments[-1]) if healthy else None
-        with suppress(DiskFullError):
+        with suppress(NoRoomError):
             self._begin_promise()
         if not state.damaged:  # the cut also made unsynced records durable: promise them
             self._promise.look_back(self._folder, state, self._config.index_interval_bytes)

@@ -10,7 +10,8 @@ from broker.codec.disk.log_state_format import decode_producer_state, encode_pro
 from broker.codec.disk.segment_format import parse_segment_name
 from broker.errors import CorruptDataError
 from broker.model.offsets import Offset
-from broker.storage.log_folder import LogFolder, is_full
+from broker.storage.log_folder import LogFolder, cannot_open
+from broker.storage.no_room import PROCESS_LIMITS, lacks_room
 
 _KEPT: int = 2
 
@@ -27,7 +28,7 @@ def write_producer_state(folder: LogFolder, offset: Offset, state: bytes) -> boo
         )
         folder.sync()
     except OSError as error:
-        if is_full(error):
+        if lacks_room(error):
             return False
         raise
     for old in [one for one in _offsets(folder) if one <= offset][:-_KEPT]:
@@ -36,19 +37,31 @@ def write_producer_state(folder: LogFolder, offset: Offset, state: bytes) -> boo
 
 
 def read_producer_state(folder: LogFolder, log_end: Offset) -> tuple[bytes, Offset] | None:
-    """Return the newest valid snapshot at or below ``log_end`` and its offset."""
-    for offset in reversed(_offsets(folder)):
-        if offset > log_end:
-            continue
-        try:
-            found, state = decode_producer_state(
-                folder.read(folder.segment_file(offset, "producers"))
-            )
-        except (CorruptDataError, OSError):
-            continue
-        if found == offset:
-            return state, offset
+    """Return the newest valid snapshot at or below ``log_end`` and its offset.
+
+    Raises:
+        OverloadedError: the process has no free descriptor or memory now. Nothing is skipped for
+            that: without a state that may be whole, repeats would not be known.
+    """
+    try:
+        for offset in reversed(_offsets(folder)):
+            if offset <= log_end and (state := _valid_state(folder, offset)) is not None:
+                return state, offset
+    except OSError as cause:
+        raise cannot_open(folder.path, cause, "read the producers' state of") from cause
     return None
+
+
+def _valid_state(folder: LogFolder, offset: Offset) -> bytes | None:
+    try:
+        found, state = decode_producer_state(folder.read(folder.segment_file(offset, "producers")))
+    except CorruptDataError:
+        return None
+    except OSError as cause:
+        if cause.errno in PROCESS_LIMITS:
+            raise
+        return None
+    return state if found == offset else None
 
 
 def remove_producer_state_above(folder: LogFolder, end: Offset) -> None:

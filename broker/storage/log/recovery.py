@@ -27,8 +27,8 @@ from broker.storage.log_folder import (
     TEMPORARY_SUFFIX,
     LogFolder,
     RecoveryPointFile,
-    is_full,
 )
+from broker.storage.no_room import lacks_room
 from broker.storage.promises.lost_log import (
     RecoveredLog,
     below_promise,
@@ -140,7 +140,7 @@ class _Recovery:
             if path in self._report.rebuilt:
                 self._folder.replace(path, encode_epochs(self._folder.partition_id, epochs.starts))
         except OSError as error:
-            if not is_full(error):
+            if not lacks_room(error):
                 raise
 
     def _complete_roll(self, log_end: Offset) -> None:
@@ -148,7 +148,7 @@ class _Recovery:
         try:
             base = self._create_segment(log_end)
         except OSError as error:
-            if not is_full(error):
+            if not lacks_room(error):
                 raise
         else:
             self._segments.append(Segment(base, SegmentIndex(self._interval_bytes)))

@@ -26,7 +26,8 @@ from broker.codec.disk.segment_format import SEGMENT_HEADER_SIZE, decode_segment
 from broker.errors import IndexCorruptError, SegmentCorruptError
 from broker.model.offsets import Offset, OffsetRange
 from broker.ports.system import File
-from broker.storage.log_folder import PROCESS_LIMITS, LogFolder
+from broker.storage.log_folder import LogFolder
+from broker.storage.no_room import PROCESS_LIMITS
 from broker.storage.promises.promises import Promised
 from broker.storage.segments.damage import (
     DamagedRange,

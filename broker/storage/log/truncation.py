@@ -15,11 +15,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from broker.codec.disk.log_state_format import RecoveryPoint
-from broker.codec.disk.segment_format import SEGMENT_HEADER_SIZE
+from broker.codec.disk.segment_format import SEGMENT_HEADER_SIZE, parse_segment_name
 from broker.model.offsets import Offset
 from broker.ports.system import File
 from broker.storage.log.producer_state import remove_producer_state_above
-from broker.storage.log_folder import CUT_NAME, LogFolder, RecoveryPointFile, ignoring_full_disk
+from broker.storage.log_folder import CUT_NAME, LogFolder, RecoveryPointFile
+from broker.storage.no_room import ignoring_no_room
 from broker.storage.promises.promises import Promised
 from broker.storage.segments.scan import ValidBatch, Window, scan
 from broker.storage.segments.segment import Segment
@@ -48,13 +49,14 @@ def truncate_files(
             point.write(folder, at=(last.base_offset, position), log=(log_start, end))
         remove_producer_state_above(folder, end)
         folder.sync()
-        for segment in reversed(segments[len(kept) :]):
+        for base in _bases_above(folder, last.base_offset):
             for kind in ("index", "log"):
-                folder.remove_if_there(folder.segment_file(segment.base_offset, kind))
+                folder.remove_if_there(folder.segment_file(base, kind))
             folder.sync()
         folder.remove_if_there(folder.segment_file(last.base_offset, "index"))
-        with ignoring_full_disk():  # the file only prevents a false alarm
-            folder.files.open(folder.file(CUT_NAME), create=True).close()
+        with ignoring_no_room():  # the file only prevents a false alarm
+            if not folder.files.exists(folder.file(CUT_NAME)):  # of a try without descriptors
+                folder.files.open(folder.file(CUT_NAME), create=True).close()
         folder.sync()
         file.truncate(position)
         file.datasync()
@@ -62,6 +64,12 @@ def truncate_files(
         folder.sync()  # before a batch is written behind the recovery point again
     finally:
         file.close()
+
+
+def _bases_above(folder: LogFolder, base: Offset) -> list[int]:
+    """Return the segments above ``base``, newest first; one may be there that was never used."""
+    names = map(parse_segment_name, folder.files.list(folder.path))
+    return sorted({one[0] for one in names if one is not None and one[0] > base}, reverse=True)
 
 
 def finish_cut(

@@ -11,7 +11,7 @@ from typing import Final
 
 from broker.codec.checksum import crc32c
 from broker.codec.record_batch import BatchHeader, PreparedBatch
-from broker.errors import HeadwaterError
+from broker.errors import HeadwaterError, OverloadedError
 from broker.model.epoch_history import EpochHistory
 from broker.model.offsets import Offset, OffsetRange
 from broker.storage.log_folder import LogFolder
@@ -39,6 +39,9 @@ def mark_before(
     Returns:
         None if the log has no record before ``end``, or this record cannot be read. NO_MARK if a
         batch begins before ``end`` and ends after it.
+
+    Raises:
+        OverloadedError: the process has no free descriptor or memory now.
     """
     if not state.log_start < end <= state.log_end:
         return None
@@ -46,6 +49,8 @@ def mark_before(
     reader = LogReader(folder, handles, state, index_interval_bytes=index_interval_bytes)
     try:
         last = reader.read(Offset(end - 1), end, bytes_max=1)[-1].header
+    except OverloadedError:  # no descriptor or memory now: this says nothing of the batch
+        raise
     except (HeadwaterError, OSError):  # a reader of the batch meets the same error and reports it
         return None
     finally:

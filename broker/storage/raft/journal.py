@@ -44,12 +44,12 @@ from broker.model.raft import (
     Stored,
 )
 from broker.ports.system import Files
-from broker.storage.log_folder import ignoring_full_disk
+from broker.storage.no_room import ignoring_no_room, is_full
 from broker.storage.promises.promises import Promises
 from broker.storage.raft.journal_file import JournalFile, first_journal, is_first
 from broker.storage.raft.journal_scan import Found
 from broker.storage.raft.meta import MetaFile, first_meta
-from broker.storage.raft.raft_folder import FULL, RaftFolder, owner_of
+from broker.storage.raft.raft_folder import RaftFolder, owner_of
 from broker.storage.whole_file import write_whole
 
 COUNTER: Final = "raft"  # name in the promises file: the term and the last record's number
@@ -157,7 +157,7 @@ class RaftJournal:
         """
         if self._promises is not None:
             term = max(self._meta.slot.hard.term, self.stored.hard.term)
-            with ignoring_full_disk():
+            with ignoring_no_room():
                 self._promises.note(COUNTER, term, self._journal.synced)
 
     def _open_journal(self, synced: int, snapshot: Snapshot | None) -> tuple[JournalFile, Found]:
@@ -248,8 +248,7 @@ class RaftJournal:
         try:
             write_whole(files, path, [encode_member_file(membership, owner)])
         except OSError as cause:
-            full = cause.errno in FULL
-            raise (DiskFullError if full else LogFailedError)(
+            raise (DiskFullError if is_full(cause) else LogFailedError)(
                 f"{path} cannot be written: {cause}"
             ) from cause
         return cls(files, folder, cluster=cluster, node=node, remake=True, promises=promises)

@@ -21,8 +21,9 @@ from broker.codec.disk.raft_log_format import (
 from broker.errors import LogFailedError
 from broker.model.raft import Entry, EntryKind, LogImage
 from broker.ports.system import File
+from broker.storage.no_room import is_full
 from broker.storage.raft.journal_scan import Found, read_journal
-from broker.storage.raft.raft_folder import FULL, RaftFolder
+from broker.storage.raft.raft_folder import RaftFolder
 
 NAME: Final = "journal"
 _JOURNAL_BYTES_MAX: Final = 256 * 1024 * 1024  # a larger journal is not opened
@@ -124,7 +125,7 @@ class JournalFile:
         try:
             self._file.allocate(wanted)
         except OSError as cause:
-            if cause.errno not in FULL or end > self._allocated:
+            if not is_full(cause) or end > self._allocated:
                 raise
         else:
             self._allocated = wanted
@@ -150,7 +151,11 @@ class JournalFile:
             parts.append(encode_record(RecordKind.ENTRY, number, first - 1, entry))
         self._folder.write_whole(NAME, parts)
         self._file.close()
-        self._file = self._folder.files.open(self._folder.file(NAME))
+        try:
+            self._file = self._folder.files.open(self._folder.file(NAME))
+        except OSError as cause:  # the new journal is in place: this step cannot be done again
+            failed = LogFailedError(f"the Raft journal cannot be opened again: {cause}")
+            raise self._folder.fail(failed) from cause
         self._at = self._allocated = sum(map(len, parts))
         self.number = self.synced = number
 

@@ -7,18 +7,15 @@ the same error.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 from collections.abc import Sequence
-from typing import Final
 
 from broker.codec.disk.raft_log_format import OWNER_SIZE
-from broker.errors import DiskFullError, LogFailedError
+from broker.errors import LogFailedError, NoRoomError
 from broker.model.raft import NodeId
 from broker.ports.system import File, Files
+from broker.storage.no_room import lacks_room, no_room
 from broker.storage.whole_file import read_whole, write_whole
-
-FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 class RaftFolder:
@@ -64,10 +61,10 @@ class RaftFolder:
         if self._failure is not None:
             raise self._failure
 
-    def translated(self, cause: OSError) -> DiskFullError | LogFailedError:
-        """Translate an error of the disk; every error but a full disk is final."""
-        if cause.errno in FULL:
-            return DiskFullError(f"the disk of the Raft folder {self.path} is full: {cause}")
+    def translated(self, cause: OSError) -> NoRoomError | LogFailedError:
+        """Translate an error of the disk; every error but a lack of room is final."""
+        if lacks_room(cause) and self._failure is None:
+            return no_room(f"a write to the Raft folder {self.path}", cause)
         if self._failure is None:
             self._failure = LogFailedError(
                 f"a write to the Raft folder {self.path} failed: {cause}"

@@ -19,7 +19,8 @@ from broker.codec.record_batch import HEADER_SIZE, PreparedBatch, encode_header,
 from broker.model.epochs import LeaderEpoch
 from broker.model.offsets import Offset, OffsetRange
 from broker.ports.partition import StoredBatch
-from broker.storage.log_folder import LogFolder, is_full
+from broker.storage.log_folder import LogFolder
+from broker.storage.no_room import is_full
 from broker.storage.segments.handle_pool import HandlePool
 from broker.storage.segments.segment import Segment
 
@@ -35,7 +36,11 @@ class ActiveSegment:
         self._preallocate_bytes = preallocate_bytes
         self._path = folder.segment_file(segment.base_offset, "log")
         self._file = handles.pin(self._path)
-        self._allocated = self._file.size()
+        try:
+            self._allocated = self._file.size()
+        except OSError:
+            handles.unpin(self._path)
+            raise
         self.segment = segment
         self.dirty = False  # whether bytes were written since the last datasync
         self.synced_bytes = segment.size_bytes  # size of the segment at the last datasync

@@ -20,7 +20,8 @@ from broker.errors import (
 from broker.model.offsets import Offset, OffsetRange
 from broker.ports.partition import StoredBatch
 from broker.ports.system import File
-from broker.storage.log_folder import PROCESS_LIMITS, LogFolder
+from broker.storage.log_folder import LogFolder
+from broker.storage.no_room import PROCESS_LIMITS, lacks_descriptor, no_room
 from broker.storage.segments.damage import DamagedRange
 from broker.storage.segments.handle_pool import HandlePool
 from broker.storage.segments.index import SegmentIndex
@@ -312,6 +313,8 @@ def _whole(segment: Segment) -> OffsetRange:
 
 def _unreadable(path: str, cause: OSError, offsets: OffsetRange) -> HeadwaterError:
     """Translate an error of the operating system for a reader of ``path``."""
+    if lacks_descriptor(cause):
+        return no_room(f"reading {path}", cause, path=path)
     if cause.errno in PROCESS_LIMITS:
         return OverloadedError(f"{path} cannot be read now: {cause}", path=path)
     return SegmentCorruptError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from broker.ports.system import File, Files
-from broker.storage.log_folder import PROCESS_LIMITS
+from broker.storage.no_room import PROCESS_LIMITS
 
 
 class UnreadableError(Exception):

@@ -43,11 +43,11 @@ from broker.core.raft.events import (
 )
 from broker.core.raft.member import Role
 from broker.errors import (
-    DiskFullError,
     HeadwaterError,
     InvalidRequestError,
     LogFailedError,
     MetadataCorruptError,
+    NoRoomError,
     OverloadedError,
     UnavailableError,
 )
@@ -216,7 +216,7 @@ class RaftPump:
     def _has_room(self, waiter: Waiter) -> bool:
         try:
             self._saving.require_room(len(waiter.payload), self._now_ms)
-        except DiskFullError as error:
+        except NoRoomError as error:
             if waiter.deadline_ms == NEVER:  # opening the session waits for disk space
                 waiter.retry_ms = self._now_ms + _SOON_MS
                 waiter.refused = error.message

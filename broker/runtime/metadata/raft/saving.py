@@ -13,7 +13,7 @@ from typing import Final
 import structlog
 
 from broker.core.raft.events import Save
-from broker.errors import DiskFullError
+from broker.errors import DiskFullError, NoRoomError
 from broker.model.raft import ENTRY_OVERHEAD
 from broker.ports.system import Files
 from broker.storage.raft.journal import RaftJournal
@@ -69,7 +69,7 @@ class Saving:
                 entries=entries,
                 disk=first.disk,
             )
-        except DiskFullError as error:
+        except NoRoomError as error:
             _log.warning("raft_disk_full", reason=error.message)
             self._saves.appendleft(replace(first, number=number, entries=tuple(entries)))
             self._full_until_ms = now_ms + _FULL_MS
@@ -96,7 +96,7 @@ class Saving:
         """Note that this member has every entry that its lost disk may have had."""
         try:
             self._journal.drop_floor()
-        except DiskFullError as error:  # the next start reads the floor again and finds it reached
+        except NoRoomError as error:  # the next start reads the floor again and finds it reached
             _log.warning("raft_floor_kept", reason=error.message)
 
     def close(self) -> None:

@@ -37,6 +37,7 @@ from broker.runtime.metadata.metadata_log import MetadataLog
 from broker.runtime.operations import ClusterOperations
 from broker.runtime.partition.driver import PartitionDriver
 from broker.runtime.partition.leadership_gate import SETTLE_MS
+from broker.storage.cached_files import CachedFiles
 from broker.storage.promises.promises import Promises
 from simkit.house.beneath.raft import HouseLog, RaftHouse, RaftLane
 from simkit.house.flight import FlightCalls
@@ -178,7 +179,7 @@ class Node:
         self._view: MetadataLog | None = None
         self._control, self._replicas, self._raft = ControlLane(self), ReplicaLane(self), None
         try:
-            files = machine.disk.files()
+            files = CachedFiles(machine.disk.files(), open_max=4, below="streams")
             promises = Promises(files)
         except OSError as error:
             self._refuse(error)

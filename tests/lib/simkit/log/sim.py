@@ -29,11 +29,13 @@ from broker.errors import (
 from broker.model.epochs import LeaderEpoch
 from broker.model.ids import PartitionId, PartitionNumber, StreamUuid
 from broker.model.offsets import Offset
+from broker.ports.system import Files
+from broker.storage.cached_files import CachedFiles
 from broker.storage.log.partition_log import LogConfig, PartitionLog
 from broker.storage.log_folder import CUT_NAME
 from broker.storage.promises.promises import Promises
 from broker.storage.segments.damage import RotProof
-from simkit.disk.disk import ROOMY, SECTOR, PowerLostError, SimDisk, SimFiles
+from simkit.disk.disk import ROOMY, SECTOR, PowerLostError, SimDisk
 from simkit.log.rot import LogRot
 
 FOLDER = "streams/s/0"
@@ -303,7 +305,7 @@ class LogSim:
     def _open(self) -> PartitionLog:
         """Open the log; the power may go in the middle of that, too, and the disk may be full."""
         while True:
-            files = self.disk.files()
+            files = CachedFiles(self.disk.files(), open_max=1, below="streams")
             self._count_torn_roll()
             self.seen["cut interrupted"] += files.exists(f"{FOLDER}/{CUT_NAME}")
             if self.rng.random() < self.stop_chance:
@@ -327,7 +329,7 @@ class LogSim:
                 self._count(log)
                 return log
 
-    def _open_once(self, files: SimFiles) -> PartitionLog:
+    def _open_once(self, files: Files) -> PartitionLog:
         if not self.promising:
             return PartitionLog.open(files, FOLDER, PARTITION, self.config)
         self.promises = Promises(files)
@@ -407,7 +409,7 @@ class LogSim:
         path = self.rng.choice(sorted(self.disk.copy_of(FOLDER)))
         size = len(self.disk.peek(path))
         self.disk.bad_sectors = {(path, self.rng.randrange(size // SECTOR + 1))}
-        files = self.disk.files()
+        files = CachedFiles(self.disk.files(), open_max=1, below="streams")
         try:
             log = self._open_once(files)
         except LogFailedError:

@@ -13,6 +13,7 @@ from broker.process.metrics import (
     ControllerSample,
     FollowerSample,
     IngestSample,
+    LimitsSample,
     PartitionSample,
     PeerSample,
     ReplicaSample,
@@ -29,6 +30,20 @@ class Source:
     def partition_samples(self) -> list[PartitionSample]:
         """Return the partitions as they are now."""
         return self.partitions
+
+    def limits_samples(self) -> list[LimitsSample]:
+        """Return a broker whose descriptors were used up once."""
+        return [
+            LimitsSample(
+                descriptors_max=1024,
+                log_files=7,
+                log_files_max=400,
+                log_files_reopened_total=3,
+                no_descriptor_total=1,
+                flight_connections_max=400,
+                flight_connections_severed_total=2,
+            )
+        ]
 
     def ingest_samples(self) -> list[IngestSample]:
         """Return one subscription."""

@@ -120,8 +120,10 @@ def test_certificate_files_are_loaded(config: BrokerConfig, tmp_path: Path) -> N
     ours, other = made["b"], made["other"]
 
     def flight(certificate: Path, key: Path) -> BrokerConfig:
-        files = {"tls_cert_file": str(certificate), "tls_key_file": str(key)}
-        return replace(config, flight=FlightConfig(port=config.flight.port, **files))
+        served = FlightConfig(
+            port=config.flight.port, tls_cert_file=str(certificate), tls_key_file=str(key)
+        )
+        return replace(config, flight=served)
 
     assert _wrong(flight(ours.cert_file, ours.key_file)) == {}
     assert "certificate and its key" in _wrong(flight(ours.cert_file, other.key_file)).popitem()[1]

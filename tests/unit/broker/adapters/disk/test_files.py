@@ -53,6 +53,41 @@ def test_a_root_has_one_owner(tmp_path: Path) -> None:
     assert subprocess.run(command, check=False).returncode == 0
 
 
+def test_a_root_without_its_lock_file_still_has_one_owner(tmp_path: Path) -> None:
+    """Whoever removes the file does not let a second broker in: the folder itself is locked."""
+    files = DiskFiles(tmp_path)
+    (tmp_path / ".lock").unlink()
+    with pytest.raises(InvalidConfigError, match="in use by another process"):
+        DiskFiles(tmp_path)
+    files.close()
+    DiskFiles(tmp_path).close()
+
+
+def test_the_reserve_serves_the_log_when_no_descriptor_is_left(tmp_path: Path) -> None:
+    """Opening, listing and syncing work; with the reserve used up they fail as ever."""
+    script = (
+        "import os, resource, sys; from pathlib import Path\n"
+        "from broker.adapters.disk.files import DiskFiles\n"
+        "files = DiskFiles(Path(sys.argv[1]), spare_descriptors=3)\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n"
+        "try:\n"
+        "    while True: os.dup(0)\n"
+        "except OSError: pass\n"
+        "opened = [files.open(name, create=True) for name in 'abc']\n"
+        "try: files.open('d', create=True)\n"
+        "except OSError as error: assert error.errno == 24\n"
+        "else: sys.exit('the fourth was opened')\n"
+        "for file in opened: file.close()\n"
+        "assert 'd' not in files.list('')\n"
+        "files.sync_folder('')\n"
+        "assert files.open('a').size() == 0\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)], check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_folder_that_cannot_be_written_has_a_name(tmp_path: Path) -> None:
     """The error says what is wrong (read-only, or a file in its place), where, and what to do."""
     (tmp_path / "file").touch()

@@ -1,0 +1,54 @@
+"""Errors of the operating system that are a lack of room, not a failure of the disk.
+
+No room on the disk, or no free file descriptor in the process. Both heal without a restart, and in
+both cases the refused call has changed nothing. Any other OSError says that the disk has failed.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from broker.errors import DescriptorsExhaustedError, DiskFullError, NoRoomError
+
+FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+NO_DESCRIPTOR: Final = frozenset({errno.EMFILE, errno.ENFILE})
+PROCESS_LIMITS: Final = NO_DESCRIPTOR | {errno.ENOMEM}  # not errors of the disk
+
+
+def is_full(error: OSError) -> bool:
+    """Tell whether the disk is full or the user's quota is used up."""
+    return error.errno in FULL
+
+
+def lacks_descriptor(error: OSError) -> bool:
+    """Tell whether the process, or the machine, has no free file descriptor."""
+    return error.errno in NO_DESCRIPTOR
+
+
+def lacks_room(error: OSError) -> bool:
+    """Tell whether the call may succeed later, without a repair: it changed nothing."""
+    return is_full(error) or lacks_descriptor(error)
+
+
+def no_room(what: str, cause: OSError, **facts: Any) -> NoRoomError:
+    """Return the error for a caller whose ``what`` found no room."""
+    if lacks_descriptor(cause):
+        return DescriptorsExhaustedError(
+            f"the process has no free file descriptor: {what}: {cause}; too many connections or "
+            "files are open, try again",
+            **facts,
+        )
+    return DiskFullError(f"the broker's disk is full: {what}: {cause}", **facts)
+
+
+@contextmanager
+def ignoring_no_room() -> Iterator[None]:
+    """Ignore a lack of room: the block writes a cache, or its write is repeated later."""
+    try:
+        yield
+    except OSError as error:
+        if not lacks_room(error):
+            raise
