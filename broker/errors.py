@@ -7,17 +7,19 @@
     │    SchemaMismatchError · SequenceGapError · UnknownLeaseError · InvalidCutError
     │    MalformedMessageError · UnknownBrokerError · InvalidAssignmentError
     │    FeatureLevelError · TruncatedError · MetadataFullError · ConditionFailedError
-    │    FixedSettingError · UnknownGroupError
+    │    FixedSettingError · UnknownGroupError · NoPositionError
     ├─ FencedError           the caller must refresh its metadata, then retry
     │    NotLeaderError · StaleLeaderEpochError · StaleColdEndError · StreamRecreatedError
     │    StalePartitionEpochError · StaleBrokerEpochError · IneligibleReplicaError
     │    FilesReplacedError · StaleWatermarkError · HistoryClaimedError · StreamChangedError
-    │    GroupChangedError · PartitionPausedError · StaleRemoteStartError
+    │    GroupChangedError · PartitionPausedError · StaleRemoteStartError · StaleMemberError
+    │    StaleClaimError · NotCoordinatorError
     ├─ UnavailableError      the caller may retry later
     │    OverloadedError · DiskFullError · DescriptorsExhaustedError · LogFailedError
     │    CommitTimeoutError
     │    RemoteTierUnavailableError · ShuttingDownError · NotEnoughReplicasError · NoAnswerError
     │    HeldByLeaseError · HeldByPositionError · NotShippedError · PurgeRefusedError
+    │    GroupInUseError
     │    EncryptionKeyError (KeyProviderUnavailableError)
     ├─ CorruptDataError      an operator must look; never retried, never repaired by deletion
     │    BatchCorruptError · SegmentCorruptError · IndexCorruptError · MetadataCorruptError
@@ -175,6 +177,13 @@ class UnknownGroupError(InvalidRequestError):
     """No consumer group has this id, or it has no members any more. Facts: group."""
 
 
+class NoPositionError(InvalidRequestError):
+    """The group has no position in a partition, and the consumer may not choose one.
+
+    Facts: group, stream, partition.
+    """
+
+
 class FencedError(HeadwaterError):
     """The sender uses an old epoch: it must refresh its metadata, then retry."""
 
@@ -191,6 +200,25 @@ class GroupChangedError(FencedError):
 
     Facts: group; got and current, if it is the epoch.
     """
+
+
+class StaleMemberError(FencedError):
+    """This process is not the member of the group (any more). Facts: group, member, replaced.
+
+    ``replaced`` tells that another process has taken the place of this static member. Otherwise the
+    member was expelled because it was silent, or its group has ended: it may join again.
+    """
+
+
+class StaleClaimError(FencedError):
+    """The member does not hold these partitions (any more), so its positions were not stored.
+
+    The other positions of the commit were stored. Facts: group, member, partitions.
+    """
+
+
+class NotCoordinatorError(FencedError):
+    """This broker does not coordinate the group. Facts: group, coordinator (a broker's id)."""
 
 
 class PartitionPausedError(FencedError):
@@ -333,6 +361,10 @@ class PurgeRefusedError(UnavailableError):
 
     Facts: purged, a list of ``Purged``; refused, the error of each other partition by its number.
     """
+
+
+class GroupInUseError(UnavailableError):
+    """The group has members that read this stream: stop them first. Facts: group, members."""
 
 
 class NoAnswerError(UnavailableError):

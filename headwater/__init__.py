@@ -24,11 +24,15 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from headwater.client import (
+        AssignedPartition,
         AsyncClient,
         Client,
         Consumed,
         Consumer,
         Fetched,
+        GroupBatch,
+        GroupConsumer,
+        GroupRecord,
         PartitionedProducer,
         Producer,
     )
@@ -43,11 +47,15 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"  # as in pyproject.toml; a test compares them
 
 __all__ = [
+    "AssignedPartition",
     "AsyncClient",
     "Client",
     "Consumed",
     "Consumer",
     "Fetched",
+    "GroupBatch",
+    "GroupConsumer",
+    "GroupRecord",
     "PartitionedProducer",
     "Producer",
     "certificate",
@@ -70,8 +78,12 @@ _HOMES = {
     "Consumed": "headwater.client",
     "Consumer": "headwater.client",
     "Fetched": "headwater.client",
+    "GroupBatch": "headwater.client",
+    "GroupConsumer": "headwater.client",
+    "GroupRecord": "headwater.client",
     "PartitionedProducer": "headwater.client",
     "Producer": "headwater.client",
+    "AssignedPartition": "headwater.client",
     "certificate": "spark_jobs.read.held_reads",
     "cut": "spark_jobs.read.cut",
     "cut_of": "spark_jobs.read.held_reads",

@@ -10,47 +10,64 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from broker.core.metadata.group_commands import LeaveGroup
-from broker.core.metadata.state import GroupState
+from broker.core.metadata.group_state import GroupState
+from broker.core.metadata.member_commands import LeaveMember
 from broker.model.ids import BrokerId
+
+LOOK_MS: Final = 250  # between two steps of a coordinator that runs
 
 
 @dataclass(frozen=True, slots=True)
 class Silent:
-    """A member that was silent for too long; the command removes it, at this epoch of its group."""
+    """A member that was silent for too long; the command removes it, if nothing changed since."""
 
-    command: LeaveGroup
+    command: LeaveGroup | LeaveMember
 
 
 class GroupLiveness:
     """The times at which members were last heard. Not thread-safe: callers share one lock."""
 
     def __init__(self, me: BrokerId, *, consumer_ms: int) -> None:
-        """``me`` is this broker; a member may be silent for ``consumer_ms``."""
+        """``me`` is this broker; a member without a session may be silent for ``consumer_ms``."""
         self._me = me
         self._consumer_ms = consumer_ms
-        self._heard: dict[tuple[str, str], int] = {}
+        self._heard: dict[tuple[str, str, str], int] = {}  # by group, member, process
         self._last_ms: int | None = None
 
-    def heard(self, group: str, member: str, now_ms: int) -> None:
+    def heard(self, group: str, member: str, now_ms: int, *, instance: str = "") -> None:
         """Note that a member has sent a request."""
-        self._heard[group, member] = now_ms
+        self._heard[group, member, instance] = now_ms
 
     def step(self, groups: Mapping[str, GroupState], now_ms: int) -> list[Silent]:
         """Return the silent members, at most one of a group: each removal changes its epoch."""
-        if self._last_ms is not None and now_ms - self._last_ms > self._consumer_ms // 2:
-            self._heard = dict.fromkeys(self._heard, now_ms)
+        gap_ms = 0 if self._last_ms is None else now_ms - self._last_ms
         self._last_ms = now_ms
-        mine = {name: one for name, one in groups.items() if one.coordinator == self._me}
-        self._heard = {
-            (group, member): self._heard.get((group, member), now_ms)
-            for group, one in mine.items()
-            for member in one.members
-        }
+        heard: dict[tuple[str, str, str], int] = {}
         silent: dict[str, Silent] = {}
-        for (group, member), at_ms in sorted(self._heard.items()):
-            if now_ms - at_ms > self._consumer_ms and group not in silent:
-                epoch = mine[group].epoch
-                silent[group] = Silent(LeaveGroup(group=group, member=member, epoch=epoch))
+        for group, one in sorted(groups.items()):
+            if one.coordinator != self._me:
+                continue
+            for member in sorted(one.members):
+                session = one.sessions.get(member)
+                limit_ms = self._consumer_ms if session is None else session.session_ms
+                key = (group, member, "" if session is None else session.instance)
+                at_ms = self._heard.get(key, now_ms)
+                if gap_ms > max(limit_ms // 2, 2 * LOOK_MS):
+                    at_ms = now_ms  # this broker stood still, and received nothing meanwhile
+                heard[key] = at_ms
+                if now_ms - at_ms > limit_ms and group not in silent:
+                    silent[group] = Silent(_removal(group, member, one, self._me))
+        self._heard = heard
         return list(silent.values())
+
+
+def _removal(
+    group: str, member: str, present: GroupState, me: BrokerId
+) -> LeaveGroup | LeaveMember:
+    session = present.sessions.get(member)
+    if session is None:
+        return LeaveGroup(group=group, member=member, epoch=present.epoch)
+    return LeaveMember(group=group, member=member, instance=session.instance, expelled_by=me)

@@ -15,7 +15,7 @@ from broker.model.ids import BrokerId, LeaseId, StreamUuid
 from broker.model.offsets import Offset
 from broker.model.purge import Purged
 from broker.model.stream import AlteredStream, Stream, StreamConfig
-from broker.ports.groups import CursorsApi, GroupsApi
+from broker.ports.groups import CursorsApi, GroupsApi, MembersApi
 from broker.ports.partition import (
     PartitionHandle,
     PartitionWriter,
@@ -279,3 +279,7 @@ class BrokerApi(Protocol):
     @property
     def groups(self) -> GroupsApi:
         """Consumer groups."""
+
+    @property
+    def members(self) -> MembersApi:
+        """Consumer groups of Headwater's own client."""

@@ -6,6 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from broker.model.groups import (
+    GroupDescription,
+    MemberView,
+    PositionCommit,
+    PositionReset,
+)
 from broker.model.ids import BrokerId
 
 
@@ -76,3 +82,79 @@ class GroupsApi(Protocol):
 
     def find(self, group: str) -> GroupPlace | None:
         """Return a group as this broker knows it; None if it has no such group."""
+
+
+class MembersApi(Protocol):
+    """Groups whose members use Headwater's own client. Any thread; the methods block.
+
+    Every broker answers, except that heartbeats go to the group's coordinator.
+    """
+
+    def join(
+        self,
+        group: str,
+        member: str,
+        instance: str,
+        streams: Sequence[str],
+        *,
+        session_ms: int,
+        static: bool,
+        owner: str,
+    ) -> GroupPlace:
+        """Make a process a member; the same process again changes nothing.
+
+        ``instance`` is a random id of the process. A process that joins under the name of a static
+        member takes its place and its partitions. ``owner`` names the process for people.
+
+        Raises:
+            GroupChangedError: another process is this member; or the group has members with
+                Liftbridge's clients.
+            InvalidRequestError, UnknownStreamError, FeatureLevelError, MetadataFullError,
+            UnavailableError.
+        """
+
+    def leave(self, group: str, member: str, instance: str) -> None:
+        """End a membership; raises StaleMemberError."""
+
+    def heartbeat(self, group: str, member: str, instance: str, epoch: int) -> MemberView:
+        """Show that a member lives, and learn its claims if the group is not at ``epoch`` any more.
+
+        Raises:
+            NotCoordinatorError: another broker coordinates the group.
+            StaleMemberError: the process is not the member (any more).
+            UnavailableError: no majority of the controllers answers.
+        """
+
+    def report(self, group: str, member: str, instance: str, coordinator: str) -> GroupPlace:
+        """Note that a member does not reach its coordinator; return who coordinates now.
+
+        Raises StaleMemberError, GroupChangedError, UnavailableError.
+        """
+
+    def commit(
+        self, group: str, member: str, instance: str, writes: Sequence[PositionCommit]
+    ) -> None:
+        """Store positions, and give claims up; the same writes again change nothing.
+
+        Raises:
+            StaleMemberError: nothing was stored.
+            StaleClaimError: some partitions are not the member's any more; the rest was stored.
+            MetadataFullError, UnavailableError.
+        """
+
+    def groups(self) -> list[str]:
+        """Return the names of all groups that have members or positions."""
+
+    def describe(self, group: str) -> GroupDescription:
+        """Return a group; raises UnknownGroupError."""
+
+    def reset(self, group: str, writes: Sequence[PositionReset]) -> None:
+        """Store positions that an operator chose.
+
+        Raises:
+            GroupInUseError: members read one of these streams.
+            UnknownPartitionError, InvalidRequestError, FeatureLevelError, UnavailableError.
+        """
+
+    def delete(self, group: str) -> None:
+        """Forget a group's positions; raises UnknownGroupError, GroupInUseError."""

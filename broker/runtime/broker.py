@@ -26,6 +26,7 @@ from broker.runtime.api.cold_tier import ColdEnds, ColdTier
 from broker.runtime.api.cuts import Cuts
 from broker.runtime.api.groups import Cursors, Groups
 from broker.runtime.api.known_lineages import KnownLineages
+from broker.runtime.api.members import Members
 from broker.runtime.api.partitions import Partitions
 from broker.runtime.api.remote_starts import MetadataRemoteStarts
 from broker.runtime.api.streams import StreamDefaults, Streams
@@ -150,6 +151,7 @@ class Broker:
         self.partitions = Partitions(metadata, membership, self.streams, self.replicas, lineages)
         self.cursors = Cursors(metadata)
         self.groups = Groups(self._me, metadata, clock)
+        self.members = Members(self._me, metadata, clock, self.groups)
         self._expelling = drive("groups", self.groups.turn)
         self.cuts = Cuts(
             name.cluster,

@@ -244,8 +244,8 @@ def unclean_elect(
       headwater cluster unclean-elect orders 0 --broker broker-2
       headwater cluster unclean-elect orders 0 --broker broker-2 --accept-data-loss
     """
-    from headwater.client.client import default_owner
     from headwater.client.operations import known_broker
+    from headwater.client.owner import default_owner
 
     with _operations(server) as operations:
         found = operations.status()

@@ -37,6 +37,10 @@ _HINTS: Final = {
     "RecordTooLargeError": "Raise the stream's --record-bytes (of a batch: --segment-bytes), or "
     "send smaller records or batches; one NATS message carries at most 8 MiB here.",
     "FixedSettingError": "`headwater stream alter --help` lists the settings that can change.",
+    "UnknownGroupError": "`headwater group list` shows the groups.",
+    "GroupInUseError": "`headwater group describe GROUP` shows the members and where they run.",
+    "NoPositionError": "`headwater group reset GROUP --to earliest` (or latest) sets one.",
+    "StaleMemberError": "Another process has this name: give each its own --member, or none.",
     "HeldByLeaseError": "`headwater lease list STREAM` shows who reads.",
     "NotShippedError": "`headwater tier flush STREAM` ships what is committed.",
     "PurgeRefusedError": "What was purged stays purged. `headwater lease list STREAM` shows who "

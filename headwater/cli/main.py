@@ -34,6 +34,7 @@ _COMMANDS: Final = {
     "query": ("query", "query"),
     "verify": ("verify", "verify"),
     "stream": ("stream", "app"),
+    "group": ("group", "app"),
     "keyring": ("keyring", "app"),
     "lease": ("lease", "app"),
     "tier": ("tier", "app"),

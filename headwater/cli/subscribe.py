@@ -7,12 +7,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from broker.errors import HeadwaterError, UnknownPartitionError
+from broker.errors import HeadwaterError, UnavailableError, UnknownPartitionError
 from headwater.cli import console
 from headwater.cli.discovery import connect, find_server
 from headwater.cli.options import ServerOption, StreamArgument
@@ -21,32 +22,53 @@ from headwater.cli.parsing import StartAt, parse_start
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from headwater.client import Client
+    from headwater.client import Client, GroupConsumer
 
+_IDLE_S: Final = 1.0  # a member without records for so long looks whether any are left
 _QUEUE_BATCHES: Final = 8  # per subscription: memory is bounded, a slow terminal slows the reader
+
+
+_GroupOption = Annotated[
+    str | None,
+    typer.Option(
+        "--group",
+        "-g",
+        help="Read as a member of this consumer group, from its position.",
+        show_default=False,
+    ),
+]
+_MemberOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Name of this member: with it, it keeps its partitions over a restart.",
+        show_default=False,
+    ),
+]
+_ToOption = Annotated[
+    str | None,
+    typer.Option(
+        "--to",
+        metavar="WHERE",
+        help="End before this offset, or before the first record of this time. Default: what "
+        "is committed now; with --follow, no end.",
+        show_default=False,
+    ),
+]
+_FromOption = Annotated[
+    str,
+    typer.Option(
+        "--from",
+        metavar="WHERE",
+        help="earliest, latest, an offset, a time (2026-01-31T08:00:00Z) or '5m ago'.",
+    ),
+]
 
 
 def subscribe(
     stream: StreamArgument,
     *,
-    start: Annotated[
-        str,
-        typer.Option(
-            "--from",
-            metavar="WHERE",
-            help="earliest, latest, an offset, a time (2026-01-31T08:00:00Z) or '5m ago'.",
-        ),
-    ] = "earliest",
-    to: Annotated[
-        str | None,
-        typer.Option(
-            "--to",
-            metavar="WHERE",
-            help="End before this offset, or before the first record of this time. Default: what "
-            "is committed now; with --follow, no end.",
-            show_default=False,
-        ),
-    ] = None,
+    start: _FromOption = "earliest",
+    to: _ToOption = None,
     key: Annotated[
         str | None,
         typer.Option("--key", "-k", help="Only records with this key.", show_default=False),
@@ -61,6 +83,8 @@ def subscribe(
     count: Annotated[
         int | None, typer.Option("--count", "-n", min=1, help="End after this many records.")
     ] = None,
+    group: _GroupOption = None,
+    member: _MemberOption = None,
     format: Annotated[  # noqa: A002  # the option's name
         str, typer.Option("--format", help="text, json (one object per line) or raw (values).")
     ] = "text",
@@ -71,6 +95,9 @@ def subscribe(
     Records that are no longer on the broker's disk come from the Delta table. Records of one
     partition come in offset order; with --follow, several partitions are interleaved.
 
+    With --group the members share the partitions, and each record goes to one of them. The group
+    goes on behind the records that were printed; --from says where a new group begins.
+
     [bold]Examples[/bold]
 
       headwater subscribe orders
@@ -78,6 +105,7 @@ def subscribe(
       headwater subscribe orders --from '10m ago' --format json | jq .value
       headwater subscribe orders -p 0 --from 1200 --to 1210
       headwater subscribe orders --key order-17 --from '1h ago' --to '30m ago'
+      headwater subscribe orders --group billing --follow
     """
     if format not in ("text", "json", "raw"):
         raise typer.BadParameter("choose text, json or raw", param_hint="--format")
@@ -87,7 +115,18 @@ def subscribe(
         key=None if key is None else key.encode(),
         follow=follow,
     )
+    if group is not None:
+        _refuse_beside_a_group(start, to, partition)
+    elif member is not None:
+        raise typer.BadParameter("a member needs a --group", param_hint="--member")
     with connect(find_server(server), waits_long=follow) as client:
+        if group is not None:
+            joining = _Joining(group=group, member=member, reset=start, follow=follow, count=count)
+            batches = _as_member(client, stream, joining)
+            if wanted.key is not None:
+                batches = (_with_key(rows, wanted.key) for rows in batches)
+            _print_records(batches, format, None)
+            return
         partitions = _partitions(client, stream, partition)
         _print_records(_batches(client, stream, partitions, wanted), format, count)
 
@@ -100,6 +139,55 @@ class _Wanted:
     end: StartAt | None
     key: bytes | None
     follow: bool
+
+
+def _refuse_beside_a_group(start: str, to: str | None, partition: int | None) -> None:
+    if start not in ("earliest", "latest"):
+        raise typer.BadParameter(
+            "a group goes on at its position; `headwater group reset` sets it. A new group begins "
+            "at earliest or latest",
+            param_hint="--from",
+        )
+    if to is not None or partition is not None:
+        raise typer.BadParameter("a member reads what its group gives it: no --to, no --partition")
+
+
+def _as_member(client: Client, stream: str, joining: _Joining) -> Iterator[pa.RecordBatch]:
+    """Yield what a member of a group is given; without ``follow`` until nothing is left."""
+    left = joining.count
+    client.stream(stream)  # an unknown one is told at once
+    with client.consumer(
+        stream, group=joining.group, member_id=joining.member, auto_offset_reset=joining.reset
+    ) as consumer:
+        while left is None or left > 0:
+            one = consumer.poll(None if joining.follow else _IDLE_S)
+            if one is None:
+                if joining.follow or _has_nothing_left(consumer):
+                    return
+                continue
+            rows = one.rows if left is None else one.rows.slice(0, left)
+            if rows.num_rows < one.rows.num_rows:
+                consumer.seek(one.stream, one.partition, one.base_offset + rows.num_rows)
+            left = None if left is None else left - rows.num_rows
+            yield rows
+
+
+def _has_nothing_left(consumer: GroupConsumer) -> bool:
+    """Tell whether the member has its share, and was given all of it."""
+    with suppress(UnavailableError):  # a leader may change meanwhile
+        return consumer.is_member and not any(consumer.lag().values())
+    return False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Joining:
+    """How the command is a member of a group."""
+
+    group: str
+    member: str | None
+    reset: Any  # earliest or latest
+    follow: bool
+    count: int | None
 
 
 def _position(option: str, text: str) -> StartAt:

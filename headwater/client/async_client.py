@@ -20,6 +20,9 @@ from broker.model.stream import AlteredStream, Stream
 from headwater.client.client import Client
 from headwater.client.consumer import Consumed, Consumer
 from headwater.client.descriptions import StreamDescription
+from headwater.client.group.consumer import CallBack, GroupConsumer
+from headwater.client.group.opening import OffsetReset
+from headwater.client.group.records import GroupBatch, GroupRecord
 from headwater.client.partitioned_producer import PartitionedProducer
 from headwater.client.records import Records
 from headwater.client.settings import StreamSettings
@@ -41,6 +44,34 @@ class AsyncProducer:
         """
         sent = await asyncio.to_thread(self._producer.send, records)
         return await asyncio.shield(asyncio.wrap_future(sent))
+
+
+class AsyncGroupConsumer:
+    """A member of a consumer group, for coroutines; made by :meth:`AsyncClient.consumer`."""
+
+    def __init__(self, consumer: GroupConsumer) -> None:
+        self.consumer = consumer
+
+    async def __aiter__(self) -> AsyncIterator[GroupRecord]:
+        """Iterate over records, as :class:`GroupConsumer`."""
+        records = iter(self.consumer)
+        while True:
+            found = await asyncio.to_thread(next, records, None)
+            if found is None:
+                return
+            yield found
+
+    async def poll(self, timeout_s: float | None) -> GroupBatch | None:
+        """Return the next rows, as :meth:`GroupConsumer.poll`."""
+        return await asyncio.to_thread(self.consumer.poll, timeout_s)
+
+    async def commit(self, timeout_s: float = 30.0) -> None:
+        """Commit what was given, as :meth:`GroupConsumer.commit`."""
+        await asyncio.to_thread(self.consumer.commit, timeout_s)
+
+    async def seek(self, stream: str, partition: int, offset: int) -> None:
+        """Go on at another offset, as :meth:`GroupConsumer.seek`."""
+        await asyncio.to_thread(self.consumer.seek, stream, partition, offset)
 
 
 class AsyncClient:
@@ -120,6 +151,46 @@ class AsyncClient:
             yield AsyncProducer(made)
         finally:
             await asyncio.to_thread(made.close)
+
+    @asynccontextmanager
+    async def consumer(
+        self,
+        streams: str | Sequence[str],
+        *,
+        group: str,
+        member_id: str | None = None,
+        columns: Sequence[str] | None = None,
+        auto_offset_reset: OffsetReset = "earliest",
+        commit_ms: int | None = 5_000,
+        session_ms: int = 10_000,
+        on_assigned: CallBack | None = None,
+        on_revoked: CallBack | None = None,
+        on_lost: CallBack | None = None,
+    ) -> AsyncIterator[AsyncGroupConsumer]:
+        """Read as a member of a consumer group, as :meth:`Client.consumer`.
+
+        ``async with … as consumer: async for record in consumer``. The call-backs run in a worker
+        thread, while the iteration waits.
+        """
+        made = await asyncio.to_thread(
+            self.client.consumer,
+            streams,
+            group=group,
+            member_id=member_id,
+            columns=columns,
+            auto_offset_reset=auto_offset_reset,
+            commit_ms=commit_ms,
+            session_ms=session_ms,
+            on_assigned=on_assigned,
+            on_revoked=on_revoked,
+            on_lost=on_lost,
+        )
+        processed = False
+        try:
+            yield AsyncGroupConsumer(made)
+            processed = True
+        finally:
+            await asyncio.shield(asyncio.to_thread(made.close, processed=processed))
 
     @asynccontextmanager
     async def consume(

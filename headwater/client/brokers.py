@@ -208,8 +208,7 @@ class Brokers:
         """
         rows = self.action("locate", {"name": stream}, timeout_ms=_LOCATE_MS)
         if any(one not in self._by_id for row in rows for one in row["replicas"]):
-            self._discovered = False  # a broker has joined the cluster
-            self.discover()
+            self.discover(again=True)  # a broker has joined the cluster
         return [
             ToldPlace(
                 stream_uuid=StreamUuid(row["stream_uuid"]),
@@ -247,9 +246,12 @@ class Brokers:
             )
         return place
 
-    def discover(self) -> None:
-        """Ask a broker for the addresses of the others, until it succeeded once; ignores errors."""
-        if self._discovered:
+    def discover(self, *, again: bool = False) -> None:
+        """Ask a broker for the addresses of the others, until it succeeded once; ignores errors.
+
+        With ``again`` ask even then: a broker may have joined the cluster.
+        """
+        if self._discovered and not again:
             return
         with suppress(HeadwaterError):
             for one in self.action("brokers", {}, timeout_ms=_LOCATE_MS):

@@ -7,9 +7,7 @@ split: it is the list of all that a client can ask, with what each answer means.
 
 from __future__ import annotations
 
-import getpass
 import os
-import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -40,7 +38,9 @@ from headwater.client.descriptions import (
     StreamHighWatermarks,
 )
 from headwater.client.fetch import Fetch
+from headwater.client.group.requests import GroupClient
 from headwater.client.leader_route import LeaderRoute
+from headwater.client.owner import default_owner
 from headwater.client.partitioned_producer import PartitionedProducer, only_partition
 from headwater.client.producer import Producer
 from headwater.client.purging import purge
@@ -51,7 +51,7 @@ _LEASE_TTL_MS: int = 60_000
 _CUT_TIMEOUT_MS: int = 60_000
 
 
-class Client:
+class Client(GroupClient):
     """A broker, by its address: ``grpc://host:port``, ``grpc+tls://host:port`` or ``host:port``.
 
     For a cluster, give the addresses of some of its brokers, with commas: the client asks any that
@@ -436,6 +436,9 @@ class Client:
 
         return Consumer(range(count), opened)
 
+    def _high_watermark(self, stream: str, partition: int) -> Offset:
+        return self.describe(stream).partitions[partition].high_watermark
+
     # ------------------------------------------------------------------ leases and cuts
 
     def take_lease(
@@ -550,15 +553,6 @@ class Client:
         if len(results) != 1:
             raise EnvelopeError(f"the broker answered {action} with {len(results)} results, not 1")
         return results[0]
-
-
-def default_owner() -> str:
-    """Return user, host and process id of this process, for a person who lists the leases."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):
-        user = str(os.getuid())
-    return f"{user}@{socket.gethostname()}:{os.getpid()}"
 
 
 def _stream(values: dict[str, Any]) -> Stream:

@@ -18,6 +18,7 @@ from broker.errors import GapError, HeadwaterError
 from broker.model.certificate import Certificate, PartitionCertificate
 from broker.model.cut import Cut, Lease
 from broker.model.epochs import LeaderEpoch
+from broker.model.groups import GroupDescription, PositionReset
 from broker.model.ids import ProducerId
 from broker.model.offsets import Offset, OffsetRange
 from broker.model.purge import Purged
@@ -59,6 +60,36 @@ def streams(client: headwater.Client) -> None:
     client.create_stream("orders", shards=2)  # type: ignore[call-arg]
     client.create_stream("orders", partitions="2")  # type: ignore[arg-type]
     client.create_stream("orders", flush="often")  # type: ignore[arg-type]
+
+
+def groups(client: headwater.Client) -> None:
+    """Read as a member of a group, and look after groups."""
+    with client.consumer(["orders"], group="g", member_id="m", commit_ms=None) as consumer:
+        assert_type(consumer, headwater.GroupConsumer)
+        for record in consumer:
+            assert_type(record, headwater.GroupRecord)
+            assert_type(record.value, bytes | None)
+            consumer.commit()
+        for batch in consumer.batches():
+            assert_type(batch, headwater.GroupBatch)
+        assert_type(consumer.poll(1.0), headwater.GroupBatch | None)
+        consumer.seek("orders", 0, 7)
+        consumer.pause(("orders", 0))
+        consumer.resume(("orders", 0))
+        assert_type(consumer.assignment, list[headwater.AssignedPartition])
+        assert_type(consumer.positions, dict[headwater.AssignedPartition, Offset])
+        assert_type(consumer.lag(), dict[headwater.AssignedPartition, int])
+        assert_type(consumer.is_member, bool)
+        assert_type(consumer.member_id, str)
+        consumer.close(leave=True)
+    client.consumer("orders", group="g", auto_offset_reset="now")  # type: ignore[arg-type]
+    assert_type(client.groups(), list[str])
+    described = client.describe_group("g")
+    assert_type(described, GroupDescription)
+    assert_type(described.partitions[0].offset, int | None)
+    uuid = client.stream("orders").uuid
+    client.reset_group("g", [PositionReset(stream_uuid=uuid, partition=0, offset=0)])
+    client.delete_group("g")
 
 
 def producing(client: headwater.Client) -> None:
@@ -120,6 +151,12 @@ async def in_coroutines() -> None:
         assert_type(await client.describe("orders"), StreamDescription)
         async with client.producer("orders", acks="all") as producer:
             assert_type(await producer.send([b"one"]), dict[int, AppendResult])
+        async with client.consumer("orders", group="g") as member:
+            async for record in member:
+                assert_type(record, headwater.GroupRecord)
+                await member.commit()
+            assert_type(await member.poll(1.0), headwater.GroupBatch | None)
+            await member.seek("orders", 0, 7)
         async with client.consume("orders", follow=True) as rows:
             async for one in rows:
                 assert_type(one, headwater.Consumed)

@@ -21,6 +21,7 @@ from pyarrow import flight
 from broker.adapters.flight.actions import StreamActions
 from broker.adapters.flight.config import FlightServiceConfig
 from broker.adapters.flight.errors import to_flight, with_address
+from broker.adapters.flight.group_actions import GroupActions
 from broker.adapters.flight.listing import Listing, to_json
 from broker.adapters.flight.operations import operate
 from broker.adapters.flight.served_put import put_path
@@ -33,6 +34,7 @@ from broker.adapters.reading.rows import (
     resolve,
 )
 from broker.codec.flight.actions import ACTIONS, decode_body
+from broker.codec.flight.group_actions import GROUP_ACTIONS
 from broker.codec.flight.operations import OPERATIONS
 from broker.codec.flight.protocol import ReadRequest, StreamPath
 from broker.codec.schema import ROW_SCHEMA
@@ -152,6 +154,7 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
         self._config = config
         self._listing = Listing(api)
         self._actions = StreamActions(api, clock, self._listing, nats_url=config.nats_url)
+        self._group_actions = GroupActions(api.members)
         self._closing = False
         self._places = threading.BoundedSemaphore(config.streams_max)
         self._puts: set[PutStream] = set()
@@ -305,6 +308,8 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
         values = decode_body(action.type, action.body.to_pybytes())
         if action.type in OPERATIONS:
             results = operate(self._operations, action.type, values)
+        elif action.type in GROUP_ACTIONS:
+            results = getattr(self._group_actions, action.type)(**values)
         else:
             results = getattr(self._actions, action.type)(**values)
         return iter([to_json(result) for result in results])

@@ -12,6 +12,8 @@ from broker.core.metadata.broker_apply import apply_broker
 from broker.core.metadata.commands import Command, StreamCommand
 from broker.core.metadata.group_apply import apply_group
 from broker.core.metadata.group_commands import GroupCommand
+from broker.core.metadata.member_apply import apply_member
+from broker.core.metadata.member_commands import MemberCommand
 from broker.core.metadata.outcome import Applied, CommandReply, Rejected
 from broker.core.metadata.partition_apply import apply_partition
 from broker.core.metadata.partition_commands import BrokerCommand, PartitionCommand
@@ -22,6 +24,7 @@ __all__ = ["Applied", "CommandReply", "Rejected", "apply"]
 
 _STREAM_KINDS: Final = get_args(StreamCommand)
 _GROUP_KINDS: Final = get_args(GroupCommand)
+_MEMBER_KINDS: Final = get_args(MemberCommand)
 _PARTITION_KINDS: Final = get_args(PartitionCommand)
 
 
@@ -33,4 +36,6 @@ def apply(state: MetadataState, command: Command) -> Applied:
         return apply_partition(state, cast("PartitionCommand", command))
     if isinstance(command, _GROUP_KINDS):
         return apply_group(state, cast("GroupCommand", command))
+    if isinstance(command, _MEMBER_KINDS):
+        return apply_member(state, cast("MemberCommand", command))
     return apply_broker(state, cast("BrokerCommand", command))

@@ -20,6 +20,15 @@ from broker.core.metadata.group_commands import (
     ReportCoordinator,
     SetCursors,
 )
+from broker.core.metadata.member_commands import (
+    CommitPositions,
+    DeleteGroup,
+    JoinMember,
+    LeaveMember,
+    MemberCommand,
+    RebalanceGroup,
+    ResetPositions,
+)
 from broker.core.metadata.partition_commands import (
     AllocateIds,
     BeginLeaderships,
@@ -60,26 +69,32 @@ __all__ = [
     "BegunLeadership",
     "ChangeIsr",
     "Command",
+    "CommitPositions",
     "ConfirmLeader",
     "CreateStream",
     "CursorWrite",
+    "DeleteGroup",
     "DeleteStream",
     "DropLease",
     "ElectUnclean",
     "ExpireRecords",
     "FenceBroker",
     "JoinGroup",
+    "JoinMember",
     "LeaveGroup",
+    "LeaveMember",
     "LogAnswer",
     "MarkOpened",
     "NameCandidate",
     "PurgeRecords",
     "ReassignReplicas",
+    "RebalanceGroup",
     "RecordColdEnd",
     "RegisterBroker",
     "RemoveBroker",
     "RenewLease",
     "ReportCoordinator",
+    "ResetPositions",
     "RotateDataKey",
     "SetCursors",
     "SetFeatureLevel",
@@ -250,8 +265,19 @@ StreamCommand = (
     | RenewLease
     | DropLease
 )
-Command = StreamCommand | BrokerCommand | PartitionCommand | GroupCommand
+Command = StreamCommand | BrokerCommand | PartitionCommand | GroupCommand | MemberCommand
 _STREAM_FIELDS: Final = frozenset({"stream", "expected", "wanted"})
+_LIMITED: Final = (  # commands that may make the metadata grow
+    AlterStream
+    | AddPartitions
+    | RotateDataKey
+    | TakeLease
+    | SetCursors
+    | JoinGroup
+    | JoinMember
+    | CommitPositions
+    | ResetPositions
+)
 _KINDS: Final[dict[str, type[Any]]] = {kind.__name__: kind for kind in get_args(Command)}
 
 
@@ -268,10 +294,7 @@ def encode_new(command: Command) -> bytes:
     """Return the bytes of a command to propose, with the limits and rules of this build."""
     if isinstance(command, CreateStream):
         command = dataclasses.replace(command, weight_max=STATE_WEIGHT_MAX, one_answers=True)
-    elif isinstance(
-        command,
-        AlterStream | AddPartitions | RotateDataKey | TakeLease | SetCursors | JoinGroup,
-    ):
+    elif isinstance(command, _LIMITED):
         command = dataclasses.replace(command, weight_max=STATE_WEIGHT_MAX)
     return encode(command)
 

@@ -6,32 +6,37 @@ whole cluster. So a group that ended and began again has a higher epoch than it 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from broker.core.metadata.group_commands import (
+    CursorWrite,
     GroupCommand,
     JoinGroup,
     LeaveGroup,
     ReportCoordinator,
     SetCursors,
 )
+from broker.core.metadata.group_positions import (
+    group_of_cursor,
+    position_of,
+    without_positions_in,
+    written,
+)
+from broker.core.metadata.group_state import GroupPosition, GroupState, cursor_key
+from broker.core.metadata.member_apply import regrouped
 from broker.core.metadata.outcome import Applied, CommandReply, Rejected, refused_level
 from broker.core.metadata.size import refused_growth, weight_of_cursor, weight_of_group
-from broker.core.metadata.state import FEATURE_LEVEL_LIFTBRIDGE, GroupState, MetadataState
+from broker.core.metadata.state import FEATURE_LEVEL_LIFTBRIDGE, MetadataState
 from broker.errors import (
     GroupChangedError,
     HeadwaterError,
     InvalidRequestError,
     UnknownGroupError,
 )
+from broker.model.groups import partition_key
+from broker.model.offsets import OFFSET_MAX, Offset
 
 NAME_CHARACTERS_MAX = 256
-
-
-def cursor_key(stream: str, partition: int) -> str:
-    """Return the key of a partition's cursor among those of one cursor id."""
-    return f"{partition},{stream}"
 
 
 def apply_group(state: MetadataState, command: GroupCommand) -> Applied:
@@ -63,20 +68,38 @@ def without_stream(state: MetadataState, name: str) -> MetadataState:
             cursors[cursor_id] = kept
         else:
             del cursors[cursor_id]
-    groups, epoch = dict(state.groups), state.group_epoch
+    state = replace(state, cursors=cursors, weight=weight)
+    gone = state.streams.get(name)
+    if gone is not None:
+        state = without_positions_in(state, gone.uuid)
+    return _without_readers(state, name)
+
+
+def _without_readers(state: MetadataState, name: str) -> MetadataState:
+    """Give each group that reads a stream, which is about to be deleted, its next epoch.
+
+    Members with Headwater's client stay readers of the name: a stream that is created under it is
+    given out again.
+    """
+    groups, epoch, weight = dict(state.groups), state.group_epoch, state.weight
+    remaining = {one: stream for one, stream in state.streams.items() if one != name}
     for group, present in sorted(state.groups.items()):
         if not any(name in streams for streams in present.members.values()):
             continue
         epoch += 1
-        members = {
-            member: tuple(one for one in streams if one != name)
-            for member, streams in present.members.items()
-        }
-        groups[group] = replace(present, members=members, epoch=epoch, reports=())
+        if present.is_own:
+            left = replace(state, streams=remaining)
+            groups[group] = regrouped(left, present, epoch)
+        else:
+            members = {
+                member: tuple(one for one in streams if one != name)
+                for member, streams in present.members.items()
+            }
+            groups[group] = replace(present, members=members, epoch=epoch, reports=())
         weight += weight_of_group(group, groups[group]) - weight_of_group(group, present)
-    if cursors == state.cursors and epoch == state.group_epoch:
+    if epoch == state.group_epoch:
         return state
-    return replace(state, cursors=cursors, groups=groups, group_epoch=epoch, weight=weight)
+    return replace(state, groups=groups, group_epoch=epoch, weight=weight)
 
 
 def with_new_partitions(state: MetadataState, name: str) -> MetadataState:
@@ -87,9 +110,11 @@ def with_new_partitions(state: MetadataState, name: str) -> MetadataState:
     """
     groups, epoch = dict(state.groups), state.group_epoch
     for group, present in sorted(state.groups.items()):
-        if any(name in streams for streams in present.members.values()):
-            epoch += 1
-            groups[group] = replace(present, epoch=epoch, reports=())
+        if not any(name in streams for streams in present.members.values()):
+            continue
+        epoch += 1
+        changed = replace(present, epoch=epoch, reports=())
+        groups[group] = regrouped(state, present, epoch) if present.is_own else changed
     if epoch == state.group_epoch:
         return state
     weight = state.weight + sum(
@@ -100,24 +125,51 @@ def with_new_partitions(state: MetadataState, name: str) -> MetadataState:
 
 
 def _set_cursors(state: MetadataState, command: SetCursors) -> Applied:
-    cursors: dict[str, Mapping[str, int]] = dict(state.cursors)
-    weight = state.weight
+    after = state
     for one in command.writes:
         refused = _refused_names(one.cursor_id, one.stream)
-        if refused is None and (one.partition < 0 or one.offset < -1):
+        if refused is None and (one.partition < 0 or not -1 <= one.offset < OFFSET_MAX):
             refused = InvalidRequestError(
                 f"a cursor's partition must be at least 0 and its offset at least -1, not "
                 f"{one.partition} and {one.offset}"
             )
         if refused is not None:
             return state, Rejected(refused)
-        present = cursors.get(one.cursor_id, {})
-        cursors[one.cursor_id] = {**present, cursor_key(one.stream, one.partition): one.offset}
-        weight += weight_of_cursor(one.cursor_id, cursors[one.cursor_id])
-        weight -= weight_of_cursor(one.cursor_id, present)
-    if weight > state.weight and (full := refused_growth(weight, command.weight_max)) is not None:
+        group = group_of_cursor(after, one.cursor_id, one.stream)
+        kind = None if group is None else _refused_kind(group, state.groups.get(group))
+        if kind is not None:
+            return state, Rejected(kind)
+        after = _with_cursor(after, one) if group is None else _with_position(after, group, one)
+    grown = after.weight > state.weight
+    if grown and (full := refused_growth(after.weight, command.weight_max)) is not None:
         return state, Rejected(full)
-    return replace(state, cursors=cursors, weight=weight), {}
+    return after, {}
+
+
+def _with_cursor(state: MetadataState, one: CursorWrite) -> MetadataState:
+    present = state.cursors.get(one.cursor_id, {})
+    changed = {**present, cursor_key(one.stream, one.partition): one.offset}
+    weight = state.weight + weight_of_cursor(one.cursor_id, changed)
+    weight -= weight_of_cursor(one.cursor_id, present)
+    return replace(state, cursors={**state.cursors, one.cursor_id: changed}, weight=weight)
+
+
+def _with_position(state: MetadataState, group: str, one: CursorWrite) -> MetadataState:
+    """Store the position of a group, as a member with Liftbridge's client has told it.
+
+    These clients name no epoch. While the group has members a lower position is a late one of a
+    former reader, and changes nothing: all below the present position was processed.
+    """
+    stream, offset = state.streams[one.stream], Offset(one.offset + 1)
+    before = position_of(state, group, stream, one.partition)
+    if before is not None and group in state.groups and offset < before.offset:
+        return state
+    position = GroupPosition(
+        offset=offset,
+        epoch=state.group_epoch if before is None else max(before.epoch, state.group_epoch),
+        number=0 if before is None else before.number,
+    )
+    return written(state, group, partition_key(stream.uuid, one.partition), position)
 
 
 def _refused_names(*names: str) -> InvalidRequestError | None:
@@ -133,6 +185,8 @@ def _refused_names(*names: str) -> InvalidRequestError | None:
 def _join(state: MetadataState, command: JoinGroup) -> Applied:
     refused: HeadwaterError | None = _refused_names(command.group, command.member, *command.streams)
     present = state.groups.get(command.group)
+    if refused is None:
+        refused = _refused_kind(command.group, present)
     missing = [one for one in command.streams if one not in state.streams]
     if refused is None and not command.streams:
         refused = InvalidRequestError("a member of a group must name at least one stream")
@@ -203,6 +257,16 @@ def _reply(group: GroupState) -> CommandReply:
     return {"group_epoch": group.epoch, "coordinator": group.coordinator}
 
 
+def _refused_kind(group: str, present: GroupState | None) -> GroupChangedError | None:
+    if present is None or not present.is_own:
+        return None
+    return GroupChangedError(
+        f"group {group!r} has members with Headwater's client; a group has members of one kind at "
+        "a time: end them first, and the group goes on at their positions",
+        group=group,
+    )
+
+
 def _group_of_member(
     state: MetadataState, command: LeaveGroup | ReportCoordinator
 ) -> GroupState | HeadwaterError:
@@ -211,6 +275,8 @@ def _group_of_member(
     present = state.groups.get(group)
     if present is None:
         return UnknownGroupError(f"no consumer group is named {group!r}", group=group)
+    if isinstance(command, LeaveGroup) and (refused := _refused_kind(group, present)) is not None:
+        return refused
     if command.member not in present.members:
         return GroupChangedError(
             f"consumer {command.member!r} is not a member of group {group!r}", group=group

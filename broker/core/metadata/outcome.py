@@ -27,8 +27,9 @@ class CommandReply(TypedDict, total=False):
     remote_start: int  # ExpireRecords
     changed: bool  # AlterStream, RotateDataKey: False if the stream was like that already
     expires_us: int  # RenewLease
-    group_epoch: int  # JoinGroup, LeaveGroup, ReportCoordinator
-    coordinator: str  # the same three
+    group_epoch: int  # commands about groups
+    coordinator: str  # the same
+    refused: list[str]  # CommitPositions: partitions whose claim is over, or that would move back
     feature_level: int  # SetFeatureLevel
     first: int  # AllocateIds: the first of the ids
     partition_epoch: int  # every command about one partition sets this key and the next three

@@ -29,6 +29,8 @@ _DATA_KEY_WEIGHT: Final = 128
 _LEASE_WEIGHT: Final = 256
 _CURSOR_WEIGHT: Final = 64
 _GROUP_WEIGHT: Final = 128
+_POSITION_WEIGHT: Final = 256  # its key, numbers, and a lineage id
+_CLAIM_WEIGHT: Final = 128
 _FLOOR_WEIGHT: Final = 20  # an offset's digits and a comma
 
 
@@ -42,6 +44,18 @@ class WeighedLease(Protocol):
     @property
     def floors(self) -> Sequence[int]:
         """An offset for each partition."""
+
+
+class WeighedMember(Protocol):
+    """The parts of a member's session that grow."""
+
+    @property
+    def instance(self) -> str:
+        """The process."""
+
+    @property
+    def owner(self) -> str:
+        """The process, for people."""
 
 
 class WeighedGroup(Protocol):
@@ -58,6 +72,14 @@ class WeighedGroup(Protocol):
     @property
     def reports(self) -> Sequence[str]:
         """Members that reported that the coordinator does not answer."""
+
+    @property
+    def sessions(self) -> Mapping[str, WeighedMember]:
+        """The processes of the members."""
+
+    @property
+    def claims(self) -> Mapping[str, object]:
+        """Who reads which partition."""
 
 
 class WeighedState(Protocol):
@@ -82,6 +104,10 @@ class WeighedState(Protocol):
     @property
     def groups(self) -> Mapping[str, WeighedGroup]:
         """Consumer groups by id."""
+
+    @property
+    def positions(self) -> Mapping[str, Mapping[str, object]]:
+        """Positions of groups, by group, then by partition."""
 
 
 def weight_of_stream(stream: Stream, partitions_count: int) -> int:
@@ -112,7 +138,16 @@ def weight_of_cursor(cursor_id: str, positions: Mapping[str, int]) -> int:
 def weight_of_group(group_id: str, group: WeighedGroup) -> int:
     """Return the weight of a consumer group; it grows with its members and their streams."""
     told = (group_id, group.coordinator, dict(group.members), group.reports)
-    return _GROUP_WEIGHT + len(json.dumps(told))
+    sessions = [(one.instance, one.owner) for one in group.sessions.values()]
+    weight = _GROUP_WEIGHT + len(json.dumps(told)) + _CLAIM_WEIGHT * len(group.claims)
+    return weight + (len(json.dumps(sessions)) + _GROUP_WEIGHT * len(sessions) if sessions else 0)
+
+
+def weight_of_positions(group_id: str, positions: Mapping[str, object]) -> int:
+    """Return the weight of the positions of one group; 0 if there is none."""
+    if not positions:
+        return 0
+    return _CURSOR_WEIGHT + len(json.dumps(group_id)) + _POSITION_WEIGHT * len(positions)
 
 
 def weigh(state: WeighedState) -> int:
@@ -123,7 +158,9 @@ def weigh(state: WeighedState) -> int:
     )
     cursors = sum(weight_of_cursor(key, one) for key, one in state.cursors.items())
     groups = sum(weight_of_group(key, one) for key, one in state.groups.items())
-    return streams + sum(map(weight_of_lease, state.leases.values())) + cursors + groups
+    positions = sum(weight_of_positions(key, one) for key, one in state.positions.items())
+    leases = sum(map(weight_of_lease, state.leases.values()))
+    return streams + leases + cursors + groups + positions
 
 
 def refused_growth(weight: int, weight_max: int | None) -> MetadataFullError | None:

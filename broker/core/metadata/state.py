@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
+from broker.core.metadata.group_state import GroupPosition, GroupState
 from broker.core.metadata.size import weigh
 from broker.core.metadata.typed_json import build
 from broker.errors import HeadwaterError, MetadataCorruptError
@@ -127,16 +128,6 @@ class LeaseState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupState:
-    """A consumer group; it has at least one member."""
-
-    coordinator: BrokerId  # receives the members' requests, and removes silent members
-    epoch: int  # grows with every change of members or coordinator
-    members: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # sorted streams, by id
-    reports: tuple[str, ...] = ()  # sorted; members to whom the coordinator does not answer
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class MetadataState:
     """The state that commands change. A change copies the changed parts and shares the others."""
 
@@ -152,6 +143,8 @@ class MetadataState:
     cursors: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     groups: Mapping[str, GroupState] = field(default_factory=dict)  # consumer groups by id
     group_epoch: int = 0  # the newest of all groups that there ever were
+    # Of groups, by group, then by "<stream uuid>/<partition>": see group_positions.py.
+    positions: Mapping[str, Mapping[str, GroupPosition]] = field(default_factory=dict)
     weight: int = field(default=0, compare=False)  # of the whole state, not stored: see size.py
 
     @property
@@ -174,7 +167,7 @@ class MetadataState:
         body = {"v": STATE_VERSION, **_fields(self)}
         del body["weight"]
         # A build of a lower feature level does not know these fields, and must get the same text.
-        for name in ("cursors", "groups", "group_epoch"):
+        for name in ("cursors", "groups", "group_epoch", "positions"):
             if not body[name]:
                 del body[name]
         return json.dumps(body, default=_fields, sort_keys=True, separators=(",", ":"))
@@ -204,13 +197,15 @@ def _fields(value: Any) -> dict[str, Any]:
     """Return a dataclass's fields; quicker than ``asdict``, which copies everything.
 
     What came after release 0.1 is left out while it is not used: a purged end or a remote start of
-    0, and what a stream has only by newer settings. So builds that do not know these read and write
-    the same text.
+    0, what a stream has only by newer settings, and what a group of Liftbridge's clients does not
+    have. So builds that do not know these read and write the same text.
     """
     body = {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
     for name in ("purged_end", "remote_start"):
         if body.get(name) == 0:
             del body[name]
+    if isinstance(value, GroupState) and not value.sessions:
+        del body["sessions"], body["claims"]
     return without_unset(body) if isinstance(value, Stream) else body
 
 

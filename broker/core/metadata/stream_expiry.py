@@ -11,7 +11,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from broker.core.metadata.commands import ExpireRecords
-from broker.core.metadata.group_apply import cursor_key
+from broker.core.metadata.group_positions import positions_in
+from broker.core.metadata.group_state import cursor_key
 from broker.core.metadata.outcome import Applied, Rejected, refused_level
 from broker.core.metadata.partition_apply import find, put, stale_leader
 from broker.core.metadata.state import FEATURE_LEVEL_STREAMS, MetadataState, PartitionState
@@ -69,7 +70,9 @@ def position_limit(state: MetadataState, stream: Stream, number: int) -> Offset:
     if not stream.config.protect_groups:
         return Offset(OFFSET_MAX)
     key = cursor_key(stream.name, number)
-    found = (positions[key] for positions in state.cursors.values() if key in positions)
+    found = [positions[key] for positions in state.cursors.values() if key in positions]
+    at = PartitionId(stream.uuid, PartitionNumber(number))
+    found += [one.offset for one in positions_in(state, at).values()]
     return Offset(max(0, min(found, default=OFFSET_MAX)))
 
 

@@ -10,17 +10,20 @@ from typing import Final
 import structlog
 
 from broker.core.group_assignment import assign
-from broker.core.group_liveness import GroupLiveness
+from broker.core.group_liveness import LOOK_MS, GroupLiveness
 from broker.core.metadata.commands import (
     CursorWrite,
     JoinGroup,
     LeaveGroup,
+    RebalanceGroup,
     ReportCoordinator,
     SetCursors,
 )
-from broker.core.metadata.group_apply import cursor_key
-from broker.core.metadata.state import FEATURE_LEVEL_LIFTBRIDGE, GroupState, MetadataState
-from broker.errors import GroupChangedError, UnknownGroupError
+from broker.core.metadata.group_positions import cursor_of
+from broker.core.metadata.group_state import GroupState
+from broker.core.metadata.member_apply import lacks_claims
+from broker.core.metadata.state import FEATURE_LEVEL_LIFTBRIDGE, MetadataState
+from broker.errors import GroupChangedError, HeadwaterError, UnknownGroupError
 from broker.model.ids import BrokerId
 from broker.ports.groups import GroupPlace
 from broker.ports.system import Clock
@@ -32,7 +35,6 @@ _log = structlog.get_logger(__name__)
 
 CONSUMER_MS: Final = 15_000  # a member that is silent for longer is expelled
 COORDINATOR_MS: Final = 15_000  # members report a coordinator that is silent for longer
-_LOOK_MS: Final = 500
 _PROPOSE_MS: Final = 5_000
 _PROTOCOL: Final = "liftbridge"  # members ask the coordinator for assignments over this protocol
 
@@ -53,8 +55,7 @@ class Cursors:
     def get(self, cursor_id: str, stream: str, partition: int) -> int | None:
         """See ``CursorsApi.get``."""
         self._metadata.barrier(timeout_ms=CONFIRM_MS)
-        positions = self._metadata.state.cursors.get(cursor_id, {})
-        return positions.get(cursor_key(stream, partition))
+        return cursor_of(self._metadata.state, cursor_id, stream, partition)
 
 
 class Groups:
@@ -77,6 +78,7 @@ class Groups:
         self._clock = clock
         self._liveness = GroupLiveness(me, consumer_ms=consumer_ms)
         self._lock = threading.Lock()
+        self._seen: tuple[object, object] = ({}, {})  # streams and groups at the last look
 
     def turn(self, now_ms: int) -> int:
         """Expel members that were silent for too long; return the time of the next turn."""
@@ -86,7 +88,30 @@ class Groups:
         for one in silent:
             _log.info("group_member_expelled", group=one.command.group, member=one.command.member)
             self._metadata.propose_soon(one.command, lambda _: None, timeout_ms=_PROPOSE_MS)
-        return now_ms + _LOOK_MS
+        self._give_out()
+        return now_ms + LOOK_MS
+
+    def _give_out(self) -> None:
+        """Let groups take up partitions that their streams have gained or lost."""
+        state = self._metadata.state
+        seen = (state.streams, state.groups)
+        if self._seen[0] is seen[0] and self._seen[1] is seen[1]:
+            return
+        self._seen = seen
+        for name, one in state.groups.items():
+            if one.coordinator == self._me and lacks_claims(state, one):
+                _log.info("group_rebalanced", group=name)
+                command = RebalanceGroup(group=name, epoch=one.epoch)
+                self._metadata.propose_soon(command, self._looked_at, timeout_ms=_PROPOSE_MS)
+
+    def _looked_at(self, error: HeadwaterError | None) -> None:
+        if error is not None:
+            self._seen = ({}, {})  # look again
+
+    def heard(self, group: str, member: str, instance: str) -> None:
+        """Note that a member with Headwater's client has sent a request."""
+        with self._lock:
+            self._liveness.heard(group, member, self._clock.monotonic_ms(), instance=instance)
 
     def join(self, group: str, member: str, streams: Sequence[str]) -> GroupPlace:
         """See ``GroupsApi.join``."""
@@ -173,19 +198,19 @@ class Groups:
 
     def _candidate(self, silent: BrokerId) -> BrokerId:
         """Return the broker to coordinate a group, other than ``silent``."""
-        return candidate(self._metadata.state, self._me, silent)
+        return candidate(self._metadata.state, self._me, silent, protocol=_PROTOCOL)
 
 
-def candidate(state: MetadataState, me: BrokerId, silent: BrokerId) -> BrokerId:
+def candidate(state: MetadataState, me: BrokerId, silent: BrokerId, *, protocol: str) -> BrokerId:
     """Return the broker that coordinates the fewest groups. Pure.
 
-    Only brokers that members can reach count: neither fenced nor stopping, with a Liftbridge
-    address, and not ``silent``. If there is none, ``me``.
+    Only brokers that members can reach count: neither fenced nor stopping, with an address of
+    ``protocol``, and not ``silent``. If there is none, ``me``.
     """
     counts = Counter(one.coordinator for one in state.groups.values())
     reached = [
         name
         for name, one in sorted(state.brokers.items())
-        if not one.fenced and not one.stopping and name != silent and _PROTOCOL in one.addresses
+        if not one.fenced and not one.stopping and name != silent and protocol in one.addresses
     ]
     return min(reached, key=lambda one: (counts[one], one), default=me)

@@ -43,6 +43,7 @@ from broker.ports.api import BrokerPlace, PartitionPlace, PartitionStanding
 from broker.ports.partition import PartitionWriter
 from broker.ports.tiering import HeldLease, TierStatus
 from broker.runtime.api.groups import Cursors, Groups
+from broker.runtime.api.members import Members
 from simkit.brokers.memory_partition import MemoryPartition
 from simkit.memory_metadata import MemoryMetadata
 
@@ -88,6 +89,7 @@ class MemoryBroker:
         self.metadata = MemoryMetadata(_BROKER)
         self.cursors = Cursors(self.metadata)
         self.groups = Groups(_BROKER, self.metadata, self.clock)
+        self.members = Members(_BROKER, self.metadata, self.clock, self.groups)
 
     @property
     def streams(self) -> Self:

@@ -8,8 +8,10 @@ from unittest.mock import create_autospec
 import pytest
 
 from broker.adapters.flight.actions import StreamActions
+from broker.adapters.flight.group_actions import GroupActions
 from broker.adapters.flight.operations import operate
 from broker.codec.flight.actions import ACTIONS
+from broker.codec.flight.group_actions import GROUP_ACTIONS
 from broker.codec.flight.operations import OPERATIONS
 from broker.ports.operators import OperatorApi
 
@@ -17,8 +19,8 @@ from broker.ports.operators import OperatorApi
 @pytest.mark.parametrize("action", sorted(ACTIONS.keys() - OPERATIONS.keys()))
 def test_an_action_has_a_method_that_takes_its_fields(action: str) -> None:
     """The service finds it by its name, so no type checker sees that one is missing."""
-    method = getattr(StreamActions, action)
-    _, *fields = inspect.signature(method).parameters
+    place = GroupActions if action in GROUP_ACTIONS else StreamActions
+    _, *fields = inspect.signature(getattr(place, action)).parameters
     assert set(fields) == ACTIONS[action].fields.keys()
 
 

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 
 from broker.codec.flight.actions import ACTIONS, BODY_BYTES_MAX, decode_body, encode_body
 from broker.errors import InvalidRequestError
+from broker.model.groups import PositionCommit, PositionReset
+from broker.model.ids import StreamUuid
 
+UUID = StreamUuid("00000000-0000-0000-0000-000000000001")
+WHO = {"group": "g", "member": "m", "instance": "i"}
+COMMITTED = PositionCommit(stream_uuid=UUID, partition=1, epoch=3, number=2, offset=7)
 GOOD: dict[str, dict[str, Any]] = {
     "create_stream": {"name": "s", "config": {"subject": "s"}},
     "describe_stream": {"name": "s", "positions": False},
@@ -46,6 +52,18 @@ GOOD: dict[str, dict[str, Any]] = {
     "tier_status": {"name": "s"},
     "high_watermarks": {"names": ["s", "t"]},
     "tier_flush": {"name": "s", "timeout_ms": 1_000},
+    "join_group": {**WHO, "streams": ["s"], "session_ms": 10_000, "static": True, "owner": "me"},
+    "leave_group": WHO,
+    "group_heartbeat": {**WHO, "epoch": 7},
+    "report_coordinator": {**WHO, "coordinator": "a"},
+    "commit_positions": {**WHO, "positions": [asdict(COMMITTED)]},
+    "list_groups": {},
+    "describe_group": {"group": "g"},
+    "reset_group": {
+        "group": "g",
+        "positions": [{"stream_uuid": UUID, "partition": 0, "offset": 7}],
+    },
+    "delete_group": {"group": "g"},
     "cluster_status": {"confirm_ms": 500},
     "cluster_controllers": {},
     "change_controller": {"broker": "a", "votes": True},
@@ -75,7 +93,12 @@ def test_every_action_has_an_example_here() -> None:
 @pytest.mark.parametrize("action", GOOD)
 def test_a_body_comes_back_as_it_was(action: str) -> None:
     """The server's method gets the values that the client encoded."""
-    assert decode_body(action, encode_body(action, GOOD[action])) == GOOD[action]
+    expected = {**GOOD[action]}
+    if action == "commit_positions":
+        expected["positions"] = [COMMITTED]
+    if action == "reset_group":
+        expected["positions"] = [PositionReset(stream_uuid=UUID, partition=0, offset=7)]
+    assert decode_body(action, encode_body(action, GOOD[action])) == expected
 
 
 @pytest.mark.parametrize(
@@ -136,6 +159,17 @@ def test_an_unknown_field_is_refused_by_name(action: str) -> None:
         ("change_controller", {"votes": 1}),
         ("check_cut", {"believe_forgotten": "yes"}),
         ("alter_stream", {"dry_run": 0}),
+        ("join_group", {"group": ""}),
+        ("join_group", {"streams": []}),
+        ("join_group", {"session_ms": 999}),
+        ("join_group", {"static": 1}),
+        ("join_group", {"owner": "a\nb"}),
+        ("group_heartbeat", {"epoch": -1}),
+        ("commit_positions", {"positions": []}),
+        ("commit_positions", {"positions": [7]}),
+        ("commit_positions", {"positions": [{}] * 1001}),
+        ("reset_group", {"positions": "all"}),
+        ("describe_group", {"group": 7}),
     ],
 )
 def test_a_bad_value_is_refused_by_name(action: str, change: dict[str, Any]) -> None:

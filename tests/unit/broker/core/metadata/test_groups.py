@@ -21,7 +21,7 @@ from broker.core.metadata.commands import (
     encode,
     encode_new,
 )
-from broker.core.metadata.group_apply import cursor_key
+from broker.core.metadata.group_state import cursor_key
 from broker.core.metadata.size import weigh
 from broker.core.metadata.state import FEATURE_LEVEL_LIFTBRIDGE, BrokerState, MetadataState
 from broker.errors import (

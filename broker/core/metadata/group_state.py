@@ -1,0 +1,77 @@
+"""The part of the metadata that is about consumer groups. Immutable values.
+
+A group has members of one kind. Members with Liftbridge's clients have names and streams only; who
+reads which partition follows from them (``broker/core/group_assignment.py``). Members with
+Headwater's own client also have a session, and *claims*: a partition that moves stays with its
+holder, until the holder has given it up or is expelled.
+
+Positions outlive their group's members. A position belongs to one incarnation of a stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from broker.model.groups import NO_LEADER_EPOCH
+from broker.model.ids import BrokerId
+from broker.model.offsets import Offset
+
+# Liftbridge's clients keep the position of a group as a cursor of this id, and of the last offset
+# that was processed instead of the next one.
+GROUP_CURSOR_PREFIX: Final = "__group:"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberState:
+    """A member with Headwater's own client."""
+
+    instance: str  # random, of one process: who comes back under the member's name is another one
+    session_ms: int  # so long it may be silent
+    static: bool = False  # its name is its own: the next process of this name takes its place
+    owner: str = ""  # user, host and process, for people
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionClaim:
+    """Who reads a partition for the group."""
+
+    member: str
+    epoch: int  # of the group, when this process of the member got the claim
+    heir: str = ""  # the member that gets the partition when this one gives it up; empty: none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupPosition:
+    """All records below ``offset`` were processed by the group."""
+
+    offset: Offset
+    epoch: int = 0  # of the claim under which it was committed, or of the group at a reset
+    number: int = 0  # of the commit, under that claim
+    leader_epoch: int = NO_LEADER_EPOCH  # of the record before ``offset``
+    lineage_id: str = ""  # of the leadership that wrote it; empty: not known
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupState:
+    """A consumer group; it has at least one member."""
+
+    coordinator: BrokerId  # receives the members' requests, and removes silent members
+    epoch: int  # grows with every change of members, claims or coordinator
+    members: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # sorted streams, by id
+    reports: tuple[str, ...] = ()  # sorted; members to whom the coordinator does not answer
+    sessions: Mapping[str, MemberState] = field(default_factory=dict)  # by id; all members or none
+    claims: Mapping[str, PartitionClaim] = field(
+        default_factory=dict
+    )  # by "<stream uuid>/<partition>"
+
+    @property
+    def is_own(self) -> bool:
+        """Whether its members use Headwater's own client."""
+        return bool(self.sessions)
+
+
+def cursor_key(stream: str, partition: int) -> str:
+    """Return the key of a partition's cursor among those of one cursor id."""
+    return f"{partition},{stream}"

@@ -1,0 +1,92 @@
+"""Commands about consumer groups whose members use Headwater's own client.
+
+They need ``FEATURE_LEVEL_STREAMS``. Positions of all groups are written by them, and by SetCursors
+of Liftbridge's clients.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from broker.model.groups import PositionCommit, PositionReset
+from broker.model.ids import BrokerId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinMember:
+    """Make a process a member of a group; a group without members begins with it.
+
+    The same process again changes nothing. Another process takes the place and the claims of a
+    static member of this name, under a new epoch; a member that is not static is not replaced.
+    """
+
+    group: str
+    member: str
+    instance: str
+    streams: tuple[str, ...]
+    session_ms: int
+    coordinator: BrokerId  # of a new group
+    static: bool = False
+    owner: str = ""
+    weight_max: int | None = None  # of all metadata with it; None: no limit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaveMember:
+    """End a membership; the member's partitions go to others at once.
+
+    A coordinator that expels a silent member names itself: the command is rejected if the group has
+    another coordinator by now.
+    """
+
+    group: str
+    member: str
+    instance: str
+    expelled_by: BrokerId | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitPositions:
+    """Store positions under claims, and give claims up. Each write stands for itself.
+
+    A write whose claim is over is refused, the others are stored. A write that is not newer than
+    the stored position (by claim and number) has been done before.
+    """
+
+    group: str
+    member: str
+    instance: str
+    writes: tuple[PositionCommit, ...]
+    weight_max: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResetPositions:
+    """Store positions that an operator chose, in partitions that no member reads."""
+
+    group: str
+    writes: tuple[PositionReset, ...]
+    weight_max: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteGroup:
+    """Forget the positions of a group without members."""
+
+    group: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RebalanceGroup:
+    """Give out the partitions of a group anew, because its streams have gained partitions.
+
+    The command is rejected if the group has another epoch by now.
+    """
+
+    group: str
+    epoch: int
+
+
+MemberCommand = (
+    JoinMember | LeaveMember | CommitPositions | ResetPositions | DeleteGroup | RebalanceGroup
+)

@@ -1,0 +1,75 @@
+"""What a group member holds: its claims, and its progress in each; and how it behaves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from broker.model.groups import NO_LEADER_EPOCH, ToldClaim, ToldPosition
+from broker.model.offsets import Offset
+
+UNSETTLED_MS: Final = 100  # between heartbeats while partitions are on their way
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberTerms:
+    """How a member behaves."""
+
+    session_ms: int
+    commit_ms: int | None  # between two commits; None: only the application commits
+    processing_ms_max: int  # an application that asks for nothing for so long loses its partitions
+
+    @property
+    def beat_ms(self) -> int:
+        """The time between two heartbeats."""
+        return max(UNSETTLED_MS, self.session_ms // 5)
+
+
+@dataclass(slots=True)
+class Held:
+    """A claim that the member holds, and its progress. Offsets are the next ones."""
+
+    claim: ToldClaim
+    given: Offset | None = None  # the application was given everything below it
+    given_epoch: int = NO_LEADER_EPOCH
+    done: Offset | None = None  # it has processed everything below it
+    done_epoch: int = NO_LEADER_EPOCH
+    committed: Offset | None = None
+    back: bool = False  # the application sought below what is committed
+    stopping: bool = False  # it was told to stop
+    given_up: bool = False  # it has stopped
+    released: bool = False  # the metadata was told so
+
+    @property
+    def is_dirty(self) -> bool:
+        """Whether a commit has something to say about the partition."""
+        moved = self.done is not None and self.done != self.committed
+        return moved or (self.given_up and not self.released)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the next commit moves the position back, because the application sought back."""
+        return self.back and (self.done or 0) < (self.committed or 0)
+
+
+def newly_held(claim: ToldClaim) -> Held:
+    """Return a claim that begins at the group's position, if there is one."""
+    if claim.position is None:
+        return Held(claim)
+    at, leader_epoch = claim.position.offset, claim.position.leader_epoch
+    return Held(
+        claim,
+        given=at,
+        given_epoch=leader_epoch,
+        done=at,
+        done_epoch=leader_epoch,
+        committed=at,
+    )
+
+
+def resumed(held: Held) -> ToldClaim:
+    """Return a claim that begins where the application has stopped."""
+    if held.given is None:
+        return held.claim
+    position = ToldPosition(offset=held.given, leader_epoch=held.given_epoch)
+    return replace(held.claim, position=position)
