@@ -25,6 +25,7 @@ class TieringConfig:
     backoff_ms_min: int = 500  # wait after the first failure; doubled each time, with jitter
     backoff_ms_max: int = 30_000
     expiry_interval_ms: int = 60_000  # between two looks for records that expire
+    sweep_interval_ms: int = 600_000  # between two looks for objects that may be deleted
     checkpoint_interval_commits: int = 20  # table versions between two Delta checkpoints
     stop_timeout_ms: int = 10_000  # how long a stop waits for the work in progress
     broker: str = ""  # this broker's name in its claims, for people to read
@@ -33,6 +34,7 @@ class TieringConfig:
         positive = (
             "check_interval_ms", "upload_timeout_ms", "object_bytes_max", "workers_count",
             "backoff_ms_min", "checkpoint_interval_commits", "expiry_interval_ms",
+            "sweep_interval_ms",
         )  # fmt: skip
         for name in positive:
             if getattr(self, name) < 1:

@@ -50,6 +50,9 @@ class TierStats:
     shipped_bytes_total: int
     failures_total: int
     conflicts_total: int
+    expired_records_total: int
+    expired_bytes_total: int
+    deleted_objects_total: int
     last_shipped_us: int  # 0: nothing shipped yet
 
 
@@ -146,6 +149,9 @@ class Tiering:
                 shipped_bytes_total=shipper.counters.bytes_total,
                 failures_total=shipper.counters.failures_total,
                 conflicts_total=shipper.counters.conflicts_total,
+                expired_records_total=shipper.expired.records_total,
+                expired_bytes_total=shipper.expired.bytes_total,
+                deleted_objects_total=shipper.expired.deleted_total,
                 last_shipped_us=shipper.counters.last_shipped_us,
             )
             for stream, shipper in self._uploader.shippers()

@@ -82,6 +82,13 @@ class RemoteStarts(Protocol):
     def standing(self, partition: PartitionId) -> RetentionStanding | None:
         """Return what this broker's metadata says; None if the stream is gone. Quick."""
 
+    def oldest_lease_us(self, partition: PartitionId) -> int | None:
+        """Return when the oldest live lease on the stream was taken, by the newest metadata.
+
+        None: there is no lease. 0: it is not known. Blocks; raises UnavailableError if no majority
+        of the controllers confirms that the metadata is the newest.
+        """
+
     def expire(
         self, partition: PartitionId, before: Offset, leader_epoch: LeaderEpoch, *, is_done: bool
     ) -> Offset:

@@ -57,6 +57,7 @@ class PartitionSample:
     high_watermark: int
     log_end_offset: int
     cold_end: int
+    remote_start: int
     unshipped_bytes: int
     state: str  # of ReplicaState
     failed: bool  # the log takes no writes
@@ -97,6 +98,9 @@ class TierSample:
     shipped_segments_total: int
     shipped_bytes_total: int
     failures_total: int
+    expired_records_total: int
+    expired_bytes_total: int
+    deleted_objects_total: int
     last_shipped_seconds: float  # UNIX time; 0 before the first
 
 
@@ -222,6 +226,7 @@ _HELP: Final = {
     "high_watermark": "First offset that is not committed.",
     "log_end_offset": "First offset that is not written.",
     "cold_end": "First offset that is not in the Delta table.",
+    "remote_start": "First offset that remote retention has left, in every tier.",
     "unshipped_bytes": "Bytes on local disk that are not in the Delta table.",
     "state": "1 with the replica's present state as label.",
     "failed": "1 when the log takes no writes until it is reopened.",
@@ -245,6 +250,9 @@ _HELP: Final = {
     "shipped_segments_total": "Segments committed to the Delta table.",
     "shipped_bytes_total": "Bytes of the objects committed to the Delta table.",
     "failures_total": "Failed attempts to ship a segment; each is repeated.",
+    "expired_records_total": "Records that left the Delta table by remote retention.",
+    "expired_bytes_total": "Bytes of the files that left the Delta table by remote retention.",
+    "deleted_objects_total": "Objects of expired files that were deleted.",
     "last_shipped_seconds": "UNIX time of the newest commit to the Delta table.",
     "leads": "1 where this broker leads the partition.",
     "leader_epoch": "Leader epoch of the partition; each new leader raises it.",

@@ -49,6 +49,18 @@ class TierCounts(Protocol):
         """Failed attempts."""
 
     @property
+    def expired_records_total(self) -> int:
+        """Records that left the table by retention."""
+
+    @property
+    def expired_bytes_total(self) -> int:
+        """Bytes of their files."""
+
+    @property
+    def deleted_objects_total(self) -> int:
+        """Objects that were deleted."""
+
+    @property
     def last_shipped_us(self) -> int:
         """When the newest was committed; 0 before the first."""
 
@@ -121,6 +133,9 @@ class BrokerSamples:
                 shipped_segments_total=one.shipped_segments_total,
                 shipped_bytes_total=one.shipped_bytes_total,
                 failures_total=one.failures_total,
+                expired_records_total=one.expired_records_total,
+                expired_bytes_total=one.expired_bytes_total,
+                deleted_objects_total=one.deleted_objects_total,
                 last_shipped_seconds=one.last_shipped_us / 1e6,
             )
             for one in self._tiering.stats()
@@ -156,6 +171,7 @@ def _partition_sample(driver: PartitionDriver) -> PartitionSample:
         high_watermark=driver.reads.high_watermark,
         log_end_offset=driver.reads.log_end,
         cold_end=driver.tier.cold_end,
+        remote_start=driver.reads.remote_start,
         unshipped_bytes=driver.tier.unshipped_bytes,
         state=driver.state.value,
         failed=driver.refusal is not None,

@@ -17,18 +17,21 @@ from broker.errors import (
     ForeignHistoryError,
     InvalidCutError,
     ObjectCorruptError,
+    ObjectMissingError,
     StreamRecreatedError,
     TableRolledBackError,
 )
 from broker.model.certificate import PartitionCertificate
 from broker.model.cut import Cut
 from broker.model.offsets import Offset, OffsetRange
+from broker.model.purge import expired_error
 from tiering.proof.coverage import require_contiguous, unproven_groups
 from tiering.proof.object_proof import require_objects
 from tiering.proof.proofs import prove
 from tiering.read.parquet_source import ParquetObject
 from tiering.store.object_store import ObjectInfo, ObjectStore
 from tiering.table.delta_log import commit_digest
+from tiering.table.expiries import Expiries
 from tiering.table.table import DataFile, TableSnapshot
 
 
@@ -109,11 +112,16 @@ def require_files(snapshot: TableSnapshot, store: ObjectStore) -> Mapping[str, O
 
     Raises:
         ObjectMissingError, ObjectCorruptError: for the first such file; names its key.
+        ExpiredError: the file had records of an earlier version that have expired since.
     """
     listed = {info.key: info for info in store.list("partition=")}
     for file in snapshot.files:
         if file.path not in listed:  # a foreign writer may use another folder; head() raises
-            listed[file.path] = store.head(file.path)
+            try:
+                listed[file.path] = store.head(file.path)
+            except ObjectMissingError:
+                _refuse_expired(file, store, snapshot)
+                raise
         found = listed[file.path].size_bytes
         if found != file.size_bytes:
             raise ObjectCorruptError(
@@ -123,6 +131,15 @@ def require_files(snapshot: TableSnapshot, store: ObjectStore) -> Mapping[str, O
                 found=found,
             )
     return listed
+
+
+def _refuse_expired(file: DataFile, store: ObjectStore, snapshot: TableSnapshot) -> None:
+    """Raise ExpiredError if an object is missing because its records expired long ago."""
+    last = Expiries(store).last(file.partition)
+    if last is not None and file.end_offset is not None and file.end_offset <= last.end:
+        name = f"partition {file.partition} of {snapshot.uri} version {snapshot.version}"
+        held = snapshot.ranges[file.partition]
+        raise expired_error(name, held.start, start=last.end, end=held.end)
 
 
 def _check_identity(snapshot: TableSnapshot, cut: Cut, store: ObjectStore) -> None:

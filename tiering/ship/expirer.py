@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, cast
 
 from broker.errors import (
     FeatureLevelError,
@@ -23,9 +23,10 @@ from broker.ports.tiering import RemoteStarts, RetentionStanding, TierSource
 from tiering.config import Observer, TieringConfig
 from tiering.proof.history import foreign
 from tiering.proof.proofs import prove
-from tiering.ship import expiry
+from tiering.ship import expired_objects, expiry
 from tiering.ship.expiry_plan import RemoteRetention, plan_expiry, plan_removal
 from tiering.ship.lifecycle import Failed, Rest, Woken
+from tiering.store.object_store import ErasableStore
 from tiering.table.expiries import Expiries, ExpiryEntry, noted_expiry
 from tiering.table.table import DataFile, Table, TableSnapshot
 
@@ -39,6 +40,7 @@ class ExpiryCounters:
     records_total: int = 0
     files_total: int = 0
     bytes_total: int = 0
+    deleted_total: int = 0  # objects
 
 
 class PartitionExpirer:
@@ -74,6 +76,7 @@ class PartitionExpirer:
         self._committed: ExpiryEntry | None = None  # not noted yet
         self._noted_end = Offset(0)  # the entries beside the table reach up to here
         self._config_seen: StreamConfig | None = None  # a changed setting is obeyed at once
+        self._sweep_ms = 0  # no sweep before this time
         self._next_ms = 0  # no look before this time
 
     def begin_if_due(self, known: TableSnapshot | None) -> bool:
@@ -90,7 +93,7 @@ class PartitionExpirer:
         self._next_ms = self._clock.monotonic_ms() + self._config.expiry_interval_ms
         held = known.range_of(self._number)
         agreed = standing.remote_start == held.start == self._noted_end
-        if agreed and self._keep_from(known, standing) <= held.start:
+        if agreed and self._keep_from(known, standing) <= held.start and not self._is_sweep_due():
             return False
         self._effect = self.machine.step(Woken())
         return True
@@ -98,13 +101,16 @@ class PartitionExpirer:
     def take_step(self) -> bool:
         """Perform one effect; return whether the expiry goes on. Blocks; raises HeadwaterError."""
         try:
+            if isinstance(self._effect, Rest):
+                self._sweep()
+                return False
             self._effect = self.machine.step(self.perform(self._effect))
         except BaseException:
             self.machine.step(Failed())
             self._committed = None
             self._next_ms = 0
             raise
-        return not isinstance(self._effect, Rest)
+        return not isinstance(self._effect, Rest) or self._is_sweep_due()
 
     def perform(self, effect: expiry.Effect) -> expiry.Event:
         """Perform one effect and return its event. Blocks; raises HeadwaterError."""
@@ -204,6 +210,34 @@ class PartitionExpirer:
             self._require_ours(entry)
             expiries.put(entry)
             at = self._noted_end = entry.end
+
+    # ------------------------------------------------------------------------------ objects
+
+    def _is_sweep_due(self) -> bool:
+        return self._noted_end > 0 and self._clock.monotonic_ms() >= self._sweep_ms
+
+    def _sweep(self) -> None:
+        """Delete objects of expired ranges that no version needs which may be read."""
+        self._sweep_ms = self._clock.monotonic_ms() + self._config.sweep_interval_ms
+        standing = self._starts.standing(self._source.partition_id)
+        snapshot = self._table.find(cold_end_min={self._number: int(self._source.cold_end)})
+        if standing is None or snapshot is None:
+            return
+        store = cast("ErasableStore", self._table.store)
+        found = expired_objects.candidates(store, snapshot, self._number)
+        if not found:
+            return
+        prove(snapshot, store)
+        first = Offset(int(found[0][0].rpartition("/")[2][:20]))
+        end = expired_objects.deletable_end(
+            expired_objects.entries_from(Expiries(store), self._number, first),
+            grace_us=standing.config.remote_delete_grace_ms * 1000,
+            now_us=self._clock.now_us(),
+            lease_us=self._starts.oldest_lease_us(self._source.partition_id),
+        )
+        if count := expired_objects.erase(store, found, end):
+            self.counters.deleted_total += count
+            self._observer("objects_deleted", {**self._keys(), "objects": count, "below": int(end)})
 
     # ------------------------------------------------------------------------------ inside
 

@@ -28,7 +28,7 @@ from tiering.proof.history import ProvedEnds, newest_range, require_ours, requir
 from tiering.proof.proofs import prove
 from tiering.ship import lifecycle as tier
 from tiering.ship.claimant import Claimant
-from tiering.ship.expirer import PartitionExpirer
+from tiering.ship.expirer import ExpiryCounters, PartitionExpirer
 from tiering.ship.segment_writer import SegmentPlace, WrittenSegment, check_segment, write_segment
 from tiering.store.deadline import call_with_deadline
 from tiering.table.ledger import Ledger, LedgerEntry, encode_lineage, encode_ranges
@@ -147,6 +147,11 @@ class PartitionShipper:
                 self._claimant.lose(self.source.partition_id, error)
             raise
         return CycleProgress.UNDER_WAY
+
+    @property
+    def expired(self) -> ExpiryCounters:
+        """What expired since the process began."""
+        return ExpiryCounters() if self.expirer is None else self.expirer.counters
 
     def _after_shipping(self) -> CycleProgress:
         """Let files expire if it is time; the table was proved to be of our history before."""

@@ -73,7 +73,7 @@ class ObjectStore(Protocol):
 
 
 class ErasableStore(ObjectStore, Protocol):
-    """A store that can delete objects; all adapters can, but the broker never uses it."""
+    """A store that can delete objects; all adapters can. Shipping never does."""
 
     def erase(self, keys: Sequence[str]) -> None:
         """Delete objects of the caller that no table refers to; missing objects are no error."""

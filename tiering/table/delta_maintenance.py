@@ -24,7 +24,7 @@ from tiering.table.delta_library import DeltaLibrary, add_actions_of, brief, col
 RETAIN_HOURS_FLOOR: Final = 7 * 24
 ORPHAN_HOURS_MIN: Final = 24  # younger objects may be of an upload in progress, not yet committed
 _HOUR_US: Final = 3_600_000_000
-_SKEW_US: Final = 600_000_000  # allowed difference of the clocks of broker, committers and store
+SKEW_US: Final = 600_000_000  # allowed difference of the clocks of broker, committers and store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ def hours_held(leases: Sequence[HeldLease], *, now_us: int) -> int:
     if not leases:
         return 0
     oldest_us = min(lease.taken_us for lease in leases)
-    return max(1, -(-(now_us - oldest_us + _SKEW_US) // _HOUR_US))
+    return max(1, -(-(now_us - oldest_us + SKEW_US) // _HOUR_US))
 
 
 def retention_hours(asked: int | None, leases: Sequence[HeldLease], *, now_us: int) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import structlog
 
 from broker.core.metadata.commands import ExpireRecords
@@ -13,8 +15,10 @@ from broker.model.offsets import Offset
 from broker.ports.system import Clock
 from broker.ports.tiering import RetentionStanding
 from broker.runtime.api.feature_levels import raise_level
+from broker.runtime.api.leases import leases_on
 from broker.runtime.metadata.metadata_log import WaitingMetadata
 
+_CONFIRM_MS: Final = 3_000
 _log = structlog.get_logger(__name__)
 
 
@@ -46,6 +50,12 @@ class MetadataRemoteStarts:
             remote_start=present.remote_start,
             limit=expiry_limit(state, stream, number, present, now_us),
         )
+
+    def oldest_lease_us(self, partition: PartitionId) -> int | None:
+        """See ``RemoteStarts.oldest_lease_us``."""
+        self._metadata.barrier(timeout_ms=_CONFIRM_MS)
+        leases = leases_on(self._metadata.state, partition.stream_uuid, self._clock.now_us())
+        return min((one.taken_us for one in leases), default=None)
 
     def expire(
         self, partition: PartitionId, before: Offset, leader_epoch: LeaderEpoch, *, is_done: bool

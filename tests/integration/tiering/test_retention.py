@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,15 @@ from typer.testing import CliRunner
 import headwater
 from broker.errors import ExpiredError
 from broker.model.certificate import Hole
-from broker.model.offsets import Offset
+from broker.model.offsets import Offset, OffsetRange
+from broker.model.stream import StreamConfig
 from clusterkit.load import stored
 from crashkit.stage import Stage, staged
 from headwater.cli.main import app
 from headwater.client import Client
+from simkit.servers.motoproc import fresh, moto_location
+from simkit.tier.lab import TierLab, certify, forget_proofs
+from tiering.read.verify import verify_table
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -86,3 +91,28 @@ def test_old_records_expire_in_every_tier_and_every_reader_is_told(stage: Stage)
     assert rows.column("value").to_pylist() == SENT
     client.tier_flush("s")
     assert client.describe("s").partitions[0].high_watermark == len(SENT) + 1
+
+
+def test_files_and_then_objects_leave_a_bucket(tmp_path: Path) -> None:
+    """On S3 as in a folder: an expiry, an old version that is still exact, the deletion."""
+    with moto_location(tmp_path) as location:
+        lab = TierLab(fresh(location))
+        lab.source.fill(4, 20)
+        before = lab.ship_all()
+        config = StreamConfig(subject="orders", remote_retention_records=40)
+        lab.source.starts.config = config
+        lab.ship_all()
+        assert lab.table.snapshot().ranges[0] == OffsetRange(Offset(40), Offset(80))
+        forget_proofs()
+        assert certify(lab, before.version) == [80]
+        assert certify(lab) == [40]
+        [proof] = verify_table(lab.table.snapshot(), lab.table.store)
+        assert (proof.start, proof.end) == (40, 80)
+        assert len(list(lab.table.store.list("partition=0/"))) == 4
+        lab.source.starts.config = replace(config, remote_delete_grace_ms=0)
+        lab.ship_all()
+        assert len(list(lab.table.store.list("partition=0/"))) == 2
+        forget_proofs()
+        assert certify(lab) == [40]
+        with pytest.raises(ExpiredError):
+            certify(lab, before.version)

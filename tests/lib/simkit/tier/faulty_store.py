@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from enum import Enum, auto
-from typing import Any
+from typing import Any, cast
 
 from broker.errors import RemoteTierUnavailableError
 from tiering.store.location import StoreConfig
-from tiering.store.object_store import ObjectInfo, ObjectStore
+from tiering.store.object_store import ErasableStore, ObjectInfo, ObjectStore
 
 
 class Fault(Enum):
@@ -89,6 +89,10 @@ class FaultyStore:
     def make_durable(self, keys: Sequence[str]) -> None:
         """See the port."""
         self._store.make_durable(keys)
+
+    def erase(self, keys: Sequence[str]) -> None:
+        """See the port."""
+        cast("ErasableStore", self._store).erase(keys)
 
     def under(self, path: str) -> FaultyStore:
         """Return a store one folder down that has the same faults."""

@@ -83,7 +83,7 @@ class TierLab:
             # Small enough that every segment becomes an object of its own.
             config=config
             if config is not None
-            else TieringConfig(object_bytes_max=1, expiry_interval_ms=1),
+            else TieringConfig(object_bytes_max=1, expiry_interval_ms=1, sweep_interval_ms=1),
             starts=(source or self.source).starts,
         )
 

@@ -61,6 +61,7 @@ class MemoryRemoteStarts:
         self.source = source
         self.config = config
         self.remote_start = Offset(0)
+        self.lease_us: int | None = None  # when the oldest lease was taken
         self.held_at: int | None = None  # the lowest offset that a lease holds
         self.decided: list[tuple[int, bool]] = []  # every decision: remote start, done already
 
@@ -72,6 +73,11 @@ class MemoryRemoteStarts:
         return RetentionStanding(
             config=self.config, cold_end=cold_end, remote_start=self.remote_start, limit=held
         )
+
+    def oldest_lease_us(self, partition: PartitionId) -> int | None:
+        """See the port."""
+        assert partition == self.source.partition_id
+        return self.lease_us
 
     def expire(
         self, partition: PartitionId, before: Offset, leader_epoch: LeaderEpoch, *, is_done: bool
@@ -393,6 +399,10 @@ class MemoryTierCatalog:
     def standing(self, partition: PartitionId) -> RetentionStanding | None:
         """See ``RemoteStarts.standing``."""
         return self._starts(partition).standing(partition)
+
+    def oldest_lease_us(self, partition: PartitionId) -> int | None:
+        """See ``RemoteStarts.oldest_lease_us``."""
+        return self._starts(partition).oldest_lease_us(partition)
 
     def expire(
         self, partition: PartitionId, before: Offset, leader_epoch: LeaderEpoch, *, is_done: bool

@@ -68,6 +68,9 @@ class Source:
                 shipped_segments_total=3,
                 shipped_bytes_total=4096,
                 failures_total=0,
+                expired_records_total=9,
+                expired_bytes_total=90,
+                deleted_objects_total=1,
                 last_shipped_seconds=1700000000.5,
             )
         ]
@@ -124,6 +127,7 @@ def _partition(stream: str, partition: int, log_end: int) -> PartitionSample:
         high_watermark=log_end,
         log_end_offset=log_end,
         cold_end=2,
+        remote_start=1,
         unshipped_bytes=123,
         state="leading",
         failed=False,
