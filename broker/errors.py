@@ -8,6 +8,7 @@
     │    MalformedMessageError · UnknownBrokerError · InvalidAssignmentError
     │    FeatureLevelError · TruncatedError · MetadataFullError · ConditionFailedError
     │    FixedSettingError · UnknownGroupError · NoPositionError
+    │    PartitionsAddedError
     ├─ FencedError           the caller must refresh its metadata, then retry
     │    NotLeaderError · StaleLeaderEpochError · StaleColdEndError · StreamRecreatedError
     │    StalePartitionEpochError · StaleBrokerEpochError · IneligibleReplicaError
@@ -108,6 +109,13 @@ class RecordTooLargeError(InvalidRequestError):
 
 class SchemaMismatchError(InvalidRequestError):
     """Arrow data has a column or a type that the log does not accept."""
+
+
+class PartitionsAddedError(InvalidRequestError):
+    """The keys of this batch were placed by fewer partitions than there are; it was not stored.
+
+    Facts: partitions_count, how many there are.
+    """
 
 
 class SequenceGapError(InvalidRequestError):

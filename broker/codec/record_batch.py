@@ -112,6 +112,7 @@ class PreparedBatch:
     producer_id: ProducerId = NO_PRODUCER
     base_sequence: int = NO_SEQUENCE
     encrypted: bool = False
+    placed_by: int | None = None  # not stored: how many partitions the producer chose among
 
     @property
     def size(self) -> int:
@@ -143,6 +144,7 @@ class Preparer:
         now_us: int,
         producer_id: ProducerId = NO_PRODUCER,
         base_sequence: int = NO_SEQUENCE,
+        placed_by: int | None = None,
     ) -> PreparedBatch:
         """Encode a batch of this schema as a body, and checksum the body, as :func:`prepare` does.
 
@@ -183,6 +185,7 @@ class Preparer:
             codec=self._codec,
             producer_id=producer_id,
             base_sequence=base_sequence,
+            placed_by=placed_by,
         )
 
     def _stamps(self, batch: pa.RecordBatch, now_us: int) -> tuple[pa.Array, int, int]:

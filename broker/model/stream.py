@@ -18,6 +18,8 @@ MIB: Final = 1024 * 1024
 _SUBJECT_BYTES_MAX: Final = 255
 PARTITIONS_MAX: Final = 1024
 _GRACE_MS_MAX: Final = 10 * 366 * 86_400_000
+REPLICAS_MAX: Final = 7
+EVERY_BROKER: Final = -1  # as a replication factor; the metadata has the number of brokers instead
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +63,8 @@ class StreamConfig:
     )
     # of record batches on disk and between brokers; the table has the records in plain
     encryption: Literal["none", "xaes-256-gcm"] = "none"
-    replication_factor: int = 0  # brokers that hold each partition; 0: the cluster's default
+    # brokers that hold each partition; 0: the cluster's default; -1, at creation: all there are
+    replication_factor: int = 0
     min_isr: int = 0  # replicas that have synced a record before its ack (ALL); 0: the default
     tiering: bool = True
     local_retention_bytes: int = (
@@ -112,9 +115,13 @@ class StreamConfig:
         _require(self.compression in ("none", "lz4", "zstd"), "compression", "none, lz4 or zstd")
         _require(self.encryption in ("none", "xaes-256-gcm"), "encryption", "none or xaes-256-gcm")
         factor = self.replication_factor
-        _require(0 <= factor <= 7, "replication_factor", "1 to 7, or 0 for the cluster's default")
         _require(
-            0 <= self.min_isr <= (factor or 7),
+            EVERY_BROKER <= factor <= REPLICAS_MAX,
+            "replication_factor",
+            f"1 to {REPLICAS_MAX}, 0 for the cluster's default, or -1 for all brokers",
+        )
+        _require(
+            0 <= self.min_isr <= (factor if factor > 0 else REPLICAS_MAX),
             "min_isr",
             "1 to replication_factor, or 0 for the cluster's default",
         )

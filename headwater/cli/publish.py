@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import time
 from collections.abc import Iterable, Mapping
@@ -217,6 +218,7 @@ def _publish(given: Mapping[str, Any]) -> None:
             skip_blank=given["skip_blank"],
             skip_bad=stack.enter_context(_bad_file(given["skip_bad"], given["file"])),
         )
+        way = dataclasses.replace(way, placed_by=router.placed_by)
         sink, via = open_sink(stack, client, target, found, way)
         typed = source.isatty()
         if typed:

@@ -79,6 +79,13 @@ class Router:
         self._by_batch = config.partitioner == "crc32"  # else as this command did in release 0.1
         self._turn = -1 if self._by_batch else 0
 
+    @property
+    def placed_by(self) -> int | None:
+        """By how many partitions keys are placed here; None if no key chooses a partition."""
+        keyed = self._key is not None or self._key_field is not None
+        chosen = self._partition is not None or self._template is not None
+        return self._config.partitions if keyed and self._by_batch and not chosen else None
+
     def begin_batch(self) -> None:
         """Begin the next batch: its records without a key go to the next partition."""
         self._turn += self._by_batch

@@ -100,8 +100,14 @@ class FlightSink:
         stream: Stream,
         headers: list[tuple[str, str]],
         acks: AckPolicy = AckPolicy.ALL,
+        *,
+        placed_by: int | None = None,
     ) -> None:
-        """Prepare; the first record of a partition opens the partition's producer."""
+        """Prepare; the first record of a partition opens the partition's producer.
+
+        ``placed_by``: by how many partitions the records' keys are placed, if they are.
+        """
+        self._placed_by = placed_by
         self._client = client
         self._stream = stream
         self._acks = acks
@@ -144,7 +150,10 @@ class FlightSink:
         found = self._producers.get(partition)
         if found is None:
             opened = self._client.producer(
-                self._stream.name, partition=partition, acks=self._acks.value
+                self._stream.name,
+                partition=partition,
+                acks=self._acks.value,
+                placed_by=self._placed_by,
             )
             found = self._producers[partition] = self._stack.enter_context(opened)
         return found

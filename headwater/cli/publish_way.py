@@ -46,6 +46,7 @@ class Way:
     window: int
     nats_given: bool  # --nats names the server, so another way would be a surprise
     login: NatsLogin
+    placed_by: int | None = None  # by Flight: by how many partitions keys are placed, if they are
 
 
 def open_sink(
@@ -77,7 +78,7 @@ def open_sink(
                 if wanted == "nats":
                     raise
                 console.note(f"[dim]{console.plain(error.message)}; publishing by Flight.[/dim]")
-    opened = FlightSink(client, stream, way.headers, way.policy)
+    opened = FlightSink(client, stream, way.headers, way.policy, placed_by=way.placed_by)
     return stack.enter_context(opened), "flight"
 
 

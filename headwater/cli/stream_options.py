@@ -7,15 +7,24 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from broker.model.stream import EVERY_BROKER, REPLICAS_MAX
 from headwater.cli.options import checked, duration_option, size_option
 from headwater.cli.parsing import format_bytes, parse_duration_ms, parse_size
 
-_NO_LIMIT: Final = -1  # of an option, because None means that it was not given
+_NO_LIMIT: Final = -(2**63)  # of an option, because None means that it was not given
 
 
 def or_none(parse: Callable[[str], int]) -> Callable[[str], int]:
     """Return a parser that also accepts ``none``, which removes a limit."""
     return lambda text: _NO_LIMIT if text.strip().lower() == "none" else parse(text)
+
+
+def _replication_factor(text: str) -> int:
+    if text.strip().lower() == "all":
+        return EVERY_BROKER
+    if not text.isascii() or not text.isdecimal() or not 1 <= int(text) <= REPLICAS_MAX:
+        raise ValueError(f"not 1 to {REPLICAS_MAX}, nor 'all': {text!r}")
+    return int(text)
 
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="A-Z a-z 0-9 _ -, up to 128.")]
@@ -124,7 +133,10 @@ EncryptionOption = Annotated[
 ReplicationFactorOption = Annotated[
     int | None,
     typer.Option(
-        min=1, max=7, help="Brokers that hold each partition; default: the cluster's, usually 3."
+        metavar="N",
+        parser=checked(_replication_factor),
+        help="Brokers that hold each partition, 1 to 7, or 'all': as many as the cluster has now; "
+        "default: the cluster's, usually 3.",
     ),
 ]
 MinIsrOption = Annotated[

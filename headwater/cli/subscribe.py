@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import queue
 import sys
 import threading
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from headwater.client import Client, GroupConsumer
 
 _IDLE_S: Final = 1.0  # a member without records for so long looks whether any are left
+_LOOK_S: Final = 1.0  # between two looks for partitions that were added to the stream
 _QUEUE_BATCHES: Final = 8  # per subscription: memory is bounded, a slow terminal slows the reader
 
 
@@ -128,7 +130,9 @@ def subscribe(
             _print_records(batches, format, None)
             return
         partitions = _partitions(client, stream, partition)
-        _print_records(_batches(client, stream, partitions, wanted), format, count)
+        one = partition is not None or not follow
+        batches = (_in_turn if one else _side_by_side)(client, stream, partitions, wanted)
+        _print_records(batches, format, count)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,15 +214,12 @@ def _partitions(client: Client, stream: str, chosen: int | None) -> list[int]:
     return [chosen]
 
 
-def _batches(
+def _in_turn(
     client: Client, stream: str, partitions: list[int], wanted: _Wanted
 ) -> Iterator[pa.RecordBatch]:
-    """Yield batches of all partitions: one partition after another, or interleaved to follow."""
-    if len(partitions) == 1 or not wanted.follow:
-        for partition in partitions:
-            yield from _fetch(client, stream, partition, wanted)
-        return
-    yield from _side_by_side(client, stream, partitions, wanted)
+    """Yield the batches of one partition after the other."""
+    for partition in partitions:
+        yield from _fetch(client, stream, partition, wanted)
 
 
 def _fetch(
@@ -275,28 +276,56 @@ def _start_argument(start: StartAt) -> Any:
 def _side_by_side(
     client: Client, stream: str, partitions: list[int], wanted: _Wanted
 ) -> Iterator[pa.RecordBatch]:
-    """Follow several partitions with a thread each; the first error ends all of them."""
-    arrived: queue.Queue[pa.RecordBatch | HeadwaterError | None] = queue.Queue(_QUEUE_BATCHES)
+    """Follow all partitions with a thread each, and those that are added meanwhile.
 
-    def follow_one(partition: int) -> None:
+    The first error ends all of them.
+    """
+    arrived: queue.Queue[pa.RecordBatch | HeadwaterError | None] = queue.Queue(_QUEUE_BATCHES)
+    stop = threading.Event()
+
+    def follow_one(partition: int, which: _Wanted) -> None:
         try:
-            for batch in _fetch(client, stream, partition, wanted):
+            for batch in _fetch(client, stream, partition, which):
                 arrived.put(batch)
-            arrived.put(None)
+            if partition < len(partitions):
+                arrived.put(None)
         except HeadwaterError as error:
             arrived.put(error)
 
+    def look() -> None:
+        """Follow partitions that are added to the stream, from their first record on."""
+        first = dataclasses.replace(wanted, start=parse_start("earliest", now_us=0))
+        known = len(partitions)
+        while not stop.wait(_LOOK_S):
+            try:
+                count = client.stream(stream).config.partitions
+            except UnavailableError:
+                continue
+            except HeadwaterError as error:
+                arrived.put(error)
+                return
+            for partition in range(known, count):
+                begin(partition, first)
+            known = max(known, count)
+
+    def begin(partition: int, which: _Wanted) -> None:
+        threading.Thread(target=follow_one, args=(partition, which), daemon=True).start()
+
     for partition in partitions:
-        threading.Thread(target=follow_one, args=(partition,), daemon=True).start()
-    left = len(partitions)
-    while left:
-        item = arrived.get()
-        if isinstance(item, HeadwaterError):
-            raise item
-        if item is None:
-            left -= 1
-        else:
-            yield item
+        begin(partition, wanted)
+    threading.Thread(target=look, daemon=True).start()
+    try:
+        left = len(partitions)
+        while left:
+            item = arrived.get()
+            if isinstance(item, HeadwaterError):
+                raise item
+            if item is None:
+                left -= 1
+            else:
+                yield item
+    finally:
+        stop.set()
 
 
 def _print_records(batches: Iterator[pa.RecordBatch], form: str, count: int | None) -> None:

@@ -21,7 +21,11 @@ from broker.codec.flight.protocol import (
     StreamPath,
     ack_policy,
 )
-from broker.errors import EnvelopeError, InvalidRequestError, UnknownPartitionError
+from broker.errors import (
+    EnvelopeError,
+    InvalidRequestError,
+    UnknownPartitionError,
+)
 from broker.model.cut import Cut, Lease
 from broker.model.epochs import LeaderEpoch
 from broker.model.ids import LeaseId, ProducerId, StreamUuid
@@ -31,7 +35,7 @@ from broker.model.stream import AlteredStream, Stream
 from broker.ports.tiering import HeldLease, TierStatus
 from headwater.client.address import Addresses, resolve_addresses
 from headwater.client.brokers import Brokers, ToldPlace
-from headwater.client.consumer import Consumer
+from headwater.client.consumer import Consumer, partitions_of
 from headwater.client.descriptions import (
     PartitionPosition,
     StreamDescription,
@@ -79,6 +83,7 @@ class Client(GroupClient):
                 url, tls_ca_file=tls_ca_file, tls_cert_file=tls_cert_file, tls_key_file=tls_key_file
             )
         )
+        self._knows_placed_by: bool | None = None  # do the brokers? see `producer`
 
     @property
     def address(self) -> Addresses:
@@ -118,6 +123,7 @@ class Client(GroupClient):
     def stream(self, name: str) -> Stream:
         """Return a stream; raises UnknownStreamError. Works while the object store is away."""
         values = self._one("describe_stream", {"name": name, "positions": False})
+        self._knows_placed_by = bool(values.get("placed_by"))
         return _stream(values["stream"])
 
     def streams(self) -> list[Stream]:
@@ -269,6 +275,7 @@ class Client(GroupClient):
         producer_id: ProducerId | None = None,
         sequence: int = 0,
         acks: Literal["all", "leader", "none"] = "all",
+        placed_by: int | None = None,
     ) -> Producer:
         """Return a producer for one partition; it connects with its first batch.
 
@@ -285,6 +292,9 @@ class Client(GroupClient):
             sequence: The sequence number of the first record that is sent.
             acks: What an acknowledgement waits for: ``all`` replicas in sync, the ``leader``'s
                 disk, or ``none``. Below ``all`` records can be lost or doubled by a failover.
+            placed_by: By how many partitions the caller's keys were placed. Once the stream has
+                more, its leaders refuse the batches with PartitionsAddedError. A broker of an older
+                release does not look.
 
         Raises:
             InvalidRequestError: an argument is out of its bounds; or the stream has several
@@ -298,7 +308,15 @@ class Client(GroupClient):
             uuid = uuid or found.uuid
             partition = only_partition(found) if partition is None else partition
         self._brokers.discover()
-        path = StreamPath(stream=stream, partition=partition, stream_uuid=uuid, acks=policy)
+        if placed_by is not None and self._knows_placed_by is None:
+            self.stream(stream)
+        path = StreamPath(
+            stream=stream,
+            partition=partition,
+            stream_uuid=uuid,
+            acks=policy,
+            placed_by=placed_by if self._knows_placed_by else None,
+        )
         return Producer(
             LeaderRoute(self._brokers, path),
             path,
@@ -327,7 +345,7 @@ class Client(GroupClient):
         """
         found = self.stream(stream)
 
-        def opened(partition: int) -> Producer:
+        def opened(partition: int, partitions_count: int) -> Producer:
             return self.producer(
                 stream,
                 partition,
@@ -335,6 +353,7 @@ class Client(GroupClient):
                 retry_ms_max=retry_ms_max,
                 stream_uuid=found.uuid,
                 acks=acks,
+                placed_by=partitions_count,
             )
 
         return PartitionedProducer(found, opened)
@@ -411,7 +430,8 @@ class Client(GroupClient):
         """Read all partitions of a stream side by side; each one's rows come in offset order.
 
         ``start`` may be the :attr:`Consumer.positions` of an earlier consumer; a partition that is
-        not among them begins at its first record. The rest is as in :meth:`fetch`.
+        not among them begins at its first record. With ``follow``, so do partitions that are added
+        to the stream meanwhile. The rest is as in :meth:`fetch`.
 
         Raises:
             UnknownStreamError.
@@ -428,13 +448,16 @@ class Client(GroupClient):
 
         def opened(partition: int) -> Fetch:
             place: StartAt = start if not isinstance(start, Mapping) else "earliest"
+            if partition >= count:
+                place = "earliest"  # it was added later, so all of its records are later ones
             if isinstance(start, Mapping):
                 place = start.get(partition, place)
             return self.fetch(
                 stream, partition, place, columns=columns, follow=follow, stream_uuid=found.uuid
             )
 
-        return Consumer(range(count), opened)
+        present = partitions_of(self.stream, found) if follow else None
+        return Consumer(range(count), opened, count=present)
 
     def _high_watermark(self, stream: str, partition: int) -> Offset:
         return self.describe(stream).partitions[partition].high_watermark

@@ -14,11 +14,13 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
 
-from broker.errors import HeadwaterError
+from broker.errors import HeadwaterError, StreamRecreatedError, UnavailableError
 from broker.model.offsets import Offset
+from broker.model.stream import Stream
 from headwater.client.fetch import Fetch, Fetched
 
 _QUEUE_BATCHES: Final = 8
+_LOOK_S: Final = 1.0  # between two looks for partitions that were added to the stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,19 +37,32 @@ class Consumer:
     The iteration raises the first error of a partition's read, as :class:`Fetch` does.
     """
 
-    def __init__(self, partitions: Iterable[int], opened: Callable[[int], Fetch]) -> None:
-        """``opened`` returns a new read of a partition."""
+    def __init__(
+        self,
+        partitions: Iterable[int],
+        opened: Callable[[int], Fetch],
+        *,
+        count: Callable[[], int] | None = None,
+        look_s: float = _LOOK_S,
+    ) -> None:
+        """``opened`` returns a new read of a partition.
+
+        With ``count``, which asks how many partitions the stream has, partitions that are added
+        while this consumer reads are read, too, from their first record.
+        """
+        self._opened = opened
+        self._count = count
+        self._look_s = look_s
         self._arrived: queue.Queue[Consumed | HeadwaterError | None] = queue.Queue(_QUEUE_BATCHES)
         self._closed = threading.Event()
+        self._growth = threading.Lock()  # one partition is added at a time, none after a close
         self._positions: dict[int, Offset] = {}
         self._fetches = {number: opened(number) for number in partitions}
         self._left = len(self._fetches)
-        self._threads = [
-            threading.Thread(target=self._read, args=(number, fetch), daemon=True)
-            for number, fetch in self._fetches.items()
-        ]
-        for thread in self._threads:
-            thread.start()
+        for number, fetch in self._fetches.items():
+            threading.Thread(target=self._read, args=(number, fetch), daemon=True).start()
+        if count is not None:
+            threading.Thread(target=self._look, name="headwater-partitions", daemon=True).start()
 
     @property
     def positions(self) -> dict[int, Offset]:
@@ -73,8 +88,9 @@ class Consumer:
 
     def close(self) -> None:
         """End the reads; a second call does nothing. Any thread."""
-        self._closed.set()
-        for fetch in self._fetches.values():
+        with self._growth:
+            self._closed.set()
+        for fetch in list(self._fetches.values()):
             fetch.cancel()
         with suppress(queue.Empty):
             while True:
@@ -105,6 +121,31 @@ class Consumer:
                 last = error
         self._put(last)
 
+    def _look(self) -> None:
+        """Look for added partitions, and begin to read them; on a thread of its own."""
+        assert self._count is not None, "only a consumer that follows looks"
+        while not self._closed.wait(self._look_s):
+            try:
+                wanted = range(self._count())
+                for number in wanted:
+                    if number not in self._fetches:
+                        self._add(number)
+            except UnavailableError:
+                continue  # looked for again a little later
+            except HeadwaterError as error:  # the stream is gone, say
+                self._put(error)
+                return
+
+    def _add(self, number: int) -> None:
+        fetch = self._opened(number)
+        with self._growth:
+            if self._closed.is_set():
+                fetch.cancel()
+                return
+            self._left += 1
+            self._fetches = {**self._fetches, number: fetch}
+        threading.Thread(target=self._read, args=(number, fetch), daemon=True).start()
+
     def _put(self, item: Consumed | HeadwaterError | None) -> bool:
         """Wait for room in the queue; False once the consumer is closed."""
         while not self._closed.is_set():
@@ -112,3 +153,23 @@ class Consumer:
                 self._arrived.put(item, timeout=0.1)
                 return True
         return False
+
+
+def partitions_of(look: Callable[[str], Stream], stream: Stream) -> Callable[[], int]:
+    """Return what asks how many partitions a stream has now.
+
+    It raises StreamRecreatedError for another stream of the name, and the errors of ``look``.
+    """
+
+    def present() -> int:
+        now = look(stream.name)
+        if now.uuid != stream.uuid:
+            raise StreamRecreatedError(
+                f"stream {now.name!r} was created again: it is {now.uuid} now, not {stream.uuid}",
+                stream=now.name,
+                expected=stream.uuid,
+                found=now.uuid,
+            )
+        return now.config.partitions
+
+    return present

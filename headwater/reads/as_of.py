@@ -4,7 +4,8 @@ There are three ways to name a moment. Offsets and times narrow a new cut:
 
 - **a saved cut** is used as it is;
 - **offsets**, one per partition: the rows below these offsets. Every partition must be named, and
-  each offset must be between the partition's start and its high watermark;
+  each offset must be between the partition's start and its high watermark. Offsets from before
+  partitions were added name those that there were; of the others no row belongs to the moment;
 - **a time**: in each partition, the rows below the first offset whose timestamp is at or after the
   time, or all rows if there is no such offset yet. Timestamps need not be in order: a record after
   that offset does not belong to the moment, even if its timestamp is older, and every record before
@@ -167,12 +168,14 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _checked_offsets(cut: Cut, offsets: Mapping[int, Offset]) -> dict[int, Offset]:
-    if set(offsets) != {part.partition for part in cut.partitions}:
+    count = len(cut.partitions)
+    least = count if cut.keys_from is None else cut.keys_from
+    if not least <= len(offsets) <= count or set(offsets) != set(range(len(offsets))):
         raise InvalidRequestError(
             f"as_of names partitions {sorted(offsets)}, but stream {cut.stream} has "
             f"{[part.partition for part in cut.partitions]}; name each of them"
         )
-    for part in cut.partitions:
+    for part in cut.partitions[: len(offsets)]:
         offset = offsets[part.partition]
         if not part.start <= offset <= part.hot_end:
             raise OffsetOutOfRangeError(
@@ -184,7 +187,7 @@ def _checked_offsets(cut: Cut, offsets: Mapping[int, Offset]) -> dict[int, Offse
                 start=part.start,
                 end=part.hot_end,
             )
-    return dict(offsets)
+    return {part.partition: offsets.get(part.partition, part.start) for part in cut.partitions}
 
 
 def _ends_at(cut: Cut, stamp_us: int, client: Client) -> dict[int, Offset]:

@@ -1,5 +1,9 @@
 """The newest record of each key, without Spark; spark_jobs/read/latest.py does this with Spark.
 
+Each partition has its own keys. If keys have moved into partitions that were added to the stream
+(`Stream.keys_from`), a key is one key in all partitions: its newest record is in the highest
+partition that has one.
+
 There are two passes over one cut. The first notes the offset of each key's newest record, and keeps
 the keys and these offsets in memory. The second returns the rows at these offsets. A key whose
 newest record is a tombstone has no row. Records without a key are ignored.
@@ -21,7 +25,7 @@ _NEEDED = ("partition", "offset", "key", "value")
 def newest_of_each_key(
     history: History, columns: Sequence[str] | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the newest row of each (partition, key), without tombstones, by partition and offset.
+    """Yield the newest row of each key, without tombstones, by partition and offset.
 
     ``history`` is complete afterwards: its certificate covers every record that was read.
 
@@ -47,11 +51,16 @@ def newest_of_each_key(
 
 def _newest_offsets(history: History) -> dict[int, pa.Array]:
     """Return, per partition, the offsets of the rows that are the newest of their keys."""
+    moved = history.cut.keys_from is not None
     found: dict[int, dict[bytes, int]] = {}
-    for batch in history.batches(list(_NEEDED)):
+    below: list[dict[bytes, int]] = []  # the keys of lower partitions, if keys have moved
+    for batch in history.batches(list(_NEEDED)):  # partition by partition, the lowest first
         if batch.num_rows == 0:
             continue
-        keys = found.setdefault(batch.column("partition")[0].as_py(), {})
+        partition = batch.column("partition")[0].as_py()
+        if partition not in found:
+            below = list(found.values()) if moved else []
+        keys = found.setdefault(partition, {})
         offsets = batch.column("offset").to_pylist()
         tombstones = np.asarray(batch.column("value").is_null(), dtype=bool).tolist()
         for key, offset, dead in zip(
@@ -59,6 +68,8 @@ def _newest_offsets(history: History) -> dict[int, pa.Array]:
         ):
             if key is None:
                 continue
+            for lower in below:
+                lower.pop(key, None)
             if dead:
                 keys.pop(key, None)
             else:

@@ -46,7 +46,14 @@ def run(spark: SparkSession, args: argparse.Namespace, report: Report) -> Facts:
             ends = {str(part.partition): int(part.cold_end) for part in held.cut.partitions}
             return {**facts, "ends": ends, "records": 0, "table_uri": None, "version": None}
         certify_counts(held.snapshot, held.cut, held.table.store)
-        done = advance(spark, table, base, held.snapshot, progress=report.progress)
+        done = advance(
+            spark,
+            table,
+            base,
+            held.snapshot,
+            keys_from=held.cut.keys_from,
+            progress=report.progress,
+        )
         facts |= {
             "table_uri": table.uri,
             "version": done.version,
@@ -62,7 +69,12 @@ def run(spark: SparkSession, args: argparse.Namespace, report: Report) -> Facts:
             report.progress("no records: a key snapshot leaves out records without a key")
         if args.check:
             report.progress("comparing with the full history")
-            proof = check_latest(spark, table.snapshot(done.version), held.snapshot)
+            proof = check_latest(
+                spark,
+                table.snapshot(done.version),
+                held.snapshot,
+                keys_from=held.cut.keys_from,
+            )
             facts |= {"checked_records": proof.history_count}
         return facts
 

@@ -129,7 +129,7 @@ def _verify_latest(spark: SparkSession, client: Client, name: str, report: Repor
         # This cut is taken after the key snapshot was read, so it is never behind the key snapshot.
         with held_stream(client, name, what=NAME) as held:
             assert held.snapshot is not None, "a missing table raises an error"
-            proof = check_latest(spark, latest, held.snapshot)
+            proof = check_latest(spark, latest, held.snapshot, keys_from=held.cut.keys_from)
     except CorruptDataError as error:
         finding = {"error": type(error).__name__, "message": error.message, "facts": error.facts}
         report.progress(f"{type(error).__name__}: {error.message}")

@@ -67,9 +67,12 @@ def advance(
     base: TableSnapshot,
     history: TableSnapshot,
     *,
+    keys_from: int | None = None,
     progress: Progress = lambda *_, **__: None,
 ) -> Advance:
     """Bring a key snapshot from ``base`` to exactly the cold ends of ``history``.
+
+    ``keys_from``: see ``Stream.keys_from``; from this partition on, tombstones are kept.
 
     The caller holds the cut of ``history``, and took that cut after it had read ``base``.
 
@@ -93,7 +96,7 @@ def advance(
     progress("rewriting", offsets=records_read, files=len(removed))
     with translated():
         rows = _rows(spark, base, history, plans, removed)
-        written = _written(spark, rows, table.store, plans)
+        written = _written(spark, rows, table.store, plans, keys_from)
     now_us = time.time_ns() // 1000
     version = table.replace_files(
         base,
@@ -225,7 +228,11 @@ def _rows(
 
 
 def _written(
-    spark: SparkSession, rows: DataFrame, target: ObjectStore, plans: Sequence[PartitionPlan]
+    spark: SparkSession,
+    rows: DataFrame,
+    target: ObjectStore,
+    plans: Sequence[PartitionPlan],
+    keys_from: int | None,
 ) -> list[BucketFile]:
     """Distribute and sort the rows by bucket; the tasks write the files."""
     from pyspark.sql import functions  # noqa: PLC0415  (importing this stays free)
@@ -236,7 +243,7 @@ def _written(
     tasks = min(_TASKS_MAX, max(1, min(sum(buckets.values()), 4 * parallelism(spark))))
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield from write_task(batches, store, buckets, ends)
+        yield from write_task(batches, store, buckets, ends, keys_from)
 
     found = (
         rows.withColumn("bucket", functions.expr(bucket_column(plans)))
@@ -254,12 +261,15 @@ def write_task(
     address: StoreAddress,
     buckets: Mapping[int, int],
     ends: Mapping[int, int],
+    keys_from: int | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Write the files of one task; runs on an executor."""
     import pyarrow as pa  # noqa: PLC0415  (importing this stays free)
 
     try:
-        for file in write_buckets(batches, address.open(), buckets=buckets, ends=ends):
+        for file in write_buckets(
+            batches, address.open(), buckets=buckets, ends=ends, keys_from=keys_from
+        ):
             yield pa.RecordBatch.from_pylist([asdict(file)], schema=_written_schema())
     except HeadwaterError as error:
         raise annotate(error) from None

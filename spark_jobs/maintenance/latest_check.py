@@ -31,8 +31,16 @@ class LatestProof:
     history_count: int  # offsets of the history from which these rows follow
 
 
-def check_latest(spark: SparkSession, latest: TableSnapshot, history: TableSnapshot) -> LatestProof:
+def check_latest(
+    spark: SparkSession,
+    latest: TableSnapshot,
+    history: TableSnapshot,
+    *,
+    keys_from: int | None = None,
+) -> LatestProof:
     """Compare a key snapshot with the history that it covers. Reads both as a whole.
+
+    ``keys_from``: see ``Stream.keys_from``; from this partition on, tombstones are rows.
 
     Raises:
         TableMismatchError: with the facts ``missing``, ``surplus`` (counts) and ``examples``.
@@ -52,7 +60,7 @@ def check_latest(spark: SparkSession, latest: TableSnapshot, history: TableSnaps
             )
         if covered:
             ranges[number] = covered
-    expected = _newest(history_rows(spark, history, ranges))
+    expected = _newest(history_rows(spark, history, ranges), keys_from)
     found = table_at(
         spark, latest.uri, latest.version, cluster=latest.cluster, snapshot=latest
     ).select(*ROW_COLUMNS)
@@ -75,14 +83,15 @@ def check_latest(spark: SparkSession, latest: TableSnapshot, history: TableSnaps
         )
 
 
-def _newest(rows: DataFrame) -> DataFrame:
+def _newest(rows: DataFrame, keys_from: int | None) -> DataFrame:
     from pyspark.sql import functions  # noqa: PLC0415  (importing this stays free)
 
     record = functions.struct(*ROW_COLUMNS)
     newest = rows.groupBy("partition", "key").agg(
         functions.max_by(record, functions.col("offset")).alias("newest")
     )
-    return newest.select("newest.*").where("`value` IS NOT NULL")
+    kept = "" if keys_from is None else f" OR `partition` >= {keys_from}"
+    return newest.select("newest.*").where(f"`value` IS NOT NULL{kept}")
 
 
 def _difference(left: DataFrame, right: DataFrame) -> tuple[int, list[dict[str, Any]]]:

@@ -2,6 +2,10 @@
 
     latest = newest per (partition, key) of (key snapshot at E  ∪  records [E, end)), no tombstones
 
+If keys have moved into partitions that were added to the stream (`Stream.keys_from`), it is the
+newest per key: that of the highest offset in the highest partition that has one. The key snapshot
+has the tombstones of such partitions.
+
 The key snapshot is a table that a job keeps beside the stream's table: exactly the latest records
 of the cut that ends at E. If there is no key snapshot, or it is newer than the cut, all records
 from the start are read instead; the result has the same rows. Newest means the greatest offset,
@@ -14,9 +18,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from broker.model.cut import Cut
+from broker.model.offsets import Offset
 from spark_jobs.read.scans import rows_of
 from spark_jobs.read.table_scan import table_at
 from tiering.keys.snapshot import LatestTable, open_latest
@@ -51,8 +57,8 @@ def usable_snapshot(cut: Cut) -> LatestTable | None:
         )
         return None
     for part in cut.partitions:
-        end = found.ends.get(part.partition)
-        if end is None or not part.start <= end <= part.end:
+        end = found.ends.get(part.partition, Offset(0))  # absent: added since it was built
+        if not part.start <= end <= part.end:
             _log.info(
                 "key_snapshot_passed_over stream=%s partition=%d end=%s cut=[%d, %d)",
                 cut.stream,
@@ -62,7 +68,8 @@ def usable_snapshot(cut: Cut) -> LatestTable | None:
                 part.end,
             )
             return None
-    return found
+    ends = {part.partition: found.ends.get(part.partition, Offset(0)) for part in cut.partitions}
+    return replace(found, ends=ends)
 
 
 def latest_rows(
@@ -75,7 +82,7 @@ def latest_rows(
     snapshot: LatestTable | None,
     table: TableSnapshot | None = None,
 ) -> DataFrame:
-    """Return one row per (partition, key): its newest record, unless that is a tombstone."""
+    """Return one row per key (of a partition): its newest record, unless that is a tombstone."""
     from pyspark.sql import functions  # noqa: PLC0415  (importing this stays free)
 
     needed = list(dict.fromkeys(("partition", "key", "offset", "value", *columns)))
@@ -87,11 +94,14 @@ def latest_rows(
             spark, snapshot.uri, snapshot.version, cluster=cut.cluster, snapshot=snapshot
         )
         rows = newest_at_end.select(*needed).union(rows)
-    others = [name for name in needed if name not in ("partition", "key")]
-    newest = rows.groupBy("partition", "key").agg(
-        functions.max_by(functions.struct(*others), functions.col("offset")).alias("newest")
+    moved = cut.keys_from is not None
+    names = ("key",) if moved else ("partition", "key")
+    order = functions.struct("partition", "offset") if moved else functions.col("offset")
+    others = [name for name in needed if name not in names]
+    newest = rows.groupBy(*names).agg(
+        functions.max_by(functions.struct(*others), order).alias("newest")
     )
-    flat = newest.select("partition", "key", *(f"newest.{name}" for name in others))
+    flat = newest.select(*names, *(f"newest.{name}" for name in others))
     return flat.where("`value` IS NOT NULL").select(*columns)
 
 

@@ -63,6 +63,7 @@ class Broker:
                 write.refuse(error)
             return
         group = CommitGroup(
+            partitions_count=1,
             producers=self.producers,
             window=MessageIdWindow(window_us=0, ids_max=0),
             start=Offset(len(self.log)),

@@ -112,6 +112,7 @@ def producing(client: headwater.Client) -> None:
         spread.flush(timeout_ms=1_000)
         spread.close()
     client.producer("orders", acks="some")  # type: ignore[arg-type]
+    client.producer("orders", 1, placed_by=2).close()
 
 
 def fetching(client: headwater.Client) -> None:

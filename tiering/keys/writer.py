@@ -69,6 +69,7 @@ def write_buckets(
     *,
     buckets: Mapping[int, int],
     ends: Mapping[int, int],
+    keys_from: int | None = None,
 ) -> Iterator[BucketFile]:
     """Write one file per bucket that has rows left; yield the description of each file.
 
@@ -77,13 +78,14 @@ def write_buckets(
         store: the object store of the key snapshot's folder.
         buckets: how many buckets each partition has.
         ends: per partition, the end of the cut; used in file names only.
+        keys_from: see ``Stream.keys_from``; from this partition on, tombstones are kept.
 
     Raises:
         ObjectCorruptError: a file that was read back has other bytes than were written.
         RemoteTierUnavailableError: the store does not answer.
     """
     file: _OpenBucket | None = None
-    for partition, bucket, part in newest_rows(rows):
+    for partition, bucket, part in newest_rows(rows, keys_from):
         if file is not None and (file.partition, file.bucket) != (partition, bucket):
             yield file.stored(store, buckets[file.partition], ends[file.partition])
             file = None
@@ -93,8 +95,13 @@ def write_buckets(
         yield file.stored(store, buckets[file.partition], ends[file.partition])
 
 
-def newest_rows(rows: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, int, pa.RecordBatch]]:
-    """Yield each key's newest row, unless that is a tombstone, by (partition, bucket), in order."""
+def newest_rows(
+    rows: Iterable[pa.RecordBatch], keys_from: int | None = None
+) -> Iterator[tuple[int, int, pa.RecordBatch]]:
+    """Yield each key's newest row, unless that is a tombstone, by (partition, bucket), in order.
+
+    From partition ``keys_from`` on, a tombstone is a row, too: it hides rows of lower partitions.
+    """
     previous: tuple[int, int, bytes] | None = None
     for batch in rows:
         if batch.num_rows == 0:
@@ -110,6 +117,8 @@ def newest_rows(rows: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, int, pa.R
         first[0] = head != previous
         previous = (int(partitions[-1]), int(buckets[-1]), keys[-1].as_py())
         alive = pc.is_valid(batch.column("value")).to_numpy(zero_copy_only=False)
+        if keys_from is not None:
+            alive = alive | (partitions >= keys_from)
         borders = [0, *(np.flatnonzero(moved) + 1).tolist(), batch.num_rows]
         kept = pa.array(first & alive)
         file_rows = _file_rows(batch)

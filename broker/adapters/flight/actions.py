@@ -50,6 +50,7 @@ class StreamActions:
                 "stream": _stream_dict(stream),
                 "partitions": self._listing.positions(stream, numbers),
                 "nats": self._nats_url,
+                "placed_by": True,  # a do_put may say by how many partitions keys were placed
             }
         ]
 

@@ -62,10 +62,12 @@ class ServedPut:
         config: FlightServiceConfig,
         explain: Callable[[HeadwaterError], HeadwaterError] = lambda error: error,
         policy: AckPolicy = AckPolicy.ALL,
+        placed_by: int | None = None,
     ) -> None:
         """``write`` sends a frame to the client; ``explain`` adds to an error what a client needs.
 
-        ``tell`` gets outcomes on any thread; its owner passes them to :meth:`heard`.
+        ``tell`` gets outcomes on any thread; its owner passes them to :meth:`heard`. With
+        ``placed_by``, batches are refused once the stream has more partitions than that.
         """
         self._handle = handle
         self._schema = schema
@@ -75,6 +77,7 @@ class ServedPut:
         self._config = config
         self._explain = explain
         self._policy = policy
+        self._placed_by = placed_by
         self._stream_config = handle.config
         self._preparer = Preparer(schema, codec=self._stream_config.compression)
         self._closing = False
@@ -211,6 +214,7 @@ class ServedPut:
             now_us=self._clock.now_us(),
             producer_id=producer_id,
             base_sequence=base_sequence,
+            placed_by=self._placed_by,
         )
 
     def _follow_settings(self) -> None:

@@ -235,6 +235,7 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
                 config=self._config,
                 explain=self._explained,
                 policy=path.acks,
+                placed_by=path.placed_by,
             )
             with self._registered(put):
                 put.run(_chunks(reader))

@@ -53,6 +53,7 @@ class PutStream:
         config: FlightServiceConfig,
         explain: Callable[[HeadwaterError], HeadwaterError] = lambda error: error,
         policy: AckPolicy = AckPolicy.ALL,
+        placed_by: int | None = None,
     ) -> None:
         self._sink = sink
         self._sink_lock = threading.Lock()
@@ -68,6 +69,7 @@ class PutStream:
             config=config,
             explain=explain,
             policy=policy,
+            placed_by=placed_by,
         )
         self._acknowledger = threading.Thread(
             target=self._acknowledge, name="flight-acks", daemon=True

@@ -83,7 +83,7 @@ class StreamCalls:
         settings: dict[str, Any] = {
             "partitions": request.partitions or 1,
             "queue_group": request.group or None,
-            "replication_factor": servers if factor == -1 else factor or 1,
+            "replication_factor": factor or 1,
             "optimistic_concurrency": request.optimisticConcurrencyControl.value,
             "encryption": "xaes-256-gcm" if request.encryption.value else "none",
         }

@@ -5,7 +5,8 @@ little-endian structs. Nothing is unpickled or evaluated. A request that does no
 InvalidRequestError, which names the field. Drawn in docs/wire_and_disk_formats.md:
 
     do_put path     [stream, partition] or [stream, partition, stream_uuid], and after it
-                    acks=leader or acks=none, if not all
+                    acks=leader or acks=none, if not all; partitions=N, if the keys were
+                    placed by N partitions and the batches are refused once there are more
     do_put mark     <qq      producer_id, base_sequence                       (optional, per batch)
     do_put ack      <BB2xIqq 0, duplicate, records_count, base_offset, leader_epoch
                     or 1, JSON of the error
@@ -14,7 +15,8 @@ InvalidRequestError, which names the field. Drawn in docs/wire_and_disk_formats.
     do_get ticket   JSON, see ReadRequest
     do_get mark     <qqqq    base_offset, end_offset, high_watermark, leader_epoch   (every batch)
 
-Actions are in flight/actions.py. This file does no I/O and knows no Flight type.
+Actions are in flight/actions.py. This file does no I/O and knows no Flight type. The file is not
+split: it is the drawing above, part by part.
 """
 
 from __future__ import annotations
@@ -68,6 +70,7 @@ _ACK_ERROR: Final = 1
 _ACK_CLOSING: Final = 2
 _ACK_READY: Final = 3
 _ACKS: Final = "acks="  # a partition number or a stream uuid has no equals sign
+_PLACED_BY: Final = "partitions="
 
 
 # ---------------------------------------------------------------------------- paths
@@ -81,6 +84,7 @@ class StreamPath:
     partition: int | None = None  # None: all of them
     stream_uuid: StreamUuid | None = None  # given: another incarnation is refused
     acks: AckPolicy = AckPolicy.ALL  # only for do_put; other calls refuse it
+    placed_by: int | None = None  # only for do_put: how many partitions the producer chose among
 
     def to_path(self) -> list[bytes]:
         """Return the descriptor's path."""
@@ -91,12 +95,17 @@ class StreamPath:
                 parts.append(self.stream_uuid)
         if self.acks is not AckPolicy.ALL:
             parts.append(_ACKS + self.acks.value)
+        if self.placed_by is not None:
+            parts.append(f"{_PLACED_BY}{self.placed_by}")
         return [part.encode() for part in parts]
 
     @classmethod
     def from_path(cls, path: Sequence[bytes] | None, *, put: bool = False) -> StreamPath:
         """Parse a descriptor's path; ``put`` for a do_put. Raises InvalidRequestError."""
-        acks = AckPolicy.ALL
+        acks, placed_by = AckPolicy.ALL, None
+        if put and path and len(path) <= 5 and path[-1].startswith(_PLACED_BY.encode()):
+            *path, last = path
+            placed_by = _count_text(_ascii(last, "partitions").removeprefix(_PLACED_BY))
         if put and path and len(path) <= 4 and path[-1].startswith(_ACKS.encode()):
             *path, last = path
             acks = ack_policy(_ascii(last, "acks").removeprefix(_ACKS))
@@ -109,7 +118,9 @@ class StreamPath:
         partition = _partition_text(parts[1]) if len(parts) > 1 else None
         uuid = stream_uuid(parts[2], "path") if len(parts) > 2 else None
         name = stream_name(parts[0], "path")
-        return cls(stream=name, partition=partition, stream_uuid=uuid, acks=acks)
+        return cls(
+            stream=name, partition=partition, stream_uuid=uuid, acks=acks, placed_by=placed_by
+        )
 
 
 def ack_policy(text: object) -> AckPolicy:
@@ -135,6 +146,15 @@ def _partition_text(text: str) -> int:
     if not text.isdigit() or len(text) > 4 or int(text) > PARTITION_MAX:
         raise InvalidRequestError(
             f"partition {text!r} is not a number of 0 to {PARTITION_MAX}", field="partition"
+        )
+    return int(text)
+
+
+def _count_text(text: str) -> int:
+    if not text.isdigit() or len(text) > 4 or not 1 <= int(text) <= PARTITION_MAX + 1:
+        raise InvalidRequestError(
+            f"{text!r} is not a number of partitions from 1 to {PARTITION_MAX + 1}",
+            field="partitions",
         )
     return int(text)
 

@@ -35,7 +35,7 @@ from broker.model.epochs import BrokerEpoch, LeaderEpoch
 from broker.model.ids import BrokerId, PartitionId
 from broker.model.offsets import Offset
 from broker.model.replica_messages import EpochEndRequest, FetchRequest, ReplicaMessage
-from broker.model.stream import Stream, StreamConfig
+from broker.model.stream import EVERY_BROKER, REPLICAS_MAX, Stream, StreamConfig
 from broker.ports.cluster import (
     ControlTransport,
     ReplicaAddress,
@@ -256,8 +256,11 @@ class ClusterMember:
     def resolve(self, config: StreamConfig) -> StreamConfig:
         """See ``Membership.resolve``: the cluster's defaults, at most one replica a broker."""
         factor = config.replication_factor
+        brokers = len(self._metadata.state.brokers)
+        if factor == EVERY_BROKER:
+            factor = min(brokers, REPLICAS_MAX)
         if factor == 0:
-            factor = min(self._setting.replication_factor, len(self._metadata.state.brokers))
+            factor = min(self._setting.replication_factor, brokers)
         min_isr = config.min_isr or min(self._setting.min_isr, factor)
         return replace(config, replication_factor=factor, min_isr=min_isr)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final, Protocol
 
 from broker.core.metadata.commands import (
@@ -18,7 +19,7 @@ from broker.model.epochs import BrokerEpoch, LeaderEpoch
 from broker.model.ids import BrokerId, PartitionId
 from broker.model.lineage import Leadership
 from broker.model.offsets import Offset
-from broker.model.stream import Stream, StreamConfig
+from broker.model.stream import EVERY_BROKER, Stream, StreamConfig
 from broker.ports.partition import PartitionWriter
 from broker.ports.pumps import NEVER_MS, Pump
 from broker.ports.system import Files
@@ -172,7 +173,8 @@ class Alone:
 
     def resolve(self, config: StreamConfig) -> StreamConfig:
         """See ``Membership.resolve``."""
-        return config
+        every = config.replication_factor == EVERY_BROKER
+        return replace(config, replication_factor=1) if every else config
 
     def place(self, config: StreamConfig) -> tuple[tuple[BrokerId, ...], ...]:
         """See ``Membership.place``."""

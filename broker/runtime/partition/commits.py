@@ -94,6 +94,7 @@ class Commits:
             leader_epoch=leader_epoch,
             now_us=self._clock.now_us(),
             encode=self.encode,
+            partitions_count=self._config.partitions,
         )
         for write in writes:
             group.add(write)

@@ -19,7 +19,12 @@ from broker.codec.nats.conditions import wrong_last_sequence
 from broker.codec.record_batch import PreparedBatch
 from broker.core.dedup import ProducerPlan, ProducerTable
 from broker.core.message_ids import IdPlan, MessageIdWindow, Repeats, digests_of, find_repeats
-from broker.errors import HeadwaterError, RecordTooLargeError, SequenceGapError
+from broker.errors import (
+    HeadwaterError,
+    PartitionsAddedError,
+    RecordTooLargeError,
+    SequenceGapError,
+)
 from broker.model.epochs import LeaderEpoch
 from broker.model.ids import NO_PRODUCER
 from broker.model.offsets import Offset
@@ -110,6 +115,7 @@ class CommitGroup:
     leader_epoch: LeaderEpoch
     now_us: int
     encode: Callable[[pa.RecordBatch], PreparedBatch]
+    partitions_count: int  # of the stream
     batches: list[PreparedBatch] = field(default_factory=list)
     _end: int = -1
     _answers: list[tuple[Write, Any]] = field(default_factory=list)
@@ -164,16 +170,19 @@ class CommitGroup:
 
     def _add_batch(self, batch: PreparedBatch) -> AppendResult | HeadwaterError:
         known: Offset | None = None
+        late = placed_by_fewer(batch, self.partitions_count)
         if batch.producer_id != NO_PRODUCER:
             try:
                 known = self._producer_plan.find(
                     batch.producer_id, batch.base_sequence, batch.records_count
                 )
             except SequenceGapError as error:
-                return error
+                return late or error
         if known is not None:
             self.duplicates_count += batch.records_count
             return AppendResult(known, batch.records_count, self.leader_epoch, duplicate=True)
+        if late is not None:  # after the look at earlier batches: a repeated one is stored
+            return late
         base = self._place(batch)
         if batch.producer_id != NO_PRODUCER:
             self._producer_plan.add(
@@ -214,6 +223,20 @@ class CommitGroup:
         for row, first_row in repeats.inside.items():
             offsets[row] = offsets[first_row]
         return offsets
+
+
+def placed_by_fewer(batch: PreparedBatch, partitions_count: int) -> PartitionsAddedError | None:
+    """Return the error if a producer placed the keys by fewer partitions than there are.
+
+    A record of a key that has moved on would count as older than records stored before it.
+    """
+    if batch.placed_by is None or batch.placed_by >= partitions_count:
+        return None
+    return PartitionsAddedError(
+        f"the stream has {partitions_count} partitions, and the keys of this batch were placed by "
+        f"{batch.placed_by}: place them anew",
+        partitions_count=partitions_count,
+    )
 
 
 def _end_of(outcomes: Sequence[AppendResult | HeadwaterError]) -> Offset:

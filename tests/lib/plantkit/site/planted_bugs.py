@@ -30,6 +30,7 @@ def ack_unwritten() -> None:
         if next(count) % 50:
             return bool(original(self, writes, shell, leader_epoch))
         group = CommitGroup(
+            partitions_count=1,
             producers=self._local.retries.producers,
             window=self._local.retries.window,
             start=self._local.log.log_end,

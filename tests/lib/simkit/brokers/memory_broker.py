@@ -285,6 +285,7 @@ class MemoryBroker:
             ),
             taken_us=self.clock.now_us(),
             lease=lease,
+            keys_from=stream.keys_from,
         )
 
     def check(

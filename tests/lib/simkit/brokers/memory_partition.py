@@ -41,6 +41,7 @@ from broker.model.records import AckPolicy, AppendResult
 from broker.model.stream import Stream
 from broker.ports.partition import RecordsOutcome, StoredBatch
 from broker.ports.system import Clock
+from broker.runtime.partition.groups import placed_by_fewer
 
 _EPOCH = LeaderEpoch(1)
 
@@ -265,15 +266,18 @@ class MemoryPartition:
         return pending.commit()
 
     def _append_once(self, batch: PreparedBatch) -> AppendResult | HeadwaterError:
+        late = placed_by_fewer(batch, self.config.partitions)
         if batch.producer_id == NO_PRODUCER:
-            return AppendResult(self._append(batch), batch.records_count, _EPOCH)
+            return late or AppendResult(self._append(batch), batch.records_count, _EPOCH)
         producer = ProducerId(batch.producer_id)
         try:
             known = self._producers.find(producer, batch.base_sequence, batch.records_count)
         except HeadwaterError as error:
-            return error
+            return late or error
         if known is not None:
             return AppendResult(known, batch.records_count, _EPOCH, duplicate=True)
+        if late is not None:
+            return late
         offset = self._append(batch)
         self._producers.add(producer, batch.base_sequence, batch.records_count, offset)
         return AppendResult(offset, batch.records_count, _EPOCH)

@@ -36,10 +36,15 @@ class CutTaker:
         nodes: Mapping[str, Node],
         lake: HouseLake,
     ) -> None:
-        self._stream, self._numbers = stream, numbers
+        self._stream, self.numbers = stream, dict(numbers)
         self._world, self._nodes, self._lake = world, nodes, lake
         self.readings: list[Reading] = []
         world.at(200, self._tick)
+
+    def grown(self, stream: Stream) -> None:
+        """Take cuts of all partitions from now on, if this is the stream."""
+        if stream.uuid == self._stream.uuid:
+            self._stream = stream
 
     def _tick(self) -> None:
         node = self._nodes[self._world.rng.choice(sorted(self._nodes))]
@@ -101,7 +106,7 @@ class CutTaker:
             at = batches[-1].header.end_offset
         cold = OffsetRange(part.start, part.cold_end)
         return PartReading(
-            partition=self._numbers[partition_id],
+            partition=self.numbers[partition_id],
             start=part.start,
             cold_end=part.cold_end,
             hot_end=part.hot_end,

@@ -27,6 +27,7 @@ from broker.model.ids import PartitionId, PartitionNumber, StreamUuid
 from broker.model.offsets import Offset, OffsetRange
 from broker.model.records import AckPolicy
 from broker.model.stream import Stream, StreamConfig
+from broker.runtime.api import streams
 from broker.runtime.partition.driver import PartitionDriver
 from broker.runtime.partition.replica_shell import ReplicaShell
 from checkkit.checker import check_reading, judge
@@ -39,6 +40,7 @@ from simkit.house.cuts import CutTaker
 from simkit.house.damage import Damage
 from simkit.house.faults import Faults
 from simkit.house.flight_clients import FlightPublisher
+from simkit.house.growth import Growth
 from simkit.house.lake import HouseLake
 from simkit.house.metadata import MetadataHouse
 from simkit.house.nats import NatsServer
@@ -50,7 +52,7 @@ from simkit.house.process import Machine
 from simkit.house.shape import Shape, drawn_policies, drawn_shape
 from simkit.house.situations import Place, counting
 from simkit.network.world import Network, World
-from simkit.replacing import together
+from simkit.replacing import replaced, together
 from tiering.config import TieringConfig
 
 HEAL_MS_MAX = 8_000  # the slowest of 200 seeds without a lake took 3,113
@@ -80,6 +82,7 @@ class Choices(TypedDict, total=False):
     with_raft: bool  # the product's Raft beneath the brokers, instead of an ideal log
     with_flight: bool  # publishers call over Flight, instead of writing at a partition
     changing: bool  # an operator changes and purges the streams
+    growing: bool  # an operator adds partitions to the streams
     shape: Shape
 
 
@@ -142,6 +145,7 @@ class House:
         self.damage = Damage(self)
         self.operator = Operator(self)
         self.changes = Changes(self, seed) if choices.get("changing") else None
+        self.growth = Growth(self, seed) if choices.get("growing") else None
         self.faults = Faults(self, choices.get("faults"))
         self.heal_ms = 0  # how long it took
 
@@ -203,6 +207,8 @@ class House:
             self.operator.begin()
         if self.changes is not None:
             self.changes.begin()
+        if self.growth is not None:
+            self.growth.begin()
         self.run_for(self.world.rng.choice((1500, 2500, 4000, 6000)))
         self.heal()
         self.look()
@@ -217,22 +223,31 @@ class House:
         for number in range(self.shape.streams or count):
             self.create(f"s{number}")
         for number, partition_id in enumerate(self.partitions):
-            some = (AckPolicy.ALL,) * self.world.rng.choice((1, 1, 2))
-            for policy in self.shape.policies or some:
-                self.publishers.append(self._publisher(number, partition_id, policy))
-            self.readers.append(
-                CommittedReader(
-                    (number, partition_id), self.world, self.nodes, self.history,
-                    lease_ms=self.setting.election.lease_ms(), changes=self.changes,
-                )
-            )  # fmt: skip
-
+            self._let_clients_come(number, partition_id)
         if self.lake is not None:
             numbers = {one: number for number, one in enumerate(self.partitions)}
             self.takers = [
                 CutTaker(stream, numbers, self.world, self.nodes, self.lake)
                 for stream in self.streams
             ]
+
+    def add_partition(self, partition_id: PartitionId) -> None:
+        """Let clients come to a partition that was added to a stream."""
+        self.partitions.append(partition_id)
+        self._let_clients_come(len(self.partitions) - 1, partition_id)
+        for taker in self.takers:
+            taker.numbers[partition_id] = len(self.partitions) - 1
+
+    def _let_clients_come(self, number: int, partition_id: PartitionId) -> None:
+        some = (AckPolicy.ALL,) * self.world.rng.choice((1, 1, 2))
+        for policy in self.shape.policies or some:
+            self.publishers.append(self._publisher(number, partition_id, policy))
+        self.readers.append(
+            CommittedReader(
+                (number, partition_id), self.world, self.nodes, self.history,
+                lease_ms=self.setting.election.lease_ms(), changes=self.changes,
+            )
+        )  # fmt: skip
 
     def _publisher(self, number: int, partition_id: PartitionId, policy: AckPolicy) -> Publisher:
         by_id = self.world.chance(0.4)
@@ -318,6 +333,8 @@ class House:
         self.operator.look()
         self.oracle.look()
         self.damage.look()
+        if self.growth is not None:
+            self.growth.look()
 
     def _run_until(self, done: Callable[[], bool], patience_ms: int) -> None:
         end_ms = self.world.now_ms + patience_ms
@@ -519,7 +536,8 @@ def opened(
     with own_world(seed, with_flight=choices.get("with_flight", False)):
         house = House(seed, **choices)
         try:
-            with together(watching(house), counting(house)):
+            # Nobody waits for a new replica here: it is opened in a later turn.
+            with together(watching(house), counting(house), replaced(streams, "_OPEN_S", 0.0)):
                 yield house
         finally:
             for node in house.nodes.values():

@@ -100,7 +100,9 @@ class LakeBroker(MemoryBroker):
         """Forget local records that are in the table, and that no living lease holds."""
         held = [self._holds[one.lease_id] for one in self.live_leases(name)]
         for number in range(self.get(name).config.partitions):
-            floor = min([self._cold_end(name, number), *(hold[number] for hold in held)])
+            floor = min(
+                [self._cold_end(name, number), *(hold.get(number, Offset(0)) for hold in held)]
+            )
             handle = self.handle(name, number)
             handle.log_start = max(handle.log_start, floor)
 
@@ -147,8 +149,8 @@ class LakeBroker(MemoryBroker):
             partitions.append(
                 PartitionCut(
                     partition=number,
-                    start=(snapshot.ranges[number] if snapshot else cold).start,
-                    cold_end=(snapshot.ranges[number] if snapshot else cold).end,
+                    start=(snapshot.range_of(number) if snapshot else cold).start,
+                    cold_end=(snapshot.range_of(number) if snapshot else cold).end,
                     hot_end=handle.high_watermark,
                     leader_epoch=handle.leader_epoch,
                     lineage_id=first_lineage_id(stream.uuid, number),
@@ -164,6 +166,7 @@ class LakeBroker(MemoryBroker):
             partitions=tuple(partitions),
             taken_us=self.clock.now_us(),
             lease=lease,
+            keys_from=stream.keys_from,
             table_digest=None
             if snapshot is None
             else commit_digest(self.table(name).store, snapshot.version),

@@ -19,6 +19,7 @@ from broker.model.stream import MIB, StreamConfig
         {"record_bytes_max": 64 * MIB},
         {"segment_bytes_max": 4096},
         {"replication_factor": 7, "min_isr": 7},
+        {"replication_factor": -1, "min_isr": 7},
         {"segment_bytes_max": MIB, "unshipped_bytes_max": 2 * MIB},
     ],
 )
@@ -43,6 +44,7 @@ def test_a_setting_may_be_at_its_bound(values: dict[str, Any]) -> None:
         ("encryption", "aes-128-cbc"),
         ("encryption", True),
         ("replication_factor", 8),
+        ("replication_factor", -2),
         ("min_isr", 8),
         ("unshipped_bytes_max", 1),
         ("partitions", True),

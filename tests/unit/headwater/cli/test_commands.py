@@ -16,6 +16,7 @@ import typer
 
 from broker.errors import LogFailedError
 from broker.model.stream import StreamConfig
+from headwater.cli.publish_sinks import FlightSink
 from simkit.brokers.memory_broker import MemoryBroker
 
 Run = Callable[..., Any]
@@ -75,6 +76,33 @@ def test_create_uses_every_setting(run: Run, broker: MemoryBroker) -> None:
     assert not broker.streams.get("bare").config.tiering
     refused = run("stream", "create", "no", "--no-tiering", "--remote-retention-age", "1d")
     assert "has no table whose files could expire" in " ".join(refused.stderr.split())
+
+
+def test_every_broker_may_be_asked_for(run: Run, broker: MemoryBroker) -> None:
+    """A word, because no number would stay right; other words are refused."""
+    _make(run, "--replication-factor", "all")
+    assert broker.streams.get("orders").config.replication_factor == -1
+    for wrong in ("-1", "0", "8", "many", ""):
+        refused = run("stream", "create", "other", "--replication-factor", wrong)
+        assert refused.exit_code == 2, refused.output
+
+
+def test_a_command_that_places_keys_is_told_of_more_partitions(
+    run: Run, broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stream grows between its look at the stream and its first record: refused by name."""
+    _make(run)
+    original = FlightSink.send
+
+    def send(self: FlightSink, records: Any) -> None:
+        broker.streams.alter("orders", {"partitions": 2})
+        original(self, records)
+
+    monkeypatch.setattr(FlightSink, "send", send)
+    result = run("publish", "orders", "--via", "flight", "--key", "k", stdin="v")
+    assert result.exit_code != 0
+    assert "PartitionsAddedError" in result.stderr
+    _publish(run, "w")  # without a key nothing was placed
 
 
 def test_alter_changes_every_setting_that_may(run: Run, broker: MemoryBroker) -> None:

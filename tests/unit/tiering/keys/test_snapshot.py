@@ -134,6 +134,24 @@ def test_the_newest_row_of_each_key_is_kept_however_rows_are_cut_into_batches() 
     )
 
 
+def test_tombstones_of_added_partitions_are_kept() -> None:
+    """They hide records of their keys in lower partitions; in these, a tombstone hides nothing."""
+    rows = sorted_rows(
+        [(0, 0, b"a", 5, None), (1, 0, b"a", 9, None), (1, 0, b"b", 7, b"x"), (2, 0, b"a", 2, None)]
+    )
+
+    def kept(keys_from: int | None) -> list[tuple[int, bytes]]:
+        return [
+            (partition, row["key"])
+            for partition, _, part in newest_rows([rows], keys_from)
+            for row in part.to_pylist()
+        ]
+
+    assert kept(None) == [(1, b"b")]
+    assert kept(1) == [(1, b"a"), (1, b"b"), (2, b"a")]
+    assert kept(2) == [(1, b"b"), (2, b"a")]
+
+
 def test_each_bucket_becomes_one_file_with_true_statistics(lake: Lake) -> None:
     """A file has its rows and its statistics; a bucket of tombstones alone has no file."""
     rows = sorted_rows(

@@ -70,6 +70,24 @@ def test_an_ack_policy_belongs_to_a_put_only(path: StreamPath) -> None:
             StreamPath.from_path(path.to_path())
 
 
+@pytest.mark.parametrize("acks", [AckPolicy.ALL, AckPolicy.LEADER])
+@pytest.mark.parametrize("count", [1, 8, 1024])
+def test_a_put_may_say_by_how_many_partitions_keys_were_placed(acks: AckPolicy, count: int) -> None:
+    """Last in the path, and where nothing is put it is refused."""
+    path = StreamPath(stream="s", partition=0, stream_uuid=UUID, acks=acks, placed_by=count)
+    assert path.to_path()[-1] == b"partitions=%d" % count
+    assert StreamPath.from_path(path.to_path(), put=True) == path
+    with pytest.raises(InvalidRequestError):
+        StreamPath.from_path(path.to_path())
+
+
+@pytest.mark.parametrize("text", [b"", b"0", b"1025", b"-1", b"x", b"00001", b"\xff", b"1 "])
+def test_an_impossible_number_of_partitions_is_refused(text: bytes) -> None:
+    """From 1 to the most that a stream may have."""
+    with pytest.raises(InvalidRequestError):
+        StreamPath.from_path([b"s", b"0", b"partitions=" + text], put=True)
+
+
 @pytest.mark.parametrize("acks", [b"acks=", b"acks=LEADER", b"acks=1", b"acks=\xff", b"ack=all"])
 def test_an_unknown_ack_policy_is_refused(acks: bytes) -> None:
     """The server does not guess which policy a publisher meant."""

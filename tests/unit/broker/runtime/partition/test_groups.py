@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -10,9 +11,11 @@ import pytest
 from broker.codec.record_batch import prepare
 from broker.core.dedup import ProducerTable
 from broker.core.message_ids import MessageIdWindow, digest_of
+from broker.errors import PartitionsAddedError
 from broker.model.epochs import LeaderEpoch
+from broker.model.ids import ProducerId
 from broker.model.offsets import Offset
-from broker.runtime.partition.groups import CommitGroup, RecordsWrite
+from broker.runtime.partition.groups import BatchesWrite, CommitGroup, RecordsWrite
 
 NOW_US = 1_700_000_000_000_000
 START = Offset(10)
@@ -23,6 +26,7 @@ def _group() -> CommitGroup:
     window = MessageIdWindow(window_us=1_000_000, ids_max=10)
     window.add(digest_of("old"), Offset(3), NOW_US)
     return CommitGroup(
+        partitions_count=1,
         producers=ProducerTable(),
         window=window,
         start=START,
@@ -69,3 +73,26 @@ def test_a_repeat_within_the_group_waits_for_the_first() -> None:
     assert [answer.end for answer in group.answers()] == [11, 11]
     assert len(group.batches) == 1
     assert group.duplicates_count == 1
+
+
+def test_a_batch_that_was_placed_by_fewer_partitions_is_refused() -> None:
+    """But not one that is stored already: its answer was lost. A higher number is a newer view."""
+    group = _group()
+    object.__setattr__(group, "partitions_count", 4)
+    rows = pa.RecordBatch.from_pydict({"value": [b"v"]})
+    batch = replace(
+        prepare(rows, now_us=NOW_US), producer_id=ProducerId(7), base_sequence=0, placed_by=4
+    )
+    heard: list[Any] = []
+    for placed_by, sequence in ((4, 0), (2, 0), (2, 1), (2, 5), (8, 1), (None, 2)):
+        one = replace(batch, placed_by=placed_by, base_sequence=sequence)
+        group.add(BatchesWrite([one], heard.extend, 1))
+    for answer in group.answers():
+        answer.tell()
+    first, again, late, gap, newer, other = heard
+    assert (first.base_offset, first.duplicate) == (10, False)
+    assert (again.base_offset, again.duplicate) == (10, True)
+    assert isinstance(late, PartitionsAddedError)
+    assert isinstance(gap, PartitionsAddedError)  # not the gap that the refusal before has made
+    assert late.partitions_count == 4
+    assert (newer.base_offset, other.base_offset) == (11, 12)
