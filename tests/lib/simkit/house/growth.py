@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Final
 from broker.errors import HeadwaterError
 from broker.model.ids import PartitionId, PartitionNumber
 from broker.model.stream import Stream
-from broker.runtime.api.leases import LEASE_TTL_MS_MIN
 
 if TYPE_CHECKING:
     from simkit.house.house import House
@@ -25,6 +24,8 @@ if TYPE_CHECKING:
 
 _PARTITIONS_MAX: Final = 6  # of a stream: more would only make a life longer
 _FACTORS: Final = (2, 2, 3)
+_LEASE_MS: Final = 4_000
+_CLOCKS_MS: Final = 1_000  # the clocks of brokers differ by less
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +78,9 @@ class Growth:
     def _hold(self, node: Node, stream: Stream) -> None:
         assert node.broker is not None
         began_ms = self._house.world.now_ms
-        node.broker.cuts.take_lease(stream.name, owner="growth", ttl_ms=LEASE_TTL_MS_MIN)
+        node.broker.cuts.take_lease(stream.name, owner="growth", ttl_ms=_LEASE_MS)
         known = node.broker.streams.get(stream.name).config.partitions
-        until_ms = began_ms + LEASE_TTL_MS_MIN // 2  # the clocks of brokers differ
+        until_ms = began_ms + _LEASE_MS - _CLOCKS_MS
         self._leases.append(_Lease(stream, known, until_ms))
         self.counts["held"] += 1
 
