@@ -1,9 +1,10 @@
 """Which members of consumer groups have been silent for too long. Pure.
 
 Only the coordinator of a group judges its members. A member's time begins when the coordinator
-first knows of the member, so a new coordinator gives every member a whole time-out. After a pause
-of the coordinator itself (a stopped process, a suspended machine) every time begins again, because
-the coordinator could not receive anything meanwhile.
+first knows of the member, so a new coordinator gives every member a whole time-out, also one that
+has coordinated the group before. After a pause of the coordinator itself (a stopped process, a
+suspended machine) every time begins again, because the coordinator could not receive anything
+meanwhile.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class GroupLiveness:
         self._me = me
         self._consumer_ms = consumer_ms
         self._heard: dict[tuple[str, str, str], int] = {}  # by group, member, process
+        self._appointed: dict[str, int] = {}  # by group: when this broker was named coordinator
         self._last_ms: int | None = None
 
     def heard(self, group: str, member: str, now_ms: int, *, instance: str = "") -> None:
@@ -46,21 +48,24 @@ class GroupLiveness:
         gap_ms = 0 if self._last_ms is None else now_ms - self._last_ms
         self._last_ms = now_ms
         heard: dict[tuple[str, str, str], int] = {}
+        appointed: dict[str, int] = {}
         silent: dict[str, Silent] = {}
         for group, one in sorted(groups.items()):
             if one.coordinator != self._me:
                 continue
+            appointed[group] = one.appointed
+            is_new = self._appointed.get(group) != one.appointed
             for member in sorted(one.members):
                 session = one.sessions.get(member)
                 limit_ms = self._consumer_ms if session is None else session.session_ms
                 key = (group, member, "" if session is None else session.instance)
-                at_ms = self._heard.get(key, now_ms)
+                at_ms = now_ms if is_new else self._heard.get(key, now_ms)
                 if gap_ms > max(limit_ms // 2, 2 * LOOK_MS):
                     at_ms = now_ms  # this broker stood still, and received nothing meanwhile
                 heard[key] = at_ms
                 if now_ms - at_ms > limit_ms and group not in silent:
                     silent[group] = Silent(_removal(group, member, one, self._me))
-        self._heard = heard
+        self._heard, self._appointed = heard, appointed
         return list(silent.values())
 
 

@@ -231,7 +231,10 @@ def _report(state: MetadataState, command: ReportCoordinator) -> Applied:
     reports = tuple(sorted({*present.reports, command.member}))
     gone = not state.is_alive(present.coordinator)
     if gone or len(reports) > len(present.members) // 2:
-        return _put(state, command.group, replace(present, coordinator=command.candidate))
+        named = replace(present, coordinator=command.candidate)
+        if present.is_own:
+            named = replace(named, appointed=state.group_epoch + 1)
+        return _put(state, command.group, named)
     changed = replace(present, reports=reports)
     weight = weight_of_group(command.group, changed) - weight_of_group(command.group, present)
     groups = {**state.groups, command.group: changed}

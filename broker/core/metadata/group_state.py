@@ -61,6 +61,7 @@ class GroupState:
     epoch: int  # grows with every change of members, claims or coordinator
     members: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # sorted streams, by id
     reports: tuple[str, ...] = ()  # sorted; members to whom the coordinator does not answer
+    appointed: int = 0  # the epoch at which the coordinator was named; of own groups only
     sessions: Mapping[str, MemberState] = field(default_factory=dict)  # by id; all members or none
     claims: Mapping[str, PartitionClaim] = field(
         default_factory=dict

@@ -100,7 +100,8 @@ def _join(state: MetadataState, command: JoinMember) -> Applied:
         return state, Rejected(refused)
     present = state.groups.get(command.group)
     if present is None:
-        present = GroupState(coordinator=command.coordinator, epoch=0)
+        first = state.group_epoch + 1
+        present = GroupState(coordinator=command.coordinator, epoch=0, appointed=first)
     streams = tuple(sorted(set(command.streams)))
     session = MemberState(
         instance=command.instance,

@@ -205,7 +205,7 @@ def _fields(value: Any) -> dict[str, Any]:
         if body.get(name) == 0:
             del body[name]
     if isinstance(value, GroupState) and not value.sessions:
-        del body["sessions"], body["claims"]
+        del body["sessions"], body["claims"], body["appointed"]
     return without_unset(body) if isinstance(value, Stream) else body
 
 

@@ -248,6 +248,7 @@ class MemberCore:
         if self.phase == "joining":
             self.phase = "member"
         self._next_beat_ms = now_ms
+        self._next_commit_ms = now_ms + (self._terms.commit_ms or 0)
 
     def _beaten(self, view: MemberView, sent_ms: int, now_ms: int) -> list[Effect]:
         self._beating = False
@@ -374,6 +375,11 @@ class MemberCore:
             self._refused(error)
             return []
         self._committing, self._next_commit_ms = (), now_ms + _RETRY_MS
+        of_now = any(
+            one.key in self.held and self.held[one.key].claim.epoch == one.epoch for one in sent
+        )
+        if isinstance(error, StaleMemberError) and not of_now and not error.replaced:
+            return []  # it was sent before the member joined again
         if isinstance(error, StaleMemberError):
             self._refused(error)
             return self._expelled(error, now_ms)

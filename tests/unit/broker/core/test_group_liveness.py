@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from broker.core.group_liveness import GroupLiveness
+from broker.core.group_liveness import LOOK_MS, GroupLiveness
 from broker.core.metadata.group_commands import LeaveGroup
-from broker.core.metadata.group_state import GroupState
+from broker.core.metadata.group_state import GroupState, MemberState
+from broker.core.metadata.member_commands import LeaveMember
 from broker.model.ids import BrokerId
 
 ME, OTHER = BrokerId("me"), BrokerId("other")
@@ -53,3 +54,36 @@ def test_a_coordinator_that_stood_still_expels_nobody() -> None:
     for now in range(60_500, 62_001, STEP_MS):
         assert told(liveness, group("a"), now) == []
     assert told(liveness, group("a"), 62_500) == ["a"]
+
+
+def own(appointed: int = 1, session_ms: int = 1_000) -> dict[str, GroupState]:
+    """Return group g with member a of Headwater's client."""
+    session = MemberState(instance="A", session_ms=session_ms)
+    return {
+        "g": GroupState(
+            coordinator=ME, epoch=9, members={"a": ("s",)}, sessions={"a": session},
+            appointed=appointed,
+        )
+    }  # fmt: skip
+
+
+def test_a_member_with_a_session_has_its_own_time() -> None:
+    """And its process: a heartbeat of a former one counts for nothing."""
+    liveness = GroupLiveness(ME, consumer_ms=60_000)
+    liveness.heard("g", "a", 0, instance="A")
+    for now in range(0, 1_001, LOOK_MS):
+        assert told(liveness, own(), now) == []
+        liveness.heard("g", "a", now, instance="former")
+    (silent,) = liveness.step(own(), 1_250)
+    assert silent.command == LeaveMember(group="g", member="a", instance="A", expelled_by=ME)
+
+
+def test_a_coordinator_that_is_named_again_begins_again() -> None:
+    """The members spoke to another one meanwhile, although this one has not heard of it."""
+    liveness = GroupLiveness(ME, consumer_ms=60_000)
+    for now in range(0, 1_001, LOOK_MS):
+        assert told(liveness, own(), now) == []
+    assert told(liveness, own(appointed=7), 1_250) == []
+    for now in range(1_500, 2_251, LOOK_MS):
+        assert told(liveness, own(appointed=7), now) == []
+    assert told(liveness, own(appointed=7), 2_500) == ["a"]

@@ -1,0 +1,1 @@
+"""A consumer group whose members and brokers fail."""
