@@ -224,7 +224,7 @@ def describe(
         places = client.locate(name)
     parts = [
         {**values_of(part), "replicas": list(place.replicas), "isr": list(place.isr)}
-        for part, place in zip(description.partitions, places, strict=True)
+        for part, place in zip(description.partitions, places, strict=False)  # some just added
     ]
     if json:
         console.json_line({"stream": _as_dict(description.stream), "partitions": parts})

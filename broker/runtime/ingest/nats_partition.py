@@ -87,12 +87,12 @@ class PartitionIngest:
         self.shedding = False
         self._dropped_before = 0
         self._pubacks = PubAckEncoder(stream, number)
-        self._checks_keys = stream.config.partitions > 1 and stream.config.partitioner == "crc32"
 
     def configure(self, stream: Stream) -> None:
         """Take changed settings of the stream, for the messages from now on."""
         self.stream = stream
         self.rules = RecordRules.of(stream.name, stream.config, self.number)
+        self._checks_keys = stream.config.partitions > 1 and stream.config.partitioner == "crc32"
 
     def stats(self) -> IngestStats:
         """Return a snapshot. Any thread."""

@@ -47,3 +47,15 @@ def test_keys_of_another_partition_are_counted() -> None:
 def test_nothing_is_counted_where_no_rule_is_broken(config: StreamConfig) -> None:
     """One partition, or producers that choose for themselves."""
     assert _misplaced(replace(STREAM, config=config), 0, {"key": pa.array(KEYS)}) == 0
+
+
+def test_keys_are_looked_at_from_the_growth_of_the_stream_on() -> None:
+    """A stream of one partition has no wrong place; once it has more, there is one."""
+    one = replace(STREAM, config=replace(STREAM.config, partitions=1))
+    ingest = PartitionIngest(one, 0, cast("Any", None), 1)
+    rows = pa.record_batch({"key": pa.array(KEYS)})
+    ingest.count_misplaced_keys(rows)
+    assert ingest.stats().misplaced_keys_total == 0
+    ingest.configure(one.grown(STREAM.config.partitions))
+    ingest.count_misplaced_keys(rows)
+    assert ingest.stats().misplaced_keys_total > 0
