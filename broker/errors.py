@@ -8,7 +8,7 @@
     │    MalformedMessageError · UnknownBrokerError · InvalidAssignmentError
     │    FeatureLevelError · TruncatedError · MetadataFullError · ConditionFailedError
     │    FixedSettingError · UnknownGroupError · NoPositionError
-    │    PartitionsAddedError
+    │    PartitionsAddedError · PartitionReadonlyError
     ├─ FencedError           the caller must refresh its metadata, then retry
     │    NotLeaderError · StaleLeaderEpochError · StaleColdEndError · StreamRecreatedError
     │    StalePartitionEpochError · StaleBrokerEpochError · IneligibleReplicaError
@@ -192,6 +192,12 @@ class NoPositionError(InvalidRequestError):
     """
 
 
+class PartitionReadonlyError(InvalidRequestError):
+    """The partition is read-only: an operator decided that it takes no records. Facts: stream,
+    partition.
+    """  # noqa: D205 - one thought
+
+
 class FencedError(HeadwaterError):
     """The sender uses an old epoch: it must refresh its metadata, then retry."""
 
@@ -230,7 +236,10 @@ class NotCoordinatorError(FencedError):
 
 
 class PartitionPausedError(FencedError):
-    """The partition is paused: it takes no records until it is resumed. Facts: stream."""
+    """The partition is paused: it takes no records until it is resumed.
+
+    Facts: stream, partition.
+    """
 
 
 class StaleLeaderEpochError(FencedError):

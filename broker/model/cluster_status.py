@@ -106,6 +106,8 @@ class PartitionInfo(_Wire):
     cold_end: int
     losses: tuple[LossStatus, ...]
     restarted: tuple[str, ...] = ()  # of ISR and eligible; their logs are yet to be compared
+    paused: bool = False  # takes no records until it is resumed
+    readonly: bool = False  # takes no records until an operator allows them
 
     @property
     def name(self) -> str:

@@ -15,6 +15,8 @@ class ReplicaState(StrEnum):
     LOCKED = "locked"  # its stream is encrypted, and this broker cannot use a key of it; not open
     OPENING = "opening"  # has no view of the metadata yet, or its log could not be opened yet
     CLAIMING = "claiming"  # leads, but its claim on the history in the lake is not settled yet
+    PAUSED = "paused"  # leads, and takes no writes until the partition is resumed
+    READONLY = "readonly"  # leads, and takes no writes until an operator allows them
     LEADING = "leading"  # takes writes
     CANDIDATE = "candidate"  # the controller named it to lead; it has not confirmed yet
     FOLLOWING = "following"  # copies the log of a leader

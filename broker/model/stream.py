@@ -20,6 +20,7 @@ PARTITIONS_MAX: Final = 1024
 _GRACE_MS_MAX: Final = 10 * 366 * 86_400_000
 REPLICAS_MAX: Final = 7
 EVERY_BROKER: Final = -1  # as a replication factor; the metadata has the number of brokers instead
+_AUTO_PAUSE_MS_MAX: Final = 30 * 86_400_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +83,9 @@ class StreamConfig:
     remote_retention_records: int | None = None
     remote_delete_grace_ms: int = 604_800_000  # objects outlive their expiry; Delta's own default
     protect_groups: bool = False  # no record that a cursor or group position waits for expires
+    # pause a partition without records for so long; None: never
+    auto_pause_ms: int | None = None
+    auto_pause_unless_subscribed: bool = False  # not while somebody follows the partition
 
     def __post_init__(self) -> None:
         _check_subject(self.subject)
@@ -138,6 +142,11 @@ class StreamConfig:
             or self.unshipped_bytes_max >= 2 * self.segment_bytes_max,
             "unshipped_bytes_max",
             "at least two segments",
+        )
+        _require(
+            self.auto_pause_ms is None or 100 <= self.auto_pause_ms <= _AUTO_PAUSE_MS_MAX,
+            "auto_pause_ms",
+            "100 ms to 30 days",
         )
 
     def _check_remote_retention(self) -> None:
@@ -325,6 +334,8 @@ _LATER_SETTINGS: Final[Mapping[str, Any]] = {
     "remote_retention_records": None,
     "remote_delete_grace_ms": 604_800_000,
     "protect_groups": False,
+    "auto_pause_ms": None,
+    "auto_pause_unless_subscribed": False,
 }
 
 

@@ -20,6 +20,7 @@ from broker.ports.partition import (
     PartitionHandle,
     PartitionWriter,
 )
+from broker.ports.pauses import PausesApi
 from broker.ports.tiering import (
     HeldLease,
     TierStatus,
@@ -47,6 +48,11 @@ class PartitionPlace:
     isr: tuple[BrokerId, ...]
     purged_end: Offset = Offset(0)  # noqa: RUF009 - records below it were deleted on purpose
     remote_start: Offset = Offset(0)  # noqa: RUF009 - records below it expired, in both tiers
+    paused: bool = False  # takes no records until it is resumed
+    readonly: bool = False  # takes no records until an operator allows them
+    # The first and the latest time of an event, in microseconds; 0: never.
+    pause_us: tuple[int, int] = (0, 0)  # paused or resumed
+    readonly_us: tuple[int, int] = (0, 0)  # told to be read-only, or to be so no longer
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +265,10 @@ class BrokerApi(Protocol):
     @property
     def streams(self) -> StreamsApi:
         """The cluster's streams."""
+
+    @property
+    def pauses(self) -> PausesApi:
+        """Partitions that are paused or read-only."""
 
     @property
     def partitions(self) -> PartitionsApi:

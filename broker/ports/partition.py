@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -124,6 +125,8 @@ class PartitionWriter(Protocol):
         Raises:
             OverloadedError: the queue is full; no batch was queued.
             LogFailedError, DiskFullError, ShuttingDownError, NotLeaderError.
+            PartitionPausedError: resume the partition first, see ``PausesApi.wake``.
+            PartitionReadonlyError: nothing may be written.
         """
 
     def submit_records(
@@ -164,6 +167,21 @@ class PartitionHandle(Protocol):
     @property
     def leads(self) -> bool:
         """Whether this broker leads the partition, according to its own metadata."""
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the partition is paused, according to this broker's metadata."""
+
+    @property
+    def is_readonly(self) -> bool:
+        """Whether the partition is read-only, according to this broker's metadata."""
+
+    @property
+    def received_us(self) -> tuple[int, int]:
+        """When publishers' records were stored by this process, first and last; 0: never."""
+
+    def followed(self) -> AbstractContextManager[None]:
+        """Count a read without an end, for as long as the context is open."""
 
     @property
     def lost_leadership(self) -> HeadwaterError | None:

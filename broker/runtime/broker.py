@@ -28,6 +28,7 @@ from broker.runtime.api.groups import Cursors, Groups
 from broker.runtime.api.known_lineages import KnownLineages
 from broker.runtime.api.members import Members
 from broker.runtime.api.partitions import Partitions
+from broker.runtime.api.pauses import Pauses
 from broker.runtime.api.remote_starts import MetadataRemoteStarts
 from broker.runtime.api.streams import StreamDefaults, Streams
 from broker.runtime.api.tier_catalog import BrokerCatalog, TierListeners
@@ -146,6 +147,9 @@ class Broker:
             follow=self.reconcile,
             keys=ports.keys,
         )
+        self.pauses = Pauses(
+            metadata, clock, self.streams, follow_soon=self._background.reconcile_soon
+        )
         self.cold = ColdTier(self.streams, ends)
         lineages = KnownLineages(metadata, confirm_ms=CONFIRM_MS)
         self.partitions = Partitions(metadata, membership, self.streams, self.replicas, lineages)
@@ -177,6 +181,7 @@ class Broker:
             claims=Claims(self.tier_listeners.leading, pace.claim_ms),
             id_budget=ports.id_budget,
             on_commit=ports.on_commit,
+            on_idle=lambda *found: self.pauses.pause_idle(*found),  # noqa: PLW0108 - made later
             limits=pace.limits,
             timing=pace.timing,
             keys=ports.keys,

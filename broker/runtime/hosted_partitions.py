@@ -346,7 +346,11 @@ class HostedPartitions:
 
     def _led_of(self, stream: Stream, gone: Sequence[int] = ()) -> LedPartitions:
         drivers = self._drivers.get(stream.uuid, {})
-        led = (number for number, one in drivers.items() if one.leads and number not in gone)
+        led = (
+            number
+            for number, one in drivers.items()
+            if one.leads and not one.is_paused and number not in gone
+        )
         return LedPartitions(stream, frozenset(led))
 
 

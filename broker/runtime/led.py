@@ -1,4 +1,4 @@
-"""The partitions that this broker leads, and the listeners to changes of them."""
+"""The partitions that this broker leads and that are not paused, and those who serve them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from broker.model.stream import Stream
 
 @dataclass(frozen=True, slots=True)
 class LedPartitions:
-    """The partitions of a stream that this broker leads now; none: serve the stream no more."""
+    """The partitions of a stream that this broker leads now, without those that are paused.
+
+    None: serve the stream no more.
+    """
 
     stream: Stream
     numbers: frozenset[int]

@@ -12,7 +12,7 @@ from broker.core.metadata.state import PartitionState
 from broker.core.replication.follower import FollowerTiming
 from broker.core.replication.isr import LagLimits
 from broker.errors import HeadwaterError
-from broker.model.epochs import BrokerEpoch
+from broker.model.epochs import BrokerEpoch, LeaderEpoch
 from broker.model.ids import BrokerId, PartitionId
 from broker.model.stream import Stream
 from broker.ports.system import Clock
@@ -50,6 +50,7 @@ class ReplicaSetting:
     record_cold_end: RecordColdEnd
     on_sealed: Callable[[PartitionId], None]
     on_commit: OnCommit
+    on_idle: Callable[[PartitionId, LeaderEpoch], None]
     claims: Claims | None = None  # of leaderships of tiered streams
     id_budget: IdBudget = field(default_factory=IdBudget)
     limits: LagLimits | None = None
@@ -131,6 +132,7 @@ class ReplicaOpener:
                 record_cold_end=setting.record_cold_end,
                 on_sealed=setting.on_sealed,
                 on_commit=setting.on_commit,
+                on_idle=setting.on_idle,
                 claims=setting.claims,
             ),
         )

@@ -21,7 +21,13 @@ PARTITION_COLUMNS: Final = (
     "partition", "status", "leader", "epoch", "replicas", "ISR", "committed", "behind", "notes",
 )  # fmt: skip
 
-_USUAL: Final = (ReplicaState.LEADING, ReplicaState.FOLLOWING)
+# PAUSED and READONLY are an operator's decision, which the metadata has told already.
+_USUAL: Final = (
+    ReplicaState.LEADING,
+    ReplicaState.FOLLOWING,
+    ReplicaState.PAUSED,
+    ReplicaState.READONLY,
+)
 
 
 class Replicas:
@@ -154,7 +160,7 @@ def partition_row(one: PartitionInfo, replicas: Replicas) -> tuple[Any, ...]:
         " ".join(one.isr),
         replicas.high_watermark(one),
         behind or (None if one.leader is None or not lags else "0"),
-        ", ".join([*notes(one), *_unusual(one, replicas)]),
+        ", ".join([*notes(one), *_stopped(one), *_unusual(one, replicas)]),
     )
 
 
@@ -176,6 +182,14 @@ def notes(one: PartitionInfo) -> Iterator[str]:
         yield f"preferred leader {one.preferred}"
     if one.losses:
         yield f"{len(one.losses)} unclean election(s)"
+
+
+def _stopped(one: PartitionInfo) -> Iterator[str]:
+    """Yield why a partition takes no records, if somebody decided so."""
+    if one.paused:
+        yield "paused"
+    if one.readonly:
+        yield "read-only"
 
 
 def _unusual(one: PartitionInfo, replicas: Replicas) -> Iterator[str]:

@@ -41,6 +41,9 @@ _HINTS: Final = {
     "GroupInUseError": "`headwater group describe GROUP` shows the members and where they run.",
     "NoPositionError": "`headwater group reset GROUP --to earliest` (or latest) sets one.",
     "StaleMemberError": "Another process has this name: give each its own --member, or none.",
+    "PartitionReadonlyError": "`headwater stream readonly STREAM --off` lets it take "
+    "records again.",
+    "PartitionPausedError": "`headwater stream resume STREAM` lets it take records again.",
     "HeldByLeaseError": "`headwater lease list STREAM` shows who reads.",
     "NotShippedError": "`headwater tier flush STREAM` ships what is committed.",
     "PurgeRefusedError": "What was purged stays purged. `headwater lease list STREAM` shows who "

@@ -1,8 +1,9 @@
-"""``headwater stream``: create, list, describe, alter, purge and delete streams."""
+"""``headwater stream``: create, list, describe, alter, pause, purge and delete streams."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +17,8 @@ from headwater.cli.options import JsonOption, ServerOption, StreamArgument
 from headwater.cli.parsing import format_bytes, format_time_us
 from headwater.cli.stream_alter import alter
 from headwater.cli.stream_options import (
+    AutoPauseOption,
+    AutoPauseUnlessSubscribedOption,
     CompressionOption,
     DedupIdsOption,
     DedupWindowOption,
@@ -51,18 +54,23 @@ from headwater.cli.stream_options import (
     setting_text,
     settings_of,
 )
+from headwater.cli.stream_pause import pause, readonly, resume
 from headwater.cli.stream_purge import purge
 from headwater.cli.stream_rotate_key import data_key_facts, rotate_key
 
 if TYPE_CHECKING:
     from headwater.client import Client
+    from headwater.client.descriptions import PartitionPosition
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Create, list, describe, alter, purge and delete streams; rotate their keys.",
+    help="Create, list, describe, alter, pause, purge and delete streams; rotate their keys.",
     rich_markup_mode="rich",
 )
 app.command()(alter)
+app.command()(pause)
+app.command()(resume)
+app.command()(readonly)
 app.command()(purge)
 app.command()(rotate_key)
 
@@ -102,6 +110,8 @@ def create(
     remote_delete_grace: RemoteDeleteGraceOption = None,
     protect_groups: ProtectGroupsOption = None,
     unshipped: UnshippedOption = None,
+    auto_pause: AutoPauseOption = None,
+    auto_pause_unless_subscribed: AutoPauseUnlessSubscribedOption = None,
     server: ServerOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -148,6 +158,7 @@ def list_(*, server: ServerOption = None, json: JsonOption = False) -> None:
             "stream",
             "subject",
             "partitions",
+            "state",
             "records",
             "in table",
             "table size",
@@ -163,6 +174,7 @@ def list_(*, server: ServerOption = None, json: JsonOption = False) -> None:
                 stream.name,
                 stream.config.subject,
                 stream.config.partitions,
+                size.state,
                 None if size.records_count is None else f"{size.records_count:,}",
                 None if size.table_rows_count is None else f"{size.table_rows_count:,}",
                 None if size.table_bytes is None else format_bytes(size.table_bytes),
@@ -183,29 +195,46 @@ class _Size:
     """How much a stream has; None where the broker cannot tell now, or there is no table."""
 
     records_count: int | None
+    state: str | None = None  # paused, read-only; with the number of partitions, if not all are
     table_rows_count: int | None = None
     table_bytes: int | None = None
     unshipped_bytes: int | None = None
 
 
 def _size_of(client: Client, stream: Stream) -> _Size:
-    records = None
+    records = state = None
     with suppress(HeadwaterError):
-        records = client.describe(stream.name).records_count
+        described = client.describe(stream.name)
+        records, state = described.records_count, _state_of(described.partitions)
     if not stream.config.tiering:
-        return _Size(records)
+        return _Size(records, state)
     try:
         parts = client.tier_status(stream.name)
     except HeadwaterError:
-        return _Size(records)
+        return _Size(records, state)
     sizes = [part.table_bytes for part in parts if part.table_bytes is not None]
     seen = len(sizes) == len(parts)  # a leader that has just begun has not read the table yet
     return _Size(
         records,
+        state,
         table_rows_count=sum(len(part.cold) for part in parts) if seen else None,
         table_bytes=sum(sizes) if seen else None,
         unshipped_bytes=sum(part.unshipped_bytes for part in parts),
     )
+
+
+def _state_of(partitions: Sequence[PartitionPosition]) -> str | None:
+    """Return in few words why a stream takes no records; None if every partition takes them."""
+    counts = {
+        "paused": sum(one.paused for one in partitions),
+        "read-only": sum(one.readonly for one in partitions),
+    }
+    told = [
+        word if count == len(partitions) else f"{word} {count}/{len(partitions)}"
+        for word, count in counts.items()
+        if count
+    ]
+    return ", ".join(told) or None
 
 
 @app.command()

@@ -11,6 +11,7 @@ from headwater.cli import console
 from headwater.cli.discovery import connect, find_server
 from headwater.cli.options import JsonOption, ServerOption, StreamArgument
 from headwater.cli.stream_options import (
+    AutoPauseUnlessSubscribedOption,
     CompressionOption,
     DedupIdsOption,
     DedupWindowOption,
@@ -29,6 +30,7 @@ from headwater.cli.stream_options import (
     QueueGroupOption,
     RecordBytesOption,
     RemoteDeleteGraceOption,
+    RemovableAutoPauseOption,
     RemovableLocalRetentionAgeOption,
     RemovableLocalRetentionRecordsOption,
     RemovableRemoteRetentionAgeOption,
@@ -59,6 +61,8 @@ def alter(
     remote_delete_grace: RemoteDeleteGraceOption = None,
     protect_groups: ProtectGroupsOption = None,
     unshipped: RemovableUnshippedOption = None,
+    auto_pause: RemovableAutoPauseOption = None,
+    auto_pause_unless_subscribed: AutoPauseUnlessSubscribedOption = None,
     record_bytes: RecordBytesOption = None,
     segment_bytes: SegmentBytesOption = None,
     segment_age: SegmentAgeOption = None,

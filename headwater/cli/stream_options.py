@@ -223,6 +223,22 @@ UnshippedOption = Annotated[
         help="Refuse writes while more history than this is unshipped; default: no limit.",
     ),
 ]
+AutoPauseOption = Annotated[
+    int | None,
+    duration_option(
+        "--auto-pause",
+        help="Pause a partition that has got no record for so long, until somebody publishes by "
+        "way of a broker; messages on NATS are not recorded meanwhile; default: never.",
+    ),
+]
+AutoPauseUnlessSubscribedOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--auto-pause-unless-subscribed/--auto-pause-although-subscribed",
+        help="Do not pause a partition while somebody follows it at its leader.",
+        show_default=False,
+    ),
+]
 
 # The same settings for `alter`, which can remove a limit and turn a switch off.
 RemovableLocalRetentionAgeOption = Annotated[
@@ -279,6 +295,15 @@ RemovableUnshippedOption = Annotated[
         help="Refuse writes while more history than this is unshipped.",
     ),
 ]
+RemovableAutoPauseOption = Annotated[
+    int | None,
+    typer.Option(
+        "--auto-pause",
+        metavar="DURATION|none",
+        parser=checked(or_none(parse_duration_ms)),
+        help="Pause a partition that has got no record for so long.",
+    ),
+]
 SwitchedPubackOverlapOption = Annotated[
     bool | None,
     typer.Option(
@@ -319,6 +344,7 @@ SETTING_OF: Final = {
     "remote_retention": "remote_retention_bytes",
     "remote_retention_age": "remote_retention_ms",
     "remote_delete_grace": "remote_delete_grace_ms",
+    "auto_pause": "auto_pause_ms",
 }
 
 

@@ -129,6 +129,24 @@ class AsyncClient:
             self.client.purge_stream, name, partition, before=before, before_us=before_us
         )
 
+    async def pause_stream(
+        self, name: str, partitions: Sequence[int] = (), *, resume_all: bool = False
+    ) -> None:
+        """Pause partitions of a stream, as :meth:`Client.pause_stream`."""
+        await asyncio.to_thread(self.client.pause_stream, name, partitions, resume_all=resume_all)
+
+    async def resume_stream(self, name: str, partitions: Sequence[int] = ()) -> None:
+        """Resume partitions of a stream, as :meth:`Client.resume_stream`."""
+        await asyncio.to_thread(self.client.resume_stream, name, partitions)
+
+    async def set_stream_readonly(
+        self, name: str, partitions: Sequence[int] = (), *, readonly: bool = True
+    ) -> None:
+        """Make partitions read-only or not, as :meth:`Client.set_stream_readonly`."""
+        await asyncio.to_thread(
+            self.client.set_stream_readonly, name, partitions, readonly=readonly
+        )
+
     async def stream(self, name: str) -> Stream:
         """Return a stream; raises UnknownStreamError."""
         return await asyncio.to_thread(self.client.stream, name)

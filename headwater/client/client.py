@@ -46,6 +46,7 @@ from headwater.client.group.requests import GroupClient
 from headwater.client.leader_route import LeaderRoute
 from headwater.client.owner import default_owner
 from headwater.client.partitioned_producer import PartitionedProducer, only_partition
+from headwater.client.pausing import PausingCalls
 from headwater.client.producer import Producer
 from headwater.client.purging import purge
 from headwater.client.read_route import ReadRoute
@@ -55,7 +56,7 @@ _LEASE_TTL_MS: int = 60_000
 _CUT_TIMEOUT_MS: int = 60_000
 
 
-class Client(GroupClient):
+class Client(GroupClient, PausingCalls):
     """A broker, by its address: ``grpc://host:port``, ``grpc+tls://host:port`` or ``host:port``.
 
     For a cluster, give the addresses of some of its brokers, with commas: the client asks any that
@@ -147,6 +148,8 @@ class Client(GroupClient):
                     leader=part["leader"],
                     purged_end=Offset(part.get("purged_end", 0)),
                     remote_start=Offset(part.get("remote_start", 0)),
+                    paused=part.get("paused", False),
+                    readonly=part.get("readonly", False),
                 )
                 for part in values["partitions"]
             ),

@@ -22,6 +22,8 @@ class PartitionPosition:
     leader: str | None = None  # the broker that leads it
     purged_end: Offset = Offset(0)  # noqa: RUF009 - records below were purged on purpose
     remote_start: Offset = Offset(0)  # noqa: RUF009 - records below expired by remote retention
+    paused: bool = False  # takes no records until it is resumed
+    readonly: bool = False  # takes no records until an operator allows them
 
     @property
     def records_count(self) -> int:

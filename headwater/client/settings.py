@@ -42,3 +42,5 @@ class StreamSettings(TypedDict, total=False):
     remote_retention_records: int | None
     remote_delete_grace_ms: int
     protect_groups: bool
+    auto_pause_ms: int | None
+    auto_pause_unless_subscribed: bool

@@ -19,6 +19,8 @@ from broker.errors import (
     InvalidStreamError,
     NotShippedError,
     OffsetOutOfRangeError,
+    PartitionPausedError,
+    PartitionReadonlyError,
     PurgedError,
     SequenceGapError,
     StreamExistsError,
@@ -293,3 +295,54 @@ def test_purged_records_are_gone_for_readers(broker: BrokerApi) -> None:
     submit(broker.partitions.handle("s", 0), batch(0, 1))
     with pytest.raises(NotShippedError):
         broker.streams.purge("s", 0, before=Offset(1), operator="me")
+
+
+def test_a_read_only_partition_takes_nothing_and_is_read(broker: BrokerApi) -> None:
+    """The others of its stream go on."""
+    handle, other = broker.partitions.handle("s", 0), broker.partitions.handle("s", 1)
+    submit(handle, batch(0, 3))
+    broker.pauses.set_readonly("s", (0,))
+    with pytest.raises(PartitionReadonlyError) as refused:
+        submit(handle, batch(3, 1))
+    assert (refused.value.stream, refused.value.partition) == ("s", 0)
+    assert (handle.is_readonly, other.is_readonly) == (True, False)
+    assert len(handle.reads.read(Offset(0), Offset(3), bytes_max=1 << 20)) == 1
+    (answer,) = submit(other, batch(0, 1))
+    assert answer.base_offset == 0
+    broker.pauses.set_readonly("s", readonly=False)
+    (answer,) = submit(handle, batch(3, 1))
+    assert answer.base_offset == 3
+
+
+def test_a_paused_partition_takes_nothing_until_it_is_woken(broker: BrokerApi) -> None:
+    """A read-only one is not woken; of a stream that is paused as a whole, all are."""
+    handle = broker.partitions.handle("s", 0)
+    broker.pauses.wake("s", 0)
+    broker.pauses.pause("s", (0,))
+    with pytest.raises(PartitionPausedError):
+        submit(handle, batch(0, 1))
+    assert (handle.is_paused, broker.pauses.rests("s", 0)) == (True, True)
+    assert not broker.pauses.rests("s", 1)
+    broker.pauses.set_readonly("s", (0,))
+    broker.pauses.wake("s", 0)
+    assert broker.partitions.handle("s", 0).is_paused
+    broker.pauses.set_readonly("s", (0,), readonly=False)
+    broker.pauses.wake("s", 0)
+    (answer,) = submit(handle, batch(0, 1))
+    assert answer.base_offset == 0
+    broker.pauses.pause("s", (0,), resume_all=True)
+    assert broker.pauses.rests("s", 1)
+    broker.pauses.wake("s", 1)
+    assert not broker.partitions.handle("s", 0).is_paused
+    assert not broker.pauses.rests("s", 1)
+
+
+def test_pauses_of_what_does_not_exist_are_refused(broker: BrokerApi) -> None:
+    """Streams and partitions, by name."""
+    with pytest.raises(UnknownStreamError):
+        broker.pauses.pause("no")
+    for act in (broker.pauses.pause, broker.pauses.resume, broker.pauses.set_readonly):
+        with pytest.raises(UnknownPartitionError):
+            act("s", (0, 2))
+    assert not broker.pauses.rests("no", 0)
+    assert not broker.pauses.rests("s", 2)

@@ -56,6 +56,10 @@ def streams(client: headwater.Client) -> None:
     assert_type(client.rotate_key("orders"), Stream)
     assert_type(client.purge_stream("orders", 0, before=7), list[Purged])
     assert_type(client.purge_stream("orders", before_us=1)[0].records_count, int)
+    client.pause_stream("orders", [0], resume_all=True)
+    client.resume_stream("orders", stream_uuid=made.uuid)
+    client.set_stream_readonly("orders", readonly=False)
+    client.pause_stream("orders", "0")  # type: ignore[arg-type]
     assert_type(client.delete_stream("orders", stream_uuid=made.uuid), Stream)
     client.create_stream("orders", shards=2)  # type: ignore[call-arg]
     client.create_stream("orders", partitions="2")  # type: ignore[arg-type]

@@ -104,6 +104,30 @@ class StreamActions:
         )
         return [dataclasses.asdict(purged)]
 
+    def pause_stream(
+        self, name: str, stream_uuid: Any, partitions: Sequence[int], resume_all: bool
+    ) -> list[dict[str, Any]]:
+        """Pause partitions of a stream, if it is the one with this uuid."""
+        check_incarnation(self._api.streams.get(name), stream_uuid)
+        self._api.pauses.pause(name, partitions, resume_all=resume_all)
+        return [{}]
+
+    def resume_stream(
+        self, name: str, stream_uuid: Any, partitions: Sequence[int]
+    ) -> list[dict[str, Any]]:
+        """Resume partitions of a stream, if it is the one with this uuid."""
+        check_incarnation(self._api.streams.get(name), stream_uuid)
+        self._api.pauses.resume(name, partitions)
+        return [{}]
+
+    def set_stream_readonly(
+        self, name: str, stream_uuid: Any, partitions: Sequence[int], readonly: bool
+    ) -> list[dict[str, Any]]:
+        """Make partitions of a stream read-only or not, if it is the one with this uuid."""
+        check_incarnation(self._api.streams.get(name), stream_uuid)
+        self._api.pauses.set_readonly(name, partitions, readonly=readonly)
+        return [{}]
+
     def delete_stream(self, name: str, stream_uuid: Any) -> list[dict[str, Any]]:
         """Delete a stream, if it is the one with this uuid."""
         check_incarnation(self._api.streams.get(name), stream_uuid)

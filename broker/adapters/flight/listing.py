@@ -70,6 +70,8 @@ class Listing:
                     "log_start": standing.log_start,
                     "purged_end": places[number].purged_end,
                     "remote_start": places[number].remote_start,
+                    "paused": places[number].paused,
+                    "readonly": places[number].readonly,
                     "high_watermark": standing.high_watermark,
                     "leader_epoch": standing.leader_epoch,
                     "leader": leader,

@@ -226,6 +226,8 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
         stream = self._api.streams.get(path.stream)
         check_incarnation(stream, path.stream_uuid)
         handle = self._api.partitions.handle(path.stream, partition)
+        if handle.leads:
+            self._api.pauses.wake(path.stream, partition)
         with self._place():
             put = PutStream(
                 handle,

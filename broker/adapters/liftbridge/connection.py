@@ -88,19 +88,21 @@ class ClientConnection(asyncio.Protocol):
         unary: dict[str, Unary],
         subscribe: Subscribe,
         look_up: Callable[[str, int], object],
+        rests: Callable[[str, int], bool],
         subjects: SubjectPublisher | None,
         forget: Callable[[ClientConnection], None],
     ) -> None:
         """``look_up`` finds a partition to publish to; it blocks, and raises HeadwaterError.
 
-        ``forget`` is called once the connection has ended.
+        It also resumes a partition that ``rests``. ``forget`` is called once the connection has
+        ended.
         """
         self._config = config
         self._clock = clock
         self._workers = workers
         self._unary = unary
         self._subscribe = subscribe
-        self._find = look_up
+        self._find, self._rests = look_up, rests
         self._subjects = subjects
         self._forget = forget
         self._grpc = GrpcConnection(config.http2)
@@ -194,7 +196,7 @@ class ClientConnection(asyncio.Protocol):
         if opened.path in (_PUBLISH, _PUBLISH_ASYNC):
             many = opened.path == _PUBLISH_ASYNC
             call.publish = PublishCall(
-                _LookUps(self._workers, self._find),
+                _LookUps(self._workers, self._find, self._rests),
                 self._clock,
                 self._workers.call_soon,
                 lambda published, response, status: self._answer(
@@ -420,9 +422,15 @@ class _CallSink:
 class _LookUps:
     """Finds partitions on threads of the service."""
 
-    def __init__(self, workers: Workers, find: Callable[[str, int], object]) -> None:
+    def __init__(
+        self,
+        workers: Workers,
+        find: Callable[[str, int], object],
+        rests: Callable[[str, int], bool],
+    ) -> None:
         self._workers = workers
         self._find = find
+        self.rests = rests
 
     def look_up(self, stream: str, partition: int, found: Callable[..., None]) -> None:
         """See ``Looks.look_up``."""

@@ -26,6 +26,7 @@ from broker.errors import (
     FencedError,
     HeadwaterError,
     InvalidRequestError,
+    PartitionReadonlyError,
     RecordTooLargeError,
     StreamRecreatedError,
     UnknownPartitionError,
@@ -49,6 +50,7 @@ _ASYNC_CODES: Final[tuple[tuple[type[HeadwaterError], api.PublishAsyncError.Code
     (UnknownPartitionError, api.PublishAsyncError.NOT_FOUND),
     (StreamRecreatedError, api.PublishAsyncError.NOT_FOUND),
     (ConditionFailedError, api.PublishAsyncError.INCORRECT_OFFSET),
+    (PartitionReadonlyError, api.PublishAsyncError.READONLY),
     (InvalidRequestError, api.PublishAsyncError.BAD_REQUEST),
 )
 
@@ -83,6 +85,9 @@ class Looks(Protocol):
         self, stream: str, partition: int, found: Callable[[PublishTarget | HeadwaterError], None]
     ) -> None:
         """Call ``found`` on the event loop, later."""
+
+    def rests(self, stream: str, partition: int) -> bool:
+        """Tell whether a partition has to be looked up again, so that it is resumed. Quick."""
 
     def call_later(self, delay_s: float, work: Callable[[], None]) -> None:
         """Run on the event loop after a time."""
@@ -152,7 +157,7 @@ class PublishCall:
         """Store what waits, once the partition is known."""
         if lane.looking or not lane.waiting:
             return
-        if lane.target is None:
+        if lane.target is None or self._looks.rests(lane.stream, lane.partition):
             self._look_up(lane)
             return
         target, ready = lane.target, list(lane.waiting)

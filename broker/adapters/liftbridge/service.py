@@ -18,7 +18,6 @@ from broker.adapters.liftbridge.connection import SERVICE, ClientConnection
 from broker.adapters.liftbridge.group_calls import GroupCalls
 from broker.adapters.liftbridge.group_readers import GroupReaders
 from broker.adapters.liftbridge.publishing import PublishTarget
-from broker.adapters.liftbridge.statuses import Code, StatusError
 from broker.adapters.liftbridge.stream_calls import StreamCalls, Unary
 from broker.adapters.liftbridge.subscribing import Subscriber, subscribe
 from broker.errors import InvalidConfigError, UnknownPartitionError
@@ -141,6 +140,7 @@ class LiftbridgeService:
             unary=self._unary(),
             subscribe=self._subscribe,
             look_up=self._look_up,
+            rests=self._api.pauses.rests,
             subjects=self._subjects,
             forget=self._connections.discard,
         )
@@ -153,6 +153,8 @@ class LiftbridgeService:
         return {
             f"{SERVICE}CreateStream": calls.create,
             f"{SERVICE}DeleteStream": calls.delete,
+            f"{SERVICE}PauseStream": calls.pause,
+            f"{SERVICE}SetStreamReadonly": calls.set_readonly,
             f"{SERVICE}FetchMetadata": calls.fetch_metadata,
             f"{SERVICE}FetchPartitionMetadata": calls.fetch_partition_metadata,
             f"{SERVICE}SetCursor": groups.set_cursor,
@@ -162,7 +164,6 @@ class LiftbridgeService:
             f"{SERVICE}FetchConsumerGroupAssignments": groups.assignments,
             f"{SERVICE}ReportConsumerGroupCoordinator": groups.report,
             health.CHECK: lambda payload: health.check(payload, self._not_ready()),
-            **{f"{SERVICE}{name}": _missing(name) for name in _NOT_YET},
         }
 
     def _subscribe(self, request: api.SubscribeRequest, sink: Subscriber) -> str | None:
@@ -173,20 +174,8 @@ class LiftbridgeService:
         stream = self._api.streams.get(name)
         if not 0 <= partition < stream.config.partitions:
             raise UnknownPartitionError(f"stream {name!r} has no partition {partition}")
+        self._api.pauses.wake(name, partition)
         return PublishTarget(stream, partition, self._api.partitions.writer(name, partition))
-
-
-_NOT_YET: Final = (
-    "PauseStream",
-    "SetStreamReadonly",
-)
-
-
-def _missing(name: str) -> Unary:
-    def refuse(_: bytes) -> bytes:
-        raise StatusError(Code.UNIMPLEMENTED, f"this server has no {name} yet")
-
-    return refuse
 
 
 class _Pool:

@@ -95,6 +95,8 @@ class StreamCalls:
             ("segmentMaxBytes", ("segment_bytes_max",)),
             ("segmentMaxAge", ("segment_age_ms_max",)),
             ("minIsr", ("min_isr",)),
+            ("autoPauseTime", ("auto_pause_ms",)),
+            ("autoPauseDisableIfSubscribers", ("auto_pause_unless_subscribed",)),
         ):
             # In Liftbridge zero switches a limit off; here the setting then has its default.
             if request.HasField(option) and getattr(request, option).value:
@@ -108,6 +110,22 @@ class StreamCalls:
             raise StatusError(Code.INVALID_ARGUMENT, "Stream is reserved")
         self._api.streams.delete(request.name)
         return api.DeleteStreamResponse().SerializeToString()
+
+    def pause(self, payload: bytes) -> bytes:
+        """PauseStream: a publish, or a subscriber that asks for it, resumes what is paused."""
+        request = decode(api.PauseStreamRequest, payload)
+        self._api.pauses.pause(
+            request.name, tuple(request.partitions), resume_all=request.resumeAll
+        )
+        return api.PauseStreamResponse().SerializeToString()
+
+    def set_readonly(self, payload: bytes) -> bytes:
+        """SetStreamReadonly."""
+        request = decode(api.SetStreamReadonlyRequest, payload)
+        self._api.pauses.set_readonly(
+            request.name, tuple(request.partitions), readonly=request.readonly
+        )
+        return api.SetStreamReadonlyResponse().SerializeToString()
 
     def fetch_metadata(self, payload: bytes) -> bytes:
         """FetchMetadata: of streams that are named, or of all."""
@@ -177,7 +195,7 @@ class StreamCalls:
 
     def _partition(self, stream: Stream, place: PartitionPlace) -> api.PartitionMetadata:
         """Describe a partition; only a broker with a replica knows its newest offsets."""
-        committed, newest = self._newest_offsets(stream.name, place.partition)
+        committed, newest, received = self._newest_offsets(stream.name, place.partition)
         return api.PartitionMetadata(
             id=place.partition,
             leader=str(place.leader or ""),
@@ -185,18 +203,24 @@ class StreamCalls:
             isr=map(str, place.isr),
             highWatermark=committed,
             newestOffset=newest,
-            messagesReceivedTimestamps=api.PartitionEventTimestamps(),
-            pauseTimestamps=api.PartitionEventTimestamps(),
-            readonlyTimestamps=api.PartitionEventTimestamps(),
+            paused=place.paused,
+            readonly=place.readonly,
+            messagesReceivedTimestamps=_event_times(received),
+            pauseTimestamps=_event_times(place.pause_us),
+            readonlyTimestamps=_event_times(place.readonly_us),
         )
 
-    def _newest_offsets(self, name: str, partition: int) -> tuple[int, int]:
-        """Return the newest committed and the newest offset; -1 as in Liftbridge: not known."""
+    def _newest_offsets(self, name: str, partition: int) -> tuple[int, int, tuple[int, int]]:
+        """Return the newest committed and the newest offset, and when records were received.
+
+        As in Liftbridge, -1 and 0 mean that it is not known.
+        """
         try:
-            reads = self._api.partitions.handle(name, partition).reads
+            handle = self._api.partitions.handle(name, partition)
         except HeadwaterError:
-            return -1, -1
-        return int(reads.high_watermark) - 1, int(reads.log_end) - 1
+            return -1, -1, (0, 0)
+        reads = handle.reads
+        return int(reads.high_watermark) - 1, int(reads.log_end) - 1, handle.received_us
 
     def _add_brokers(
         self, answer: api.FetchMetadataResponse, named: dict[str, list[PartitionPlace]]
@@ -243,6 +267,13 @@ class StreamCalls:
         return answer.SerializeToString()
 
 
+def _event_times(times_us: tuple[int, int]) -> api.PartitionEventTimestamps:
+    first_us, latest_us = times_us
+    return api.PartitionEventTimestamps(
+        firstTimestamp=first_us * NS_PER_US, latestTimestamp=latest_us * NS_PER_US
+    )
+
+
 def _refuse_what_is_missing(request: api.CreateStreamRequest) -> None:
     """Refuse options for features that are not built.
 
@@ -251,10 +282,7 @@ def _refuse_what_is_missing(request: api.CreateStreamRequest) -> None:
     """
     asked = [
         option
-        for option in (
-            "compactEnabled",
-            "autoPauseTime",
-        )
+        for option in ("compactEnabled",)
         if request.HasField(option) and getattr(request, option).value
     ]
     if asked:

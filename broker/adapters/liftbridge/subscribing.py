@@ -98,8 +98,9 @@ def _send(
     bounds = _bounds(api_, request, stream, handle)
     sink.send(prefixed(b""))  # Liftbridge's clients wait for this sign that the request is accepted
     wanted = RowRange(
-        handle, stream, request.partition, bounds.start, bounds.end, SCHEMA, _READ_BYTES
-    )
+        handle, stream, request.partition, bounds.start, bounds.end, SCHEMA, _READ_BYTES,
+        ends_readonly=True,
+    )  # fmt: skip
     if request.reverse:
         _send_backwards(api_, wanted, bounds, sink)
         return "All records were sent"
@@ -108,11 +109,22 @@ def _send(
     def stop() -> bool:
         if follows_leader and not handle.leads:
             raise StatusError(Code.UNAVAILABLE, "Server is no longer partition leader")
+        _refuse_paused(handle)
         return sink.stopped()
 
-    for rows, _ in read_rows(api_, wanted, idle_check_ms=_IDLE_CHECK_MS, check_stop=stop):
+    position = bounds.start
+    for rows, mark in read_rows(api_, wanted, idle_check_ms=_IDLE_CHECK_MS, check_stop=stop):
         sink.send(encode_rows(rows, stream=stream.name, partition=request.partition))
-    return None if sink.stopped() else "Stop offset reached"
+        position = mark.end_offset
+    if sink.stopped():
+        return None
+    ended = bounds.end is not None and position >= bounds.end
+    return "Stop offset reached" if ended else "End of readonly partition"
+
+
+def _refuse_paused(handle: PartitionHandle) -> None:
+    if handle.is_paused:
+        raise StatusError(Code.FAILED_PRECONDITION, "Partition is paused")
 
 
 def _handle(api_: BrokerApi, request: api.SubscribeRequest, stream: Stream) -> PartitionHandle:
@@ -132,6 +144,9 @@ def _handle(api_: BrokerApi, request: api.SubscribeRequest, stream: Stream) -> P
         )
     if handle.lost_leadership is not None:
         raise handle.lost_leadership
+    if request.resume and handle.is_paused:
+        api_.pauses.resume(stream.name, (request.partition,))
+    _refuse_paused(handle)
     return handle
 
 

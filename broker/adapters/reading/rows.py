@@ -14,6 +14,7 @@ were truncated.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,6 +57,7 @@ class RowRange:
     bytes_max: int
     leader_epoch: LeaderEpoch | None = None  # of the record before the start, if it is known
     uncommitted: bool = False
+    ends_readonly: bool = False  # a read without an end ends where a read-only partition does
 
     @property
     def name(self) -> str:
@@ -304,6 +306,17 @@ def read_rows(
         UnknownStreamError, StreamRecreatedError: the stream was deleted while it was followed.
         HeadwaterError: errors of the log and the table.
     """
+    with nullcontext() if wanted.end is not None else wanted.handle.followed():
+        yield from _rows(api, wanted, idle_check_ms=idle_check_ms, check_stop=check_stop)
+
+
+def _rows(
+    api: BrokerApi,
+    wanted: RowRange,
+    *,
+    idle_check_ms: int,
+    check_stop: Callable[[], bool],
+) -> Iterator[tuple[pa.RecordBatch, RowsMark]]:
     handle = wanted.handle
     position, written_in = wanted.start, wanted.leader_epoch
     looked_in: LeaderEpoch | None = None  # leader epoch in which the record before was checked
@@ -326,13 +339,37 @@ def read_rows(
                 )
                 if check_stop():
                     return
-        elif wanted.end is not None and position >= wanted.end:
+        elif _is_over(api, wanted, position):
             return
         elif wanted.uncommitted:
             handle.reads.wait_committed(position, min(idle_check_ms, _UNCOMMITTED_WAIT_MS))
             _check_still_there(api, wanted)
         elif handle.reads.wait_committed(position, idle_check_ms) <= position:
             _check_still_there(api, wanted)
+
+
+def _is_over(api: BrokerApi, wanted: RowRange, position: Offset) -> bool:
+    """Tell whether a read that has reached ``position`` gets no more."""
+    if wanted.end is not None and position >= wanted.end:
+        return True
+    return wanted.ends_readonly and _is_finished(api, wanted, position)
+
+
+def _is_finished(api: BrokerApi, wanted: RowRange, position: Offset) -> bool:
+    """Tell whether a partition is read-only and has no record at ``position`` or above.
+
+    A follower has seen everything when its log ends there and the leader has committed no more.
+    """
+    handle = wanted.handle
+    if not handle.is_readonly or position < handle.reads.log_end:  # in this order
+        return False
+    if handle.leads:
+        return True
+    try:
+        standing = api.partitions.standing(wanted.stream.name, wanted.partition)
+    except NotLeaderError:
+        return False  # nobody leads now: the next leader says how far the log reaches
+    return position >= standing.high_watermark
 
 
 def _readable(wanted: RowRange) -> Offset:

@@ -60,6 +60,22 @@ def _partition(value: object) -> int:
     return whole_number(value, "partition", low=0, high=PARTITIONS_MAX)
 
 
+def _partitions(value: object) -> list[int]:
+    if not isinstance(value, list) or len(value) > PARTITIONS_MAX:
+        raise InvalidRequestError(
+            f"partitions must be a list of at most {PARTITIONS_MAX} numbers", field="partitions"
+        )
+    return [whole_number(one, "partitions", low=0, high=PARTITIONS_MAX) for one in value]
+
+
+def _resume_all(value: object) -> bool:
+    return true_or_false(value, "resume_all")
+
+
+def _readonly(value: object) -> bool:
+    return true_or_false(value, "readonly")
+
+
 def _before(value: object) -> Offset | None:
     return None if value is None else Offset(whole_number(value, "before", low=0, high=OFFSET_MAX))
 
@@ -190,6 +206,35 @@ ACTIONS: Final[Mapping[str, ActionSpec]] = {
         "-> the stream. A repeated call changes nothing.",
         {"name": _name, "version": _version},
         {},
+    ),
+    "pause_stream": ActionSpec(
+        "Pause partitions: they take no records until they are resumed. {name, stream_uuid?, "
+        "partitions?, resume_all?} -> {}; no partitions means all; with resume_all the next "
+        "publish resumes all.",
+        {
+            "name": _name,
+            "stream_uuid": _optional_uuid,
+            "partitions": _partitions,
+            "resume_all": _resume_all,
+        },
+        {"stream_uuid": None, "partitions": [], "resume_all": False},
+    ),
+    "resume_stream": ActionSpec(
+        "Let paused partitions take records. {name, stream_uuid?, partitions?} -> {}; no "
+        "partitions means all.",
+        {"name": _name, "stream_uuid": _optional_uuid, "partitions": _partitions},
+        {"stream_uuid": None, "partitions": []},
+    ),
+    "set_stream_readonly": ActionSpec(
+        "Make partitions read-only, or not. {name, stream_uuid?, partitions?, readonly} -> {}; no "
+        "partitions means all.",
+        {
+            "name": _name,
+            "stream_uuid": _optional_uuid,
+            "partitions": _partitions,
+            "readonly": _readonly,
+        },
+        {"stream_uuid": None, "partitions": []},
     ),
     "delete_stream": ActionSpec(
         "Delete a stream's log; its table stays. {name, stream_uuid?} -> the stream.",

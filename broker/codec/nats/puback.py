@@ -19,6 +19,7 @@ from broker.errors import (
     HeadwaterError,
     InvalidRequestError,
     LogFailedError,
+    PartitionReadonlyError,
     RecordTooLargeError,
     UnavailableError,
 )
@@ -31,6 +32,7 @@ _CODES: Final[tuple[tuple[type[HeadwaterError], int, int], ...]] = (
     (RecordTooLargeError, 400, 10054),  # message size exceeds maximum allowed
     (DiskFullError, 500, 10047),  # insufficient storage resources available
     (LogFailedError, 503, 10077),  # stream store failed
+    (PartitionReadonlyError, 400, 10109),  # invalid operation on sealed stream
     (InvalidRequestError, 400, 10003),  # bad request
     (FencedError, 503, 10008),  # system temporarily unavailable
     (UnavailableError, 503, 10023),  # insufficient resources

@@ -17,14 +17,17 @@ from broker.core.metadata.member_commands import MemberCommand
 from broker.core.metadata.outcome import Applied, CommandReply, Rejected
 from broker.core.metadata.partition_apply import apply_partition
 from broker.core.metadata.partition_commands import BrokerCommand, PartitionCommand
+from broker.core.metadata.pause_commands import PauseCommand
 from broker.core.metadata.state import MetadataState
 from broker.core.metadata.stream_apply import apply_stream
+from broker.core.metadata.stream_pause import apply_pause
 
 __all__ = ["Applied", "CommandReply", "Rejected", "apply"]
 
 _STREAM_KINDS: Final = get_args(StreamCommand)
 _GROUP_KINDS: Final = get_args(GroupCommand)
 _MEMBER_KINDS: Final = get_args(MemberCommand)
+_PAUSE_KINDS: Final = get_args(PauseCommand)
 _PARTITION_KINDS: Final = get_args(PartitionCommand)
 
 
@@ -38,4 +41,6 @@ def apply(state: MetadataState, command: Command) -> Applied:
         return apply_group(state, cast("GroupCommand", command))
     if isinstance(command, _MEMBER_KINDS):
         return apply_member(state, cast("MemberCommand", command))
+    if isinstance(command, _PAUSE_KINDS):
+        return apply_pause(state, cast("PauseCommand", command))
     return apply_broker(state, cast("BrokerCommand", command))

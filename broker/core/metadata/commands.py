@@ -52,6 +52,12 @@ from broker.core.metadata.partition_commands import (
     UnfenceBroker,
     WithdrawReplica,
 )
+from broker.core.metadata.pause_commands import (
+    PauseCommand,
+    PausePartitions,
+    ResumePartitions,
+    SetReadonly,
+)
 from broker.core.metadata.size import STATE_WEIGHT_MAX
 from broker.core.metadata.typed_json import build
 from broker.errors import HeadwaterError, MetadataCorruptError
@@ -86,6 +92,7 @@ __all__ = [
     "LogAnswer",
     "MarkOpened",
     "NameCandidate",
+    "PausePartitions",
     "PurgeRecords",
     "ReassignReplicas",
     "RebalanceGroup",
@@ -95,9 +102,11 @@ __all__ = [
     "RenewLease",
     "ReportCoordinator",
     "ResetPositions",
+    "ResumePartitions",
     "RotateDataKey",
     "SetCursors",
     "SetFeatureLevel",
+    "SetReadonly",
     "StartElection",
     "StopBroker",
     "TakeLease",
@@ -265,7 +274,9 @@ StreamCommand = (
     | RenewLease
     | DropLease
 )
-Command = StreamCommand | BrokerCommand | PartitionCommand | GroupCommand | MemberCommand
+Command = (
+    StreamCommand | BrokerCommand | PartitionCommand | GroupCommand | MemberCommand | PauseCommand
+)
 _STREAM_FIELDS: Final = frozenset({"stream", "expected", "wanted"})
 _LIMITED: Final = (  # commands that may make the metadata grow
     AlterStream

@@ -41,6 +41,19 @@ FEATURE_LEVEL_MAX: Final = 5  # the highest level that this build understands
 # 160 kB. A broker that was down during more deletions keeps the logs of the oldest ones.
 DELETED_KEPT_MAX: Final = 4096
 
+# Fields of partitions that older builds do not know.
+_LATER_FIELDS: Final = (
+    "purged_end",
+    "remote_start",
+    "paused",
+    "resumes_all",
+    "readonly",
+    "pause_first_us",
+    "pause_latest_us",
+    "readonly_first_us",
+    "readonly_latest_us",
+)
+
 FIRST_PARTITION_EPOCH: Final = PartitionEpoch(1)
 
 PartitionStatus = Literal["online", "election", "candidate_found", "offline"]
@@ -81,6 +94,15 @@ class PartitionState:
     opened: tuple[BrokerId, ...] = ()  # sorted; had a durable log: if it is absent, it was lost
     purged_end: Offset = Offset(0)  # noqa: RUF009 - all records below were deleted on purpose
     remote_start: Offset = Offset(0)  # noqa: RUF009 - remote retention let all below expire
+    paused: bool = False  # takes no records until it is resumed
+    resumes_all: bool = False  # a publish to this partition resumes all partitions of its stream
+    readonly: bool = False  # takes no records until an operator allows them again
+    # When the partition was paused or resumed, and when it was told to be read-only or not: the
+    # first and the latest time; 0: never.
+    pause_first_us: int = 0
+    pause_latest_us: int = 0
+    readonly_first_us: int = 0
+    readonly_latest_us: int = 0
 
     @property
     def floor(self) -> Offset:
@@ -196,13 +218,12 @@ class MetadataState:
 def _fields(value: Any) -> dict[str, Any]:
     """Return a dataclass's fields; quicker than ``asdict``, which copies everything.
 
-    What came after release 0.1 is left out while it is not used: a purged end or a remote start of
-    0, what a stream has only by newer settings, and what a group of Liftbridge's clients does not
-    have. So builds that do not know these read and write the same text.
+    A field of a later build is left out while it has its default, so that older builds read and
+    write the same text.
     """
     body = {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
-    for name in ("purged_end", "remote_start"):
-        if body.get(name) == 0:
+    for name in _LATER_FIELDS:
+        if name in body and not body[name]:
             del body[name]
     if isinstance(value, GroupState) and not value.sessions:
         del body["sessions"], body["claims"], body["appointed"]

@@ -34,6 +34,9 @@ class PartitionView:
     cold_end: Offset = Offset(0)  # noqa: RUF009 - a plain number
     lineage: Lineage = ()
     purged_end: Offset = Offset(0)  # noqa: RUF009 - a plain number
+    paused: bool = False
+    resumes_all: bool = False
+    readonly: bool = False
 
     @property
     def floor(self) -> Offset:
@@ -80,4 +83,7 @@ def view_of(state: MetadataState, partition_id: PartitionId) -> PartitionView | 
         cold_end=one.cold_end,
         lineage=one.lineage,
         purged_end=one.purged_end,
+        paused=one.paused,
+        resumes_all=one.resumes_all,
+        readonly=one.readonly,
     )

@@ -93,6 +93,7 @@ class Streams:
         """See ``StreamsApi.create``. Replicas are placed by the newest metadata."""
         self._metadata.barrier(timeout_ms=CONFIRM_MS)
         config = self._membership.resolve(config)
+        self._raise_level_for(config)
         defaults = self._defaults
         with self._change:
             present = self._metadata.state.streams.get(name)
@@ -123,9 +124,9 @@ class Streams:
             reply = self._metadata.propose(command)
             if exclusive and not reply["created"]:
                 raise StreamExistsError(f"stream {name!r} already exists", stream=name)
-            self._obey(stream_uuid)
+            self.obey(stream_uuid)
             if self._replicas.wait_for(stream_uuid, _OPEN_S):
-                self._obey(stream_uuid)
+                self.obey(stream_uuid)
             if reply["created"]:
                 _log.info("stream_created", stream=name, stream_uuid=stream_uuid)
             return self.get(name)
@@ -158,7 +159,7 @@ class Streams:
             after = replace(before, data_keys=self._keys.rotated(before.uuid, before.data_keys))
             require_keys(self._keys, after)  # before anything is written with the new key
             self._metadata.propose(RotateDataKey(expected=before, wanted=after))
-            self._obey(before.uuid)
+            self.obey(before.uuid)
             newest = after.data_keys[-1]
             _log.info(
                 "data_key_rotated",
@@ -190,10 +191,11 @@ class Streams:
             self._refuse_in_vain(command)
             return altered
         raise_level(self._metadata, FEATURE_LEVEL_STREAMS if grows else FEATURE_LEVEL_ALTERED)
+        self._raise_level_for(altered.after.config)
         reply = self._metadata.propose(command)
-        self._obey(before.uuid)
+        self.obey(before.uuid)
         if grows and self._replicas.wait_for(before.uuid, _OPEN_S):
-            self._obey(before.uuid)
+            self.obey(before.uuid)
         if reply["changed"]:
             told = {setting: after for setting, (_, after) in altered.changes.items()}
             _log.info("stream_altered", stream=name, stream_uuid=before.uuid, **told)
@@ -211,6 +213,11 @@ class Streams:
             leader=self._defaults.leader,
             assignment=self._membership.place(replace(after.config, partitions=added)),
         )
+
+    def _raise_level_for(self, config: StreamConfig) -> None:
+        """Raise the feature level if a stream's leaders need it for commands of their own."""
+        if config.auto_pause_ms is not None:
+            raise_level(self._metadata, FEATURE_LEVEL_STREAMS)
 
     def _altered(self, stream: Stream, changes: Mapping[str, Any]) -> Stream:
         config = StreamConfig.from_dict({**stream.config.to_dict(), **changes})
@@ -263,7 +270,7 @@ class Streams:
             now_us=self._clock.now_us(),
         )
         purged_from = Offset(self._metadata.propose(command)["purged_from"])
-        self._obey(stream.uuid)
+        self.obey(stream.uuid)
         start = max(purged_from, log_start)
         purged = Purged(
             partition=partition,
@@ -275,7 +282,7 @@ class Streams:
         _log.info("records_purged", **facts, start=start, end=purged.end, operator=operator)
         return purged
 
-    def _obey(self, uuid: StreamUuid) -> None:
+    def obey(self, uuid: StreamUuid) -> None:
         """Let the replicas here follow the metadata.
 
         On a full disk the log of another, new stream may have no room: it is tried again later, and
@@ -297,7 +304,7 @@ class Streams:
             stream = self.get(name)
             command = DeleteStream(name=name, expected_uuid=stream.uuid)
             self._metadata.propose(command)
-            self._obey(stream.uuid)
+            self.obey(stream.uuid)
             _log.info("stream_deleted", stream=name, stream_uuid=stream.uuid)
             return stream
 

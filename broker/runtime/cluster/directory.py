@@ -31,6 +31,10 @@ def places_in(state: MetadataState, uuid: StreamUuid) -> list[PartitionPlace]:
             isr=one.isr,
             purged_end=one.purged_end,
             remote_start=one.remote_start,
+            paused=one.paused,
+            readonly=one.readonly,
+            pause_us=(one.pause_first_us, one.pause_latest_us),
+            readonly_us=(one.readonly_first_us, one.readonly_latest_us),
         )
         for number, one in enumerate(state.partitions.get(uuid, ()))
     ]

@@ -55,6 +55,8 @@ def _partition(stream: Stream, number: int, one: PartitionState) -> PartitionInf
         isr=one.isr,
         eligible=one.eligible,
         restarted=one.restarted,
+        paused=one.paused,
+        readonly=one.readonly,
         min_isr=one.min_isr,
         target=one.target,
         last_known_leader=one.last_known_leader,

@@ -144,6 +144,8 @@ class Commits:
         size = sum(batch.size for batch in batches)
         self._counters.appended_records += group.end - group.start
         self._counters.appended_bytes += size
+        self._counters.received_first_us = self._counters.received_first_us or group.now_us
+        self._counters.received_latest_us = group.now_us
         self._local.grown(size)
         self._counters.syncs = shell.sync_count
         return None

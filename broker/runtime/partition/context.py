@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from broker.model.epochs import LeaderEpoch
 from broker.model.ids import PartitionId, PartitionNumber
 from broker.model.offsets import Offset
 from broker.model.stream import Stream
@@ -24,6 +25,10 @@ from broker.storage.log.partition_log import PartitionLog
 
 def _ignore_sealed(partition_id: PartitionId) -> None:
     """Do nothing: the default of a partition that is not tiered."""
+
+
+def _ignore_idle(partition_id: PartitionId, leader_epoch: LeaderEpoch) -> None:
+    """Do nothing: the default of a partition that nobody pauses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +77,7 @@ class PartitionNotices:
 
     record_cold_end: RecordColdEnd  # durably in the metadata; blocks
     on_sealed: Callable[[PartitionId], None] = _ignore_sealed  # a segment was sealed; quick
+    on_idle: Callable[[PartitionId, LeaderEpoch], None] = _ignore_idle  # a pause is due; quick
     on_commit: OnCommit = ignore_commit
     claims: Claims | None = None  # of leaderships of tiered streams; None without a lake
 

@@ -22,4 +22,7 @@ class PartitionCounters:
     refused_writes: int = 0
     syncs: int = 0
     freed_segments: int = 0
+    received_first_us: int = 0  # when a publisher's records were first stored here; 0: never
+    received_latest_us: int = 0
+    followers: int = 0  # reads without an end that are open now
     dropped_messages: int = 0  # messages of other replicas, which are sent again

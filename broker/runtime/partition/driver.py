@@ -7,7 +7,9 @@ on one thread at a time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Final
 
 import structlog
@@ -43,7 +45,6 @@ from broker.runtime.stream_keys import PartitionCipher
 _log = structlog.get_logger(__name__)
 
 _STATES: Final[Mapping[Role, ReplicaState]] = {
-    "leader": ReplicaState.LEADING,
     "candidate": ReplicaState.CANDIDATE,
     "follower": ReplicaState.FOLLOWING,
     "waiting": ReplicaState.WAITING,
@@ -66,6 +67,7 @@ class PartitionDriver:
         self.stream = partition.stream
         self.partition_id = partition.partition_id
         self.counters = PartitionCounters()
+        self._followers = threading.Lock()  # for their count
         self._local = LocalLog(
             opened.log,
             partition_id=self.partition_id,
@@ -113,7 +115,9 @@ class PartitionDriver:
             gate=gate,
         )
         self.reads = PartitionReads(context, self.replication, self._committed)
-        self.maintenance = Maintenance(context, self.replication, notices.on_sealed)
+        self.maintenance = Maintenance(
+            context, self.replication, on_sealed=notices.on_sealed, on_idle=notices.on_idle
+        )
         self.writes = PartitionWrites(context, self.replication, commits, gate, self.maintenance)
         self.tier = LocalTierSource(context, self.reads, self.replication, commits, gate)
         self.frees = LocalFrees(self, self._local, self._queue)
@@ -137,6 +141,34 @@ class PartitionDriver:
     def lost_leadership(self) -> HeadwaterError | None:
         """See ``PartitionHandle.lost_leadership``."""
         return self._gate.refusal
+
+    @property
+    def is_paused(self) -> bool:
+        """See ``PartitionHandle.is_paused``."""
+        view = self.replication.view
+        return view is not None and view.paused
+
+    @property
+    def is_readonly(self) -> bool:
+        """See ``PartitionHandle.is_readonly``."""
+        view = self.replication.view
+        return view is not None and view.readonly
+
+    @property
+    def received_us(self) -> tuple[int, int]:
+        """See ``PartitionHandle.received_us``."""
+        return self.counters.received_first_us, self.counters.received_latest_us
+
+    @contextmanager
+    def followed(self) -> Iterator[None]:
+        """See ``PartitionHandle.followed``."""
+        with self._followers:
+            self.counters.followers += 1
+        try:
+            yield
+        finally:
+            with self._followers:
+                self.counters.followers -= 1
 
     @property
     def refusal(self) -> HeadwaterError | None:
@@ -167,8 +199,13 @@ class PartitionDriver:
         if self.replication.view is None:
             return ReplicaState.OPENING
         role = self.replication.role
-        claiming = role == "leader" and self._gate.due_ms is not None
-        return ReplicaState.CLAIMING if claiming else _STATES[role]
+        if role != "leader":
+            return _STATES[role]
+        if self._gate.due_ms is not None:
+            return ReplicaState.CLAIMING
+        if self.is_paused:
+            return ReplicaState.PAUSED
+        return ReplicaState.READONLY if self.is_readonly else ReplicaState.LEADING
 
     # ------------------------------------------------------------------ changed settings
 

@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 import structlog
 
+from broker.core.idleness import Idleness
 from broker.errors import LogFailedError
+from broker.model.epochs import LeaderEpoch
 from broker.model.ids import PartitionId
 from broker.model.offsets import Offset
 from broker.model.stream import StreamConfig
@@ -23,9 +25,14 @@ class Maintenance:
         self,
         context: PartitionContext,
         replication: Replication,
+        *,
         on_sealed: Callable[[PartitionId], None],
+        on_idle: Callable[[PartitionId, LeaderEpoch], None],
     ) -> None:
-        """Call ``on_sealed`` in a turn after segments were sealed; it must be quick."""
+        """Call ``on_sealed`` after segments were sealed, ``on_idle`` when a pause is due.
+
+        Both are called in a turn, and must be quick.
+        """
         self._partition_id = context.partition_id
         self._name = context.name
         self._config = context.stream.config
@@ -36,6 +43,8 @@ class Maintenance:
         self._health = context.health
         self._replication = replication
         self._on_sealed = on_sealed
+        self._on_idle = on_idle
+        self._idleness = Idleness()
         self._queued = False  # whether a run is in the queue; a second one would do nothing more
         self._forgotten_ids = 0  # message ids that left the window early, at the last look
         self._told_until_us = 0  # no further warning before this time
@@ -87,6 +96,7 @@ class Maintenance:
         shell = self._replication.shell
         if shell is None or self._health.failure is not None:
             return
+        self._look_idle()
         waited_ms = self._clock.monotonic_ms() - shell.synced_ms
         log = self._local.log
         if log.synced_end < log.log_end and waited_ms >= self._config.flush_interval_ms:
@@ -94,6 +104,21 @@ class Maintenance:
         self._local.log.roll_if_due(now_us)
         self._local.seal_purged()
         self.notice_roll()
+
+    def _look_idle(self) -> None:
+        """Ask for a pause of a partition that has been idle for long, if its stream says so."""
+        leader, view = self._replication.leader, self._replication.view
+        due = self._idleness.step(
+            self._clock.monotonic_ms(),
+            after_ms=self._config.auto_pause_ms,
+            takes_records=leader is not None
+            and view is not None
+            and not (view.paused or view.readonly),
+            records_count=self._counters.appended_records,
+            watched=self._config.auto_pause_unless_subscribed and self._counters.followers > 0,
+        )
+        if due and leader is not None:
+            self._on_idle(self._partition_id, leader.leader_epoch)
 
     def _expire_ids(self, now_us: int) -> None:
         """Free the memory of expired message ids; warn if others had to be forgotten early.

@@ -8,9 +8,14 @@ import pyarrow as pa
 
 from broker.codec.record_batch import PreparedBatch
 from broker.codec.sealed_body import SEAL_BYTES
-from broker.errors import HeadwaterError, OverloadedError, ShuttingDownError
+from broker.errors import (
+    HeadwaterError,
+    OverloadedError,
+    ShuttingDownError,
+)
 from broker.model.offsets import Offset
 from broker.model.records import AckPolicy, AppendResult
+from broker.model.stopped import stopped_error
 from broker.model.stream import StreamConfig
 from broker.ports.partition import RecordsOutcome
 from broker.runtime.partition.commits import Commits
@@ -37,6 +42,7 @@ class PartitionWrites:
         self._segment_bytes_max = context.stream.config.segment_bytes_max
         self._sealing_bytes = SEAL_BYTES if context.stream.is_encrypted else 0
         self._name = context.name
+        self._stream, self._number = context.stream.name, context.partition_id.number
         self._clock = context.clock
         self._counters = context.counters
         self._queue = context.queue
@@ -102,6 +108,15 @@ class PartitionWrites:
             raise ShuttingDownError(f"partition {self._name} is closing")
         if not self._replication.leads:
             raise not_leader(self._name, self._replication.view)
+        if (stopped := self._stopped()) is not None:
+            raise stopped
+
+    def _stopped(self) -> HeadwaterError | None:
+        """Return why an operator's decision stops writes, or None."""
+        view = self._replication.view
+        if view is None or not (view.paused or view.readonly):
+            return None
+        return stopped_error(self._stream, self._number, paused=view.paused, readonly=view.readonly)
 
     # ------------------------------------------------------------------ in a turn
 
@@ -125,6 +140,8 @@ class PartitionWrites:
             refusal = self._health.failure
         elif leader is None:
             refusal = not_leader(self._name, self._replication.view)
+        elif (stopped := self._stopped()) is not None:  # since it was queued
+            refusal = stopped
         else:  # the leader's own refusal comes before the refusal by the claim in the lake
             refusal = leader.refusal(write.policy, self._clock.monotonic_ms()) or self._gate.refusal
         if refusal is None and self._queue.closing and self._gate.is_held():

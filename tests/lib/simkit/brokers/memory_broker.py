@@ -102,6 +102,11 @@ class MemoryBroker:
         return self
 
     @property
+    def pauses(self) -> Self:
+        """See ``BrokerApi.pauses``."""
+        return self
+
+    @property
     def cuts(self) -> Self:
         """See ``BrokerApi.cuts``."""
         return self
@@ -187,6 +192,49 @@ class MemoryBroker:
         start = one.purge(end)
         end = max(start, end)
         return Purged(partition=partition, start=start, end=end, in_table=tiering, purged_end=end)
+
+    def pause(self, name: str, partitions: Sequence[int] = (), *, resume_all: bool = False) -> None:
+        """Pause partitions."""
+        for one in self._named(name, partitions):
+            one.is_paused, one.pause_us = True, self._now(one.pause_us)
+        for one in self._partitions[name]:
+            one.resumes_all = resume_all
+
+    def resume(self, name: str, partitions: Sequence[int] = ()) -> None:
+        """Resume partitions, all of them if they were paused so."""
+        whole = any(one.resumes_all for one in self._named(name, ()))
+        for one in self._named(name, () if whole else partitions):
+            if one.is_paused:
+                one.pause_us = self._now(one.pause_us)
+            one.is_paused = one.resumes_all = False
+
+    def set_readonly(
+        self, name: str, partitions: Sequence[int] = (), *, readonly: bool = True
+    ) -> None:
+        """Make partitions read-only, or not."""
+        for one in self._named(name, partitions):
+            one.is_readonly, one.readonly_us = readonly, self._now(one.readonly_us)
+
+    def rests(self, name: str, partition: int) -> bool:
+        """Tell whether a publish resumes a partition."""
+        try:
+            one = self.handle(name, partition)
+        except HeadwaterError:
+            return False
+        return not one.is_readonly and (one.is_paused or one.resumes_all)
+
+    def wake(self, name: str, partition: int) -> None:
+        """Resume a paused partition."""
+        if self.rests(name, partition):
+            self.resume(name, (partition,))
+
+    def _named(self, name: str, partitions: Sequence[int]) -> list[MemoryPartition]:
+        self.get(name)
+        return [self.handle(name, one) for one in partitions] or self._partitions[name]
+
+    def _now(self, times_us: tuple[int, int]) -> tuple[int, int]:
+        now_us = self.clock.now_us()
+        return times_us[0] or now_us, now_us
 
     def delete(self, name: str) -> Stream:
         """Delete a stream and its records."""
@@ -374,6 +422,10 @@ class MemoryBroker:
                 replicas=(_BROKER,),
                 isr=(_BROKER,),
                 purged_end=partition.purged_end,
+                paused=partition.is_paused,
+                readonly=partition.is_readonly,
+                pause_us=partition.pause_us,
+                readonly_us=partition.readonly_us,
             )
             for number, partition in enumerate(self._partitions[name])
         ]

@@ -8,7 +8,8 @@ the cold tier (:meth:`MemoryPartition.make_cold`). Everything is lost at the end
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -38,6 +39,7 @@ from broker.model.ids import (
 from broker.model.offsets import Offset
 from broker.model.purge import purged_error
 from broker.model.records import AckPolicy, AppendResult
+from broker.model.stopped import stopped_error
 from broker.model.stream import Stream
 from broker.ports.partition import RecordsOutcome, StoredBatch
 from broker.ports.system import Clock
@@ -60,6 +62,7 @@ class MemoryPartition:
 
     def __init__(self, stream: Stream, number: int, clock: Clock, queue_batches_max: int) -> None:
         self.config = stream.config
+        self._stream_name = stream.name
         self._clock = clock
         self._queue_batches_max = queue_batches_max
         self.partition_id = PartitionId(stream.uuid, PartitionNumber(number))
@@ -67,6 +70,10 @@ class MemoryPartition:
         self.leader_epoch = _EPOCH
         self.leads = True
         self.lost_leadership: HeadwaterError | None = None
+        self.is_paused = self.is_readonly = self.resumes_all = False
+        self.received_us = 0, 0
+        self.pause_us = self.readonly_us = (0, 0)
+        self.followers_count = 0
         self.log_start = self.purged_end = Offset(0)
         self.remote_start = Offset(0)  # nothing expires here
         self.submits_count = 0
@@ -127,6 +134,15 @@ class MemoryPartition:
             self._closed = True
             self._changed.notify_all()
         self._thread.join(timeout=10)
+
+    @contextmanager
+    def followed(self) -> Iterator[None]:
+        """See ``PartitionHandle.followed``."""
+        self.followers_count += 1
+        try:
+            yield
+        finally:
+            self.followers_count -= 1
 
     @property
     def reads(self) -> MemoryPartition:
@@ -238,6 +254,14 @@ class MemoryPartition:
         with self._changed:
             if self._closed:
                 raise ShuttingDownError("the broker is closing")
+            stopped = stopped_error(
+                self._stream_name,
+                self.partition_id.number,
+                paused=self.is_paused,
+                readonly=self.is_readonly,
+            )
+            if stopped is not None:
+                raise stopped
             waiting = sum(other.batches_count for other in self._queue)
             if waiting + pending.batches_count > self._queue_batches_max:
                 raise OverloadedError("the commit queue is full", limit=self._queue_batches_max)
@@ -289,6 +313,8 @@ class MemoryPartition:
         )
         self._batches.append(StoredBatch(decode_header(header), bytes(batch.body)))
         self._end = Offset(base + batch.records_count)
+        now_us = self._clock.now_us()
+        self.received_us = self.received_us[0] or now_us, now_us
         return base
 
     def _append_records(self, batch: pa.RecordBatch, ids: Sequence[str | None]) -> RecordsOutcome:

@@ -47,6 +47,8 @@ def test_a_setting_may_be_at_its_bound(values: dict[str, Any]) -> None:
         ("replication_factor", -2),
         ("min_isr", 8),
         ("unshipped_bytes_max", 1),
+        ("auto_pause_ms", 99),
+        ("auto_pause_ms", 30 * 86_400_000 + 1),
         ("partitions", True),
         ("partitions", "1"),
         ("puback", 1),

@@ -52,6 +52,7 @@ def test_create_uses_every_setting(run: Run, broker: MemoryBroker) -> None:
         "--local-retention-records", "7", "--remote-retention", "2GB",
         "--remote-retention-age", "30d", "--remote-retention-records", "9",
         "--remote-delete-grace", "1d", "--protect-groups",
+        "--auto-pause", "1m", "--auto-pause-unless-subscribed",
     )  # fmt: skip
     config = broker.streams.get("orders").config
     assert config == StreamConfig(
@@ -68,6 +69,7 @@ def test_create_uses_every_setting(run: Run, broker: MemoryBroker) -> None:
         local_retention_records=7, remote_retention_bytes=2 * 10**9,
         remote_retention_ms=2_592_000_000, remote_retention_records=9,
         remote_delete_grace_ms=86_400_000, protect_groups=True,
+        auto_pause_ms=60_000, auto_pause_unless_subscribed=True,
     )  # fmt: skip
     defaults = StreamConfig(subject="orders").to_dict()
     same = [name for name, value in config.to_dict().items() if value == defaults[name]]
@@ -120,6 +122,7 @@ def test_alter_changes_every_setting_that_may(run: Run, broker: MemoryBroker) ->
         "--local-retention-records", "7", "--remote-retention", "2GB",
         "--remote-retention-age", "none", "--remote-retention-records", "9",
         "--remote-delete-grace", "1d", "--protect-groups",
+        "--auto-pause", "1m", "--auto-pause-unless-subscribed",
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     assert "listen to orders.1" in result.stderr

@@ -29,7 +29,7 @@ class BusyWorkers:
 def test_a_publisher_of_a_busy_broker_is_told_to_try_again() -> None:
     """A client repeats a call after Unavailable, and not after Internal."""
     found: list[object] = []
-    busy = _LookUps(cast("Workers", BusyWorkers()), lambda stream, partition: None)
+    busy = _LookUps(cast("Workers", BusyWorkers()), lambda *_: None, lambda *_: False)
     busy.look_up("orders", 0, found.append)
     (error,) = found
     assert isinstance(error, HeadwaterError)

@@ -37,6 +37,14 @@ GOOD: dict[str, dict[str, Any]] = {
         "before_us": None,
         "operator": "me",
     },
+    "pause_stream": {"name": "s", "stream_uuid": None, "partitions": [0, 7], "resume_all": True},
+    "resume_stream": {"name": "s", "stream_uuid": None, "partitions": []},
+    "set_stream_readonly": {
+        "name": "s",
+        "stream_uuid": None,
+        "partitions": [1],
+        "readonly": False,
+    },
     "delete_stream": {"name": "s", "stream_uuid": None},
     "take_lease": {"name": "s", "owner": "me", "ttl_ms": 1_000},
     "renew_lease": {"lease_id": "l", "ttl_ms": 1_000},
@@ -170,6 +178,12 @@ def test_an_unknown_field_is_refused_by_name(action: str) -> None:
         ("commit_positions", {"positions": [{}] * 1001}),
         ("reset_group", {"positions": "all"}),
         ("describe_group", {"group": 7}),
+        ("pause_stream", {"partitions": 0}),
+        ("pause_stream", {"partitions": [-1]}),
+        ("pause_stream", {"partitions": [0] * 1025}),
+        ("pause_stream", {"resume_all": 1}),
+        ("resume_stream", {"partitions": ["0"]}),
+        ("set_stream_readonly", {"readonly": None}),
     ],
 )
 def test_a_bad_value_is_refused_by_name(action: str, change: dict[str, Any]) -> None:

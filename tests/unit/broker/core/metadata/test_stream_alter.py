@@ -82,6 +82,8 @@ VALUES: dict[str, Any] = {
     "remote_retention_records": 5,
     "remote_delete_grace_ms": 1_000,
     "protect_groups": True,
+    "auto_pause_ms": 60_000,
+    "auto_pause_unless_subscribed": True,
 }
 REFUSED: dict[str, Any] = {
     "subject": "t",
