@@ -11,7 +11,7 @@ from broker.errors import HeadwaterError
 from broker.model.ids import PartitionId
 from broker.model.offsets import Offset
 from broker.ports.system import Clock
-from broker.runtime.api.leases import lease_floor
+from broker.runtime.api.leases import LeaseFloors
 from broker.runtime.hosted_partitions import HostedPartitions
 from broker.runtime.metadata.metadata_log import WaitingMetadata
 from broker.runtime.partition.driver import PartitionDriver
@@ -31,6 +31,7 @@ class Upkeep:
         self._replicas = replicas
         self._metadata = metadata
         self._clock = clock
+        self._floors = LeaseFloors()
         self._every = max(1, _MAINTENANCE_MS // tick_ms)  # ticks from one maintenance to the next
 
     def tick(self, count: int) -> None:
@@ -48,4 +49,4 @@ class Upkeep:
             _log.warning("tick_failed", partition=str(driver.partition_id), error=str(error))
 
     def _lease_floor(self, partition: PartitionId) -> Offset:
-        return lease_floor(self._metadata.state, partition, self._clock.now_us())
+        return self._floors.floor(self._metadata.state, partition, self._clock.now_us())

@@ -18,7 +18,7 @@ from broker.ports.system import Clock
 from broker.ports.tiering import HeldLease, TableState
 from broker.runtime.api.cold_tier import ColdEnds, ColdTier
 from broker.runtime.api.known_lineages import KnownLineages
-from broker.runtime.api.leases import checked_ttl_ms, leases_on
+from broker.runtime.api.leases import checked_ttl_ms, leases_on, require_room_for_lease
 from broker.runtime.api.partitions import Partitions
 from broker.runtime.api.streams import Streams
 from broker.runtime.metadata.metadata_log import WaitingMetadata
@@ -59,9 +59,11 @@ class Cuts:
         lease = Lease(
             lease_id=LeaseId(uuid.uuid4().hex), expires_us=now_us + checked_ttl_ms(ttl_ms) * 1000
         )
+        stream_uuid = self._streams.get(name).uuid
+        require_room_for_lease(self._metadata.state, stream_uuid, now_us)
         command = TakeLease(
             lease_id=lease.lease_id,
-            stream_uuid=self._streams.get(name).uuid,
+            stream_uuid=stream_uuid,
             owner=owner[:200],
             expires_us=lease.expires_us,
             now_us=now_us,

@@ -1,18 +1,22 @@
-"""The live leases in a metadata state, and the bounds of a lease's duration. Pure."""
+"""The live leases in a metadata state: bounds of their duration and number, and their floors."""
 
 from __future__ import annotations
 
+import operator
+import threading
+from collections.abc import Mapping, Sequence
 from typing import Final
 
-from broker.core.metadata.state import MetadataState
-from broker.core.metadata.stream_expiry import lease_limit
-from broker.errors import InvalidRequestError
-from broker.model.ids import PartitionId, StreamUuid
-from broker.model.offsets import Offset
+from broker.core.metadata.state import LeaseState, MetadataState
+from broker.errors import InvalidRequestError, MetadataFullError
+from broker.model.ids import LeaseId, PartitionId, StreamUuid
+from broker.model.offsets import OFFSET_MAX, Offset
 from broker.ports.tiering import HeldLease
 
 LEASE_TTL_MS_MIN: Final = 1_000
 LEASE_TTL_MS_MAX: Final = 24 * 3600 * 1000
+LEASES_OF_STREAM_MAX: Final = 2_000
+LEASES_MAX: Final = 10_000
 
 
 def leases_on(state: MetadataState, stream_uuid: StreamUuid, now_us: int) -> list[HeldLease]:
@@ -30,9 +34,99 @@ def leases_on(state: MetadataState, stream_uuid: StreamUuid, now_us: int) -> lis
     return sorted(found, key=lambda lease: (lease.taken_us, lease.lease_id))
 
 
-def lease_floor(state: MetadataState, partition: PartitionId, now_us: int) -> Offset:
-    """Return the lowest offset that a lease holds: a freed segment must end at or below it."""
-    return lease_limit(state, partition, now_us)
+class LeaseFloors:
+    """The lowest offsets that leases hold, of every partition. Any thread.
+
+    Every partition asks several times a second, so an answer must not look at each lease. Leases
+    are grouped when the metadata has others than before, and the floors of a stream are computed
+    again only if its leases have changed or one of them has ended.
+    """
+
+    def __init__(self) -> None:
+        """Know no lease."""
+        self._lock = threading.Lock()
+        self._leases: Mapping[LeaseId, LeaseState] = {}
+        self._held: dict[StreamUuid, _HeldStream] = {}
+
+    def floor(self, state: MetadataState, partition: PartitionId, now_us: int) -> Offset:
+        """Return the lowest offset that a lease holds: a freed segment must end at or below it."""
+        with self._lock:
+            if state.leases is not self._leases:
+                self._group(state.leases)
+            held = self._held.get(partition.stream_uuid)
+            return Offset(OFFSET_MAX) if held is None else held.floor(partition.number, now_us)
+
+    def _group(self, leases: Mapping[LeaseId, LeaseState]) -> None:
+        grouped: dict[StreamUuid, list[LeaseState]] = {}
+        for one in leases.values():
+            grouped.setdefault(one.stream_uuid, []).append(one)
+        held = {}
+        for uuid, found in grouped.items():
+            known = self._held.get(uuid)
+            if known is None or not known.has(found):
+                known = _HeldStream(found)
+            held[uuid] = known
+        self._leases, self._held = leases, held
+
+
+class _HeldStream:
+    """The leases on one stream, and their lowest floors as long as no lease ends."""
+
+    def __init__(self, leases: Sequence[LeaseState]) -> None:
+        self._leases = leases
+        self._floors: Sequence[Offset] | None = ()  # by partition; None: nothing is held
+        self._until_us = 0  # the floors are right before this time
+        self._since_us = 0  # and not before this one: a clock may go back
+
+    def has(self, leases: Sequence[LeaseState]) -> bool:
+        """Tell whether these are the same leases; the lengths may have changed by renewals."""
+        return len(leases) == len(self._leases) and all(map(operator.is_, leases, self._leases))
+
+    def floor(self, partition: int, now_us: int) -> Offset:
+        """Return the lowest offset that is held of a partition; everything of a newer one."""
+        if not self._since_us <= now_us < self._until_us:
+            self._look(now_us)
+        if self._floors is None:
+            return Offset(OFFSET_MAX)
+        return self._floors[partition] if partition < len(self._floors) else Offset(0)
+
+    def _look(self, now_us: int) -> None:
+        live = [one for one in self._leases if one.expires_us > now_us]
+        self._since_us = now_us
+        self._until_us = min((one.expires_us for one in live), default=OFFSET_MAX)
+        floors: Sequence[Offset] | None = None
+        for one in live:
+            if floors is None or one.floors is floors:
+                floors = one.floors
+            elif len(one.floors) != len(floors) or any(map(operator.lt, one.floors, floors)):
+                floors = [min(pair) for pair in zip(one.floors, floors, strict=False)]
+        self._floors = floors
+
+
+def require_room_for_lease(state: MetadataState, stream_uuid: StreamUuid, now_us: int) -> None:
+    """Refuse one more lease beyond the bounds of their number.
+
+    Several brokers may pass at the same moment, so that there are a few more; the weight of the
+    metadata bounds them strictly.
+
+    Raises:
+        MetadataFullError: the stream, or the cluster, has as many leases as it may.
+    """
+    if len(state.leases) < min(LEASES_OF_STREAM_MAX, LEASES_MAX):
+        return  # ended ones included
+    live = [one for one in state.leases.values() if one.expires_us > now_us]
+    ours = sum(one.stream_uuid == stream_uuid for one in live)
+    for count, most, what in (
+        (ours, LEASES_OF_STREAM_MAX, "this stream"),
+        (len(live), LEASES_MAX, "the cluster"),
+    ):
+        if count >= most:
+            raise MetadataFullError(
+                f"{what} has {count} leases, as many as it may: wait until readers have ended, or "
+                "end leases that nobody needs (`headwater lease list`, `lease drop`)",
+                leases=count,
+                limit=most,
+            )
 
 
 def checked_ttl_ms(ttl_ms: int) -> int:

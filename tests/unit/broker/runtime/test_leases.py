@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import random
+import time
+from dataclasses import replace
+
 import pytest
 
 from broker.core.metadata.state import LeaseState, MetadataState
-from broker.errors import InvalidRequestError
+from broker.errors import InvalidRequestError, MetadataFullError
 from broker.model.ids import LeaseId, PartitionId, PartitionNumber, StreamUuid
 from broker.model.offsets import OFFSET_MAX, Offset
 from broker.runtime.api.leases import (
     LEASE_TTL_MS_MAX,
     LEASE_TTL_MS_MIN,
+    LEASES_MAX,
+    LEASES_OF_STREAM_MAX,
+    LeaseFloors,
     checked_ttl_ms,
-    lease_floor,
     leases_on,
+    require_room_for_lease,
 )
 
 OURS, OTHER = (StreamUuid(f"00000000-0000-0000-0000-{number:012}") for number in (1, 2))
@@ -52,7 +59,98 @@ def test_the_floor_is_the_lowest_that_is_held(
     stream: StreamUuid, partition: int, now_us: int, floor: int
 ) -> None:
     """Only leases of this stream and partition that have not ended count."""
-    assert lease_floor(STATE, PartitionId(stream, PartitionNumber(partition)), now_us) == floor
+    floors = LeaseFloors()
+    for _ in range(2):  # the second answer is a kept one
+        at = PartitionId(stream, PartitionNumber(partition))
+        assert floors.floor(STATE, at, now_us) == floor
+
+
+def test_kept_floors_are_those_of_every_lease() -> None:
+    """Whatever is taken, renewed, dropped and ended, answers equal a look at each lease."""
+    dice = random.Random(3)
+    floors, leases, now_us = LeaseFloors(), dict[LeaseId, LeaseState](), 1_000
+    for step in range(2_000):
+        now_us += dice.randrange(-2, 6)
+        match dice.randrange(4):
+            case 0:
+                wide = dice.randrange(1, 4)
+                leases = {
+                    **leases,
+                    LeaseId(str(step)): LeaseState(
+                        stream_uuid=dice.choice((OURS, OTHER)),
+                        owner="me",
+                        expires_us=now_us + dice.randrange(60),
+                        floors=tuple(Offset(dice.randrange(9)) for _ in range(wide)),
+                    ),
+                }
+            case 1 if leases:
+                renewed = dice.choice(list(leases))
+                longer = replace(leases[renewed], expires_us=now_us + dice.randrange(60))
+                leases = {**leases, renewed: longer}
+            case 2 if leases:
+                dropped = dice.choice(list(leases))
+                leases = {key: one for key, one in leases.items() if key != dropped}
+        state = MetadataState(leases=leases)
+        for stream in (OURS, OTHER):
+            for partition in range(4):
+                live = (
+                    one.floor(partition)
+                    for one in leases.values()
+                    if one.stream_uuid == stream and one.expires_us > now_us
+                )
+                at = PartitionId(stream, PartitionNumber(partition))
+                assert floors.floor(state, at, now_us) == min(live, default=OFFSET_MAX)
+
+
+def test_answers_do_not_look_at_each_lease() -> None:
+    """Two thousand leases on a wide stream: a round over its thousand partitions takes no second.
+
+    A look at each lease would be two million looks a round, four rounds a second.
+    """
+    leases = {
+        LeaseId(str(number)): LeaseState(
+            stream_uuid=OURS,
+            owner="me",
+            expires_us=10**9 + number,
+            floors=tuple(Offset(number + at) for at in range(1024)),
+        )
+        for number in range(2_000)
+    }
+    state, floors = MetadataState(leases=leases), LeaseFloors()
+    began_s = time.process_time()
+    for _ in range(4):
+        for number in range(1024):
+            at = PartitionId(OURS, PartitionNumber(number))
+            assert floors.floor(state, at, NOW_US) == number
+    assert time.process_time() - began_s < 1.0
+
+
+@pytest.mark.parametrize(
+    ("ours", "others", "refused"),
+    [
+        (LEASES_OF_STREAM_MAX - 1, 5, False),
+        (LEASES_OF_STREAM_MAX, 0, True),
+        (0, LEASES_MAX - 1, False),
+        (0, LEASES_MAX, True),
+    ],
+)
+def test_the_number_of_leases_is_bounded(ours: int, others: int, refused: bool) -> None:
+    """Of one stream and of all; leases that have ended do not count."""
+    leases = {
+        LeaseId(f"{name}-{number}"): _lease(stream, expires_us, 0)
+        for name, stream, count, expires_us in (
+            ("ended", OURS, LEASES_OF_STREAM_MAX, NOW_US),
+            ("ours", OURS, ours, NOW_US + 1),
+            ("other", OTHER, others, NOW_US + 1),
+        )
+        for number in range(count)
+    }
+    state = MetadataState(leases=leases)
+    if not refused:
+        require_room_for_lease(state, OURS, NOW_US)
+        return
+    with pytest.raises(MetadataFullError, match="lease drop"):
+        require_room_for_lease(state, OURS, NOW_US)
 
 
 def test_leases_that_have_not_ended_are_listed_oldest_first() -> None:
