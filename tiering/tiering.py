@@ -234,9 +234,11 @@ class Tiering:
         require_sound(snapshot, table.store, partition, wanted)
         return table, snapshot, wanted
 
-    def flush(self, stream: Stream, *, timeout_ms: int) -> list[TierStatus]:
+    def flush(
+        self, stream: Stream, *, timeout_ms: int, is_wanted: Callable[[], bool] = lambda: True
+    ) -> list[TierStatus]:
         """Ship every committed record and wait until it is in the table; see the port."""
-        self._uploader.flush(stream, timeout_ms=timeout_ms)
+        self._uploader.flush(stream, timeout_ms=timeout_ms, is_wanted=is_wanted)
         return self.status(stream)
 
     def status(self, stream: Stream) -> list[TierStatus]:

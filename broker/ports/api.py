@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -251,7 +251,9 @@ class ColdTierApi(Protocol):
     def table_start(self, name: str, partition: int) -> Offset | None:
         """Return the first offset of a partition in the table; None if the table has no record."""
 
-    def flush(self, name: str, *, timeout_ms: int) -> list[TierStatus]:
+    def flush(
+        self, name: str, *, timeout_ms: int, is_wanted: Callable[[], bool] = lambda: True
+    ) -> list[TierStatus]:
         """Ship every committed record into the table now."""
 
 

@@ -203,8 +203,13 @@ class RemoteLog(Protocol):
         Objects whose statistics end before the time are not read. Raises as :meth:`read`.
         """
 
-    def flush(self, stream: Stream, *, timeout_ms: int) -> list[TierStatus]:
-        """Ship every committed record now; return when all are in the table."""
+    def flush(
+        self, stream: Stream, *, timeout_ms: int, is_wanted: Callable[[], bool] = lambda: True
+    ) -> list[TierStatus]:
+        """Ship every committed record now; return when all are in the table.
+
+        Ends with RemoteTierUnavailableError once ``is_wanted`` says that nobody waits any more.
+        """
 
     def status(self, stream: Stream) -> list[TierStatus]:
         """Return how far each partition is shipped."""

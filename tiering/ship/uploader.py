@@ -135,13 +135,15 @@ class Uploader:
         if self._driven is not None:
             self._driven.wake()
 
-    def flush(self, stream: Stream, *, timeout_ms: int) -> None:
+    def flush(
+        self, stream: Stream, *, timeout_ms: int, is_wanted: Callable[[], bool] = lambda: True
+    ) -> None:
         """Seal and ship all records committed now; return when their cold ends are recorded.
 
         Raises:
             CorruptDataError, HistoryClaimedError: a partition cannot be shipped; repeating will
                 not help.
-            RemoteTierUnavailableError: ``timeout_ms`` is over.
+            RemoteTierUnavailableError: ``timeout_ms`` is over, or nobody waits for the answer.
             UnknownStreamError: the stream or a partition is not tiered here.
         """
         deadline_ms = self._clock.monotonic_ms() + timeout_ms
@@ -166,7 +168,7 @@ class Uploader:
                 for partition in waiting:
                     self._raise_if_hopeless(partition, begun[partition])
                 left_ms = deadline_ms - self._clock.monotonic_ms()
-                if left_ms <= 0 or self._stopping:
+                if left_ms <= 0 or self._stopping or not is_wanted():
                     raise self._flush_timed_out(stream, waiting)
                 self._changed.wait(min(left_ms, _FLUSH_POLL_MS) / 1000)
 

@@ -22,6 +22,7 @@ from broker.ports.tiering import TierStatus
 
 _READINGS_MAX: Final = 10_000  # a reading takes microseconds; a commit as long as a disk write
 _READING_MS_MAX: Final = 10_000
+_POSITIONS_READ_MAX: Final = 100_000  # by all readings of a call: about a second of CPU time
 
 
 class StreamActions:
@@ -172,7 +173,7 @@ class StreamActions:
 
     def high_watermarks(self, names: list[str]) -> list[dict[str, Any]]:
         """Return the high watermarks of several streams at one moment."""
-        streams = [self._api.streams.get(name) for name in names]
+        streams = [self._api.streams.get(name) for name in dict.fromkeys(names)]
 
         def look() -> list[list[CutPosition]]:
             return [
@@ -183,25 +184,27 @@ class StreamActions:
                 for stream in streams
             ]
 
-        return [
-            {
+        told = {
+            stream.name: {
                 "name": stream.name,
                 "stream_uuid": stream.uuid,
                 "high_watermarks": [int(one.hot_end) for one in found],
                 "lineage_ids": [one.lineage_id for one in found],
             }
             for stream, found in zip(streams, _at_one_moment(look, self._clock), strict=True)
-        ]
+        }
+        return [told[name] for name in names]
 
     def tier_status(self, name: str) -> list[dict[str, Any]]:
         """Return how far each partition is in the table."""
         return [_status_dict(status) for status in self._api.cold.status(name)]
 
-    def tier_flush(self, name: str, timeout_ms: int) -> list[dict[str, Any]]:
-        """Ship all committed records, and return the status."""
-        return [
-            _status_dict(status) for status in self._api.cold.flush(name, timeout_ms=timeout_ms)
-        ]
+    def tier_flush(
+        self, name: str, timeout_ms: int, *, is_wanted: Callable[[], bool] = lambda: True
+    ) -> list[dict[str, Any]]:
+        """Ship all committed records, and return the status; end early if nobody waits for it."""
+        done = self._api.cold.flush(name, timeout_ms=timeout_ms, is_wanted=is_wanted)
+        return [_status_dict(status) for status in done]
 
 
 def _at_one_moment(
@@ -217,12 +220,14 @@ def _at_one_moment(
     """
     before: list[list[CutPosition]] = []
     deadline_ms = clock.monotonic_ms() + _READING_MS_MAX
+    positions = 0
     for _ in range(_READINGS_MAX):
         found = look()
+        positions += sum(map(len, found))
         if found == before or sum(map(len, found)) <= 1:  # a single number needs one reading
             return found
         before = found
-        if clock.monotonic_ms() > deadline_ms:
+        if clock.monotonic_ms() > deadline_ms or positions > _POSITIONS_READ_MAX:
             break
     raise OverloadedError(
         "records were committed between any two readings of the high watermarks: try again later"

@@ -25,7 +25,10 @@ class FlightServiceConfig:
     tls_key: bytes | None = None
     tls_client_ca: bytes | None = None
     connections_max: int = 10_000  # beyond it the connections that are idle longest are broken
-    streams_max: int = 512  # do_put and do_get calls at the same time; each takes one thread
+    streams_max: int = 512  # of do_put, of reads with an end, and of followers; a thread each
+    followers_of_connection_max: int = 256
+    waits_max: int = 16  # actions that wait for the lake, at the same time; a thread each
+    reads_bytes_max: int = 64 * MIB  # the k-th open read gets batches of this size divided by k
     put_batch_bytes_max: int = 64 * MIB  # Arrow bytes of one batch; a body may be a little larger
     put_inflight_bytes_max: int = 64 * MIB  # of one do_put: received and not yet acknowledged
     put_inflight_batches_max: int = 1024
@@ -51,6 +54,9 @@ class FlightServiceConfig:
         limits = (
             self.connections_max,
             self.streams_max,
+            self.followers_of_connection_max,
+            self.waits_max,
+            self.reads_bytes_max,
             self.put_inflight_batches_max,
             self.commit_timeout_ms,
             self.idle_check_ms,

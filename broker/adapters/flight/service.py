@@ -12,7 +12,8 @@ import functools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from dataclasses import replace
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 import pyarrow as pa
 import structlog
@@ -24,6 +25,7 @@ from broker.adapters.flight.errors import to_flight, with_address
 from broker.adapters.flight.group_actions import GroupActions
 from broker.adapters.flight.listing import Listing, to_json
 from broker.adapters.flight.operations import operate
+from broker.adapters.flight.places import Places
 from broker.adapters.flight.served_put import put_path
 from broker.adapters.flight.sockets import ConnectionBound, sever_connections
 from broker.adapters.flight.writes import PutStream
@@ -42,7 +44,6 @@ from broker.errors import (
     HeadwaterError,
     InvalidConfigError,
     InvalidRequestError,
-    OverloadedError,
     ShuttingDownError,
 )
 from broker.ports.api import BrokerApi
@@ -50,6 +51,7 @@ from broker.ports.operators import OperatorApi
 from broker.ports.system import Clock
 
 _log = structlog.get_logger(__name__)
+_READ_BYTES_MIN: Final = 64 * 1024  # of one batch of a reader, however many there are
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -156,7 +158,14 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
         self._actions = StreamActions(api, clock, self._listing, nats_url=config.nats_url)
         self._group_actions = GroupActions(api.members)
         self._closing = False
-        self._places = threading.BoundedSemaphore(config.streams_max)
+        self._writers = Places("do_put calls", config.streams_max)
+        self._readers = Places("reads", config.streams_max)
+        self._followers = Places(
+            "reads that follow",
+            config.streams_max,
+            of_connection_max=config.followers_of_connection_max,
+        )
+        self._waits = Places("calls that wait for the lake", config.waits_max)
         self._puts: set[PutStream] = set()
         self._puts_lock = threading.Lock()
 
@@ -204,19 +213,6 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
             stopper.join(timeout_ms / 2000)
         return not stopper.is_alive()
 
-    @contextmanager
-    def _place(self) -> Iterator[None]:
-        """Take one of the ``streams_max`` places for long calls, or raise OverloadedError."""
-        if not self._places.acquire(blocking=False):
-            raise OverloadedError(
-                f"{self._config.streams_max} Flight calls are open (streams_max): try again later",
-                limit=self._config.streams_max,
-            )
-        try:
-            yield
-        finally:
-            self._places.release()
-
     # ------------------------------------------------------------------ data
 
     @_border
@@ -228,7 +224,7 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
         handle = self._api.partitions.handle(path.stream, partition)
         if handle.leads:
             self._api.pauses.wake(path.stream, partition)
-        with self._place():
+        with self._writers.take():
             put = PutStream(
                 handle,
                 reader.schema,
@@ -265,7 +261,11 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
             return bool(context.is_cancelled())
 
         idle_check_ms = self._config.idle_check_ms
-        with self.errors("do_get"), self._place():
+        places = self._followers if wanted.end is None else self._readers
+        with self.errors("do_get"), places.take(context.peer()) as count:
+            # Who does not take its batches holds one: so the more are open, the smaller they are.
+            share = max(_READ_BYTES_MIN, self._config.reads_bytes_max // count)
+            wanted = replace(wanted, bytes_max=min(wanted.bytes_max, share))
             for rows, mark in read_rows(
                 self._api, wanted, idle_check_ms=idle_check_ms, check_stop=check_stop
             ):
@@ -306,13 +306,18 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
         return [(name, spec.help) for name, spec in ACTIONS.items()]
 
     @_border
-    def do_action(self, _context: Any, action: Any) -> Any:
+    def do_action(self, context: Any, action: Any) -> Any:
         """Run one action and return its results."""
         values = decode_body(action.type, action.body.to_pybytes())
         if action.type in OPERATIONS:
             results = operate(self._operations, action.type, values)
         elif action.type in GROUP_ACTIONS:
             results = getattr(self._group_actions, action.type)(**values)
+        elif action.type == "tier_flush":
+            with self._waits.take():
+                results = self._actions.tier_flush(
+                    **values, is_wanted=lambda: not (self._closing or context.is_cancelled())
+                )
         else:
             results = getattr(self._actions, action.type)(**values)
         return iter([to_json(result) for result in results])

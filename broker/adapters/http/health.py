@@ -2,14 +2,17 @@
 
 ``/healthz`` says that the process answers. ``/readyz`` says whether to send it work: 503 with the
 reason while it recovers, closes, or a log has failed. A ready broker's answer names each service
-that it cannot reach now. Standard library only. Connections, request sizes and times are bounded.
+that it cannot reach now. Standard library only. Connections, request sizes and times are bounded;
+a client that is slow to ask gives way to a new one, so that strangers cannot keep a probe out.
 Only GET and HEAD are answered, and no request is logged.
 """
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final
@@ -18,6 +21,7 @@ from broker.errors import InvalidConfigError
 
 _CONNECTIONS_MAX: Final = 32
 _REQUEST_TIMEOUT_S: Final = 5.0
+_UNDISTURBED_S: Final = 0.25  # after this time a connection gives way when there are too many
 _TEXT: Final = "text/plain; charset=utf-8"
 
 Readiness = Callable[[], str | None]  # None: ready; else the reason why not
@@ -74,7 +78,7 @@ class HealthServer:
 
 
 class _BoundedServer(ThreadingHTTPServer):
-    """Refuses connections beyond a limit instead of starting threads without end."""
+    """Bounds the connections, a thread each: the oldest gives way, unless it has just begun."""
 
     daemon_threads = True
     block_on_close = False
@@ -83,24 +87,56 @@ class _BoundedServer(ThreadingHTTPServer):
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         if ":" in address[0]:
             self.address_family = socket.AF_INET6
-        self._slots = threading.BoundedSemaphore(_CONNECTIONS_MAX)
+        self._lock = threading.Lock()
+        self._open: dict[socket.socket, float] = {}  # when each began, the oldest first
         super().__init__(address, handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._slots.acquire(blocking=False):
+        if not self._make_room():
             self.shutdown_request(request)
             return
+        with self._lock:
+            self._open[request] = time.monotonic()
         try:
             super().process_request(request, client_address)
-        except BaseException:  # no thread was started that would give the slot back
-            self._slots.release()
+        except BaseException:  # no thread was started that would end it
+            self._forget(request)
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._slots.release()
+            self._forget(request)
+
+    def _forget(self, request: socket.socket) -> None:
+        with self._lock:
+            self._open.pop(request, None)
+
+    def _make_room(self) -> bool:
+        """Break the oldest connection if there are too many; tell whether there is room now."""
+        now_s = time.monotonic()
+        with self._lock:
+            self._end_late(now_s)
+            if len(self._open) < _CONNECTIONS_MAX:
+                return True
+            oldest, began_s = next(iter(self._open.items()))
+            if now_s - began_s < _UNDISTURBED_S:
+                return False
+            self._break(oldest)
+            return True
+
+    def _end_late(self, now_s: float) -> None:
+        """Break connections that had their time, however slowly bytes still come."""
+        for request, began_s in list(self._open.items()):
+            if now_s - began_s < _REQUEST_TIMEOUT_S:
+                return
+            self._break(request)
+
+    def _break(self, request: socket.socket) -> None:
+        del self._open[request]
+        with contextlib.suppress(OSError):  # it has ended by itself
+            request.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Forget a client that went away; the base class would print a traceback."""

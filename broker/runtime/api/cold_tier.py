@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 
@@ -121,12 +121,14 @@ class ColdTier:
         if found is not None:
             self._ends.record(PartitionId(stream.uuid, PartitionNumber(partition)), found.end)
 
-    def flush(self, name: str, *, timeout_ms: int) -> list[TierStatus]:
+    def flush(
+        self, name: str, *, timeout_ms: int, is_wanted: Callable[[], bool] = lambda: True
+    ) -> list[TierStatus]:
         """See ``ColdTierApi.flush``."""
         stream = self._streams.get(name)
         if not stream.config.tiering:
             raise InvalidRequestError(f"tiering is off for stream {name!r}", stream=name)
-        return self._lake().flush(stream, timeout_ms=timeout_ms)
+        return self._lake().flush(stream, timeout_ms=timeout_ms, is_wanted=is_wanted)
 
     def _lake(self) -> RemoteLog:
         if self._remote is None:

@@ -370,12 +370,11 @@ def test_cancelling_an_idle_follower_frees_its_place(
 ) -> None:
     """The broker notices within its idle check; nothing is left behind."""
     assert service._server is not None
-    places = service._server._places
-    free = places._value
+    places = service._server._followers
     tail = client.fetch("s", start="latest", follow=True)
-    wait_until(lambda: places._value == free - 1)
+    wait_until(lambda: places.taken_count == 1)
     tail.cancel()
-    wait_until(lambda: places._value == free)
+    wait_until(lambda: places.taken_count == 0)
 
 
 def test_a_follower_of_a_deleted_stream_is_told(client: Client) -> None:
@@ -387,14 +386,21 @@ def test_a_follower_of_a_deleted_stream_is_told(client: Client) -> None:
 
 
 def test_too_many_streams_are_refused(broker: MemoryBroker) -> None:
-    """Each long call holds a thread, so their number is bounded."""
+    """Each long call holds a thread, so their number is bounded, for each kind by itself."""
     service = FlightService(broker, broker.clock, FlightServiceConfig(port=0, streams_max=1))
     service.start()
+    assert service._server is not None
+    followers = service._server._followers
     with Client(f"127.0.0.1:{service.port}") as client:
         client.create_stream("s")
-        client.producer("s", retry_ms_max=0).send([b"x"]).result(WAIT_S)
+        tail = client.fetch("s", start="latest", follow=True)
+        wait_until(lambda: followers.taken_count == 1)
         with pytest.raises(OverloadedError):
-            list(client.fetch("s"))
+            next(client.fetch("s", start="latest", follow=True))
+        with client.producer("s", retry_ms_max=0) as producer:
+            producer.send([b"x"]).result(WAIT_S)
+        assert values(list(client.fetch("s"))) == [b"x"]
+        tail.cancel()
     assert service.close()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self
 
@@ -441,7 +441,9 @@ class MemoryBroker:
         lineage_id = first_lineage_id(self.get(name).uuid, partition)
         return CutPosition(lineage_id, found.high_watermark)
 
-    def flush(self, name: str, *, timeout_ms: int) -> list[TierStatus]:
+    def flush(
+        self, name: str, *, timeout_ms: int, is_wanted: Callable[[], bool] = lambda: True
+    ) -> list[TierStatus]:
         """Make everything that is committed cold."""
         self.get(name)
         for partition in self._partitions[name]:

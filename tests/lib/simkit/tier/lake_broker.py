@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -74,7 +74,9 @@ class LakeBroker(MemoryBroker):
         if name in {stream.name for stream in self.all()}:
             self._free(name)
 
-    def flush(self, name: str, *, timeout_ms: int) -> list[TierStatus]:
+    def flush(
+        self, name: str, *, timeout_ms: int, is_wanted: Callable[[], bool] = lambda: True
+    ) -> list[TierStatus]:
         """Move everything that is committed into the table."""
         for number in range(self.get(name).config.partitions):
             end = self.handle(name, number).high_watermark

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import http.client
 import socket
+import time
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 
 import pytest
 
@@ -110,6 +112,24 @@ def test_garbage_does_not_stop_it(server: HealthServer) -> None:
         with socket.create_connection(("127.0.0.1", server.port), timeout=5) as client:
             client.sendall(data)
     assert _ask(server, "/healthz")[0] == 200
+
+
+def test_slow_clients_do_not_keep_a_probe_out(server: HealthServer) -> None:
+    """Strangers hold every connection and send a byte now and then: the oldest gives way."""
+    with ExitStack() as stack:
+        held = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=5))
+            for _ in range(40)
+        ]
+        answers = []
+        deadline_s = time.monotonic() + 5
+        while 200 not in answers and time.monotonic() < deadline_s:
+            for one in held:
+                with suppress(OSError):
+                    one.send(b"G")
+            with suppress(OSError, http.client.HTTPException):
+                answers.append(_ask(server, "/healthz")[0])
+        assert 200 in answers
 
 
 def test_a_failing_source_costs_one_scrape(server: HealthServer, broker: Broker) -> None:

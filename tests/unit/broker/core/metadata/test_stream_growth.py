@@ -50,7 +50,7 @@ from broker.model.lineage import first_lineage_id
 from broker.model.offsets import Offset
 from broker.model.partitioner import partition_of_key
 from broker.model.stream import PARTITIONS_MAX, Stream, StreamConfig
-from broker.runtime.api.leases import lease_floor
+from broker.runtime.api.leases import LeaseFloors
 from simkit.brokers.metadata_rig import UUID, A, B, C, D, MetadataRig
 
 OTHER = StreamUuid("00000000-0000-0000-0000-000000000002")
@@ -308,7 +308,7 @@ def test_a_lease_from_before_holds_all_of_a_new_partition() -> None:
     assert cluster.state.leases[LEASE].floors == (0,)
     assert cluster.state.weight == weigh(cluster.state)
     for now_us, floor in ((10, 0), (1_000, 2**63 - 1)):
-        held = lease_floor(cluster.state, PartitionId(UUID, PartitionNumber(1)), now_us)
+        held = LeaseFloors().floor(cluster.state, PartitionId(UUID, PartitionNumber(1)), now_us)
         assert held == min(floor, held)
         assert (held == 0) is (now_us < 1_000)
 
