@@ -10,6 +10,7 @@ from pathlib import Path
 from broker import config
 from broker.errors import InvalidConfigError
 from broker.process.allocator import share_with_arrow
+from broker.process.exit_codes import EXIT_CONFIG
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -21,17 +22,17 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--config", type=Path, help="TOML file; without it, defaults")
     parsed = parser.parse_args(arguments)
-    share_with_arrow()
-    from broker.process import daemon  # noqa: PLC0415 - imports Arrow
-    from broker.process.arrow_without_pandas import keep_pandas_out  # noqa: PLC0415 - the same
-
-    keep_pandas_out()
     path = parsed.config or (Path(found) if (found := os.environ.get("HEADWATER_CONFIG")) else None)
     try:
         loaded = config.load(path, os.environ)
     except InvalidConfigError as error:
         sys.stderr.write(f"headwater-broker: {error.message}\n")
-        return daemon.EXIT_CONFIG
+        return EXIT_CONFIG
+    share_with_arrow(config.arrow_bytes_max(loaded))
+    from broker.process import daemon  # noqa: PLC0415 - imports Arrow
+    from broker.process.arrow_without_pandas import keep_pandas_out  # noqa: PLC0415 - the same
+
+    keep_pandas_out()
     return daemon.run(loaded)
 
 

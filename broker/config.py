@@ -8,6 +8,7 @@ files, never from the command line. S3 credentials follow the AWS conventions (d
 from __future__ import annotations
 
 import dataclasses
+import ipaddress
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from broker.model.ids import is_stream_name
 from broker.model.raft import RaftName
 from broker.model.secret import Secret
 
+_ARROW_BYTES_BEYOND: Final = 1024**3
 _PREFIX: Final = "HEADWATER_"
 # Environment names of other parts of Headwater, so that a misspelt broker key is still refused.
 _FOREIGN_PREFIXES: Final = ("HEADWATER_S3_", "HEADWATER_SIM_", "HEADWATER_TEST_")
@@ -41,6 +43,7 @@ class NodeConfig:
     data_dir: str = "headwater-data/broker"
     commit_threads: int = 4  # partitions that may sync at the same time
     message_ids_bytes_max: int = 64 * 1024 * 1024  # of memory, for the ids of all partitions
+    arrow_bytes_max: int = 0  # of memory; 0: 1 GiB if Flight is beyond the loopback, else no bound
 
     def __post_init__(self) -> None:
         for name in ("id", "cluster", "namespace"):
@@ -52,6 +55,8 @@ class NodeConfig:
             raise InvalidConfigError("node.commit_threads must be 1 to 64")
         if not 1024 * 1024 <= self.message_ids_bytes_max <= 64 * 1024**3:
             raise InvalidConfigError("node.message_ids_bytes_max must be 1 MiB to 64 GiB")
+        if self.arrow_bytes_max and not 256 * 1024**2 <= self.arrow_bytes_max <= 1024**4:
+            raise InvalidConfigError("node.arrow_bytes_max must be 0, or 256 MiB to 1 TiB")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -333,6 +338,24 @@ class BrokerConfig:
             )
         if self.cluster.replica_transport == "nats" and not self.nats.url:
             raise InvalidConfigError("cluster.replica_transport nats needs nats.url")
+
+
+def arrow_bytes_max(config: BrokerConfig) -> int:
+    """Return the bound of Arrow's memory in bytes; 0: none.
+
+    On the loopback everybody is a user of this machine, and the unbounded allocator is quicker.
+    """
+    if config.node.arrow_bytes_max:
+        return config.node.arrow_bytes_max
+    return 0 if is_loopback(config.flight.host) else _ARROW_BYTES_BEYOND
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether only processes of this machine reach an address."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def load(path: Path | None, environ: Mapping[str, str]) -> BrokerConfig:

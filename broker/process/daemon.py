@@ -42,6 +42,7 @@ from broker.ports.partition import PartitionWriter
 from broker.process.allocator import keep_freed_memory
 from broker.process.descriptors import SPARES, DescriptorBudget, limit_here
 from broker.process.encryption import stream_keys
+from broker.process.exit_codes import EXIT_CONFIG, EXIT_CRASH, EXIT_OK
 from broker.process.flight import flight_service_config
 from broker.process.liftbridge import start_liftbridge
 from broker.process.logging import configure_logging
@@ -71,9 +72,6 @@ from tiering.tiering import Tiering
 
 _log = structlog.get_logger(__name__)
 
-EXIT_OK: Final = 0
-EXIT_CONFIG: Final = 64  # the configuration or the environment is wrong
-EXIT_CRASH: Final = 70  # a bug, or a disk that cannot be trusted any more
 _SWITCH_INTERVAL_S: Final = 0.0005  # a commit must not wait 5 ms for a busy parser's GIL
 
 

@@ -224,7 +224,7 @@ def broker(
         raise typer.Exit(look(loaded, java=java))
     from broker.process.allocator import share_with_arrow
 
-    share_with_arrow()
+    share_with_arrow(broker_config.arrow_bytes_max(loaded))
     from broker.process import daemon
     from broker.process.arrow_without_pandas import keep_pandas_out
 

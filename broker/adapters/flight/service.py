@@ -44,6 +44,7 @@ from broker.errors import (
     HeadwaterError,
     InvalidConfigError,
     InvalidRequestError,
+    OverloadedError,
     ShuttingDownError,
 )
 from broker.ports.api import BrokerApi
@@ -185,6 +186,9 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
             raise to_flight(self._explained(error)) from error
         except flight.FlightError:
             raise
+        except MemoryError as cause:  # also Arrow's, whose memory may be bounded
+            refused = OverloadedError(f"the broker has no memory for this {call} now: {cause}")
+            raise to_flight(refused) from cause
         except Exception as bug:
             _log.exception("flight_call_crashed", call=call)
             raise flight.FlightInternalError(

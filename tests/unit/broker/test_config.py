@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from broker.config import BrokerConfig, ClusterConfig, NatsConfig, load
+from broker.config import (
+    BrokerConfig,
+    ClusterConfig,
+    FlightConfig,
+    NatsConfig,
+    NodeConfig,
+    arrow_bytes_max,
+    load,
+)
 from broker.errors import InvalidConfigError
 from broker.model.secret import Secret
 
@@ -152,3 +160,26 @@ def test_a_password_of_another_type_is_refused_unseen(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfigError, match=r"nats\.password must be") as refused:
         load(path, {})
     assert "73317331" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("host", "given", "bound"),
+    [
+        ("127.0.0.1", 0, 0),
+        ("::1", 0, 0),
+        ("localhost", 0, 0),
+        ("0.0.0.0", 0, 1024**3),
+        ("broker.example", 0, 1024**3),
+        ("127.0.0.1", 1024**3 // 2, 1024**3 // 2),
+    ],
+)
+def test_arrows_memory_is_bounded_beyond_the_loopback(host: str, given: int, bound: int) -> None:
+    """Where strangers can send compressed batches; or where somebody asks for it."""
+    node, flight = NodeConfig(arrow_bytes_max=given), FlightConfig(host=host)
+    assert arrow_bytes_max(BrokerConfig(node=node, flight=flight)) == bound
+
+
+def test_a_bound_of_arrow_that_nothing_fits_into_is_refused() -> None:
+    """A batch and its copies need room."""
+    with pytest.raises(InvalidConfigError, match="arrow_bytes_max"):
+        NodeConfig(arrow_bytes_max=1024**2)
