@@ -7,7 +7,8 @@ line, run the s3a smoke test.
 
 :func:`fetch` resolves the jars with Spark's own Ivy into a folder that is named after the set, and
 writes a receipt there: a file with the names and sizes of the jars. While these jars are present,
-no resolver runs, so no network is needed.
+no resolver runs, so no network is needed. Each session's start compares every jar with its pinned
+hash: code that runs in Spark with the bucket's credentials is not taken from a cache on trust.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Final
 
 from broker.errors import InvalidConfigError, JarsMissingError, UnavailableError
+from spark_jobs.jar_hashes import SHA256
 
 DELTA_VERSION: Final = "4.4.0"  # the wheel delta-spark has the same pin; 4.4.1 has no JVM artifact
 HADOOP_VERSION: Final = "3.5.0"  # must equal the hadoop-client inside PySpark 4.2.0
@@ -98,18 +100,41 @@ def fetch(folder: Path | None = None, *, conf: Mapping[str, str] | None = None) 
     Raises:
         JarsMissingError: the resolver failed; what it said is in the message.
         UnavailableError: it took too long, or brought no jars.
+        InvalidConfigError: a jar is not the pinned one.
     """
     home = (folder or default_folder()) / set_name()
     known = _from_receipt(home)
     if known is not None:
-        return known
+        return _checked(known)
     home.mkdir(parents=True, exist_ok=True)
     with _locked(home / "lock"):
         known = _from_receipt(home)
         if known is None:
             _resolve(home, conf or {})
             known = _write_receipt(home)
-    return known
+    return _checked(known)
+
+
+def _checked(jars: list[Path]) -> list[Path]:
+    """Return the jars; refuse one whose bytes are not those that are pinned.
+
+    Raises:
+        InvalidConfigError: it names the jar.
+    """
+    for jar in jars:
+        try:
+            with jar.open("rb") as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as cause:
+            raise InvalidConfigError(f"{jar} cannot be read: {cause.strerror}") from cause
+        if found != SHA256.get(jar.name):
+            known = "has other bytes than its release" if jar.name in SHA256 else "is not pinned"
+            raise InvalidConfigError(
+                f"{jar} {known}: it may have been exchanged. Remove {jar.parent.parent} and run "
+                "the command again; if the jars come from a mirror, look at the mirror",
+                path=str(jar),
+            )
+    return jars
 
 
 def _from_receipt(home: Path) -> list[Path] | None:

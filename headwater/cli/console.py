@@ -60,9 +60,19 @@ _activity = _Activity()
 
 
 def line(text: str) -> None:
-    """Write one line to stdout exactly as it is."""
+    """Write one line to stdout exactly as it is; on a terminal without control characters."""
     _activity.shown()
-    sys.stdout.write(text + "\n")
+    sys.stdout.write((harmless(text) if sys.stdout.isatty() else text) + "\n")
+
+
+def harmless(text: str) -> str:
+    """Return ``text`` with control characters as escapes: a terminal would obey them.
+
+    A record's value may come from anyone, and move the cursor, hide lines or answer for the user.
+    """
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() or one in "\n\t" else repr(one)[1:-1] for one in text)
 
 
 def flush() -> None:
@@ -93,8 +103,8 @@ def asking() -> None:
 
 
 def plain(text: str) -> str:
-    """Escape rich markup in ``text``; used for names and values from outside."""
-    return escape(text)
+    """Escape rich markup and control characters; used for names and values from outside."""
+    return escape(harmless(text))
 
 
 def panel(title: str, body: str) -> None:
@@ -237,4 +247,4 @@ def _text(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, int):
         return f"{value:,}"
-    return str(value)
+    return harmless(str(value))

@@ -337,7 +337,11 @@ def _print_records(batches: Iterator[pa.RecordBatch], form: str, count: int | No
         rows = batch if left is None else batch.slice(0, left)
         if form == "raw":
             for value in rendering.raw_values(rows):
-                sys.stdout.buffer.write(value + b"\n")
+                if sys.stdout.isatty():  # a pipe gets the bytes as they are
+                    console.line(rendering.printable(value))
+                else:
+                    sys.stdout.buffer.write(value + b"\n")
+            console.flush()
             sys.stdout.buffer.flush()
         else:
             lines = rendering.text_lines if form == "text" else rendering.json_lines

@@ -149,6 +149,13 @@ def _check_identity(snapshot: TableSnapshot, cut: Cut, store: ObjectStore) -> No
             expected=cut.stream_uuid,
             found=snapshot.stream_uuid,
         )
+    # A saved cut is a file that anybody may have changed: its label is what the certificate says.
+    named = snapshot.properties.get("headwater.stream", cut.stream)
+    if named != cut.stream or snapshot.cluster != cut.cluster:
+        raise InvalidCutError(
+            f"the table is that of stream {named!r} of cluster {snapshot.cluster!r}, but the cut "
+            f"names stream {cut.stream!r} of cluster {cut.cluster!r}"
+        )
     # A stream may have more partitions than its table knows, never fewer.
     if len(cut.partitions) < len(snapshot.ranges):
         raise InvalidCutError(

@@ -155,7 +155,7 @@ class LocalStore:
             folder = folder.parent
         for path in reversed(missing):
             with suppress(FileExistsError):
-                path.mkdir()
+                path.mkdir(mode=0o700)
             _sync_folder(path.parent)
 
 
@@ -164,7 +164,7 @@ def _stamp(status: os.stat_result) -> tuple[int, ...]:
 
 
 def _write_synced(path: Path, body: Any) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         view = memoryview(body).cast("B")
         while view:

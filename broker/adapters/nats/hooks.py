@@ -30,6 +30,7 @@ _RELEASE: Final = "2.16."
 _PING_INTERVAL_S: Final = 20
 _PINGS_OUTSTANDING_MAX: Final = 3
 _STALL_S: Final = 1.0  # if the sink takes longer, the server may call us a slow consumer
+_INFOS_MAX: Final = 32  # a second; a server sends one when its cluster changes
 _STALL_MEMORY_S: Final = 30.0
 _SCHEMES: Final = ("nats", "tls")
 _TRANSPORT_METHODS: Final = frozenset(
@@ -98,6 +99,7 @@ class BatchParser:
         self._errors = errors
         self._on_crash = on_crash
         self._stalled_until = -_STALL_MEMORY_S
+        self._infos, self._infos_since = 0, float("-inf")
         self._waiting_since: float | None = None
 
     def stalled_lately(self) -> bool:
@@ -136,6 +138,14 @@ class BatchParser:
             self._errors.last = parsed.error
             raise nats.errors.ProtocolError
 
+    def _is_flood(self) -> bool:
+        """Count one INFO; tell whether there are too many: each makes nats-py read its servers."""
+        now = asyncio.get_running_loop().time()
+        if now - self._infos_since > 1.0:
+            self._infos_since, self._infos = now, 0
+        self._infos += 1
+        return self._infos > _INFOS_MAX
+
     async def _hand_over(self, batches: list[MessageBatch]) -> None:
         room = self._received(batches)
         if room is None:
@@ -152,9 +162,12 @@ class BatchParser:
                 self._stalled_until = now
 
     async def _parse_other(self, item: bytes) -> None:
+        if item[:4].upper() == b"INFO" and self._is_flood():
+            self._errors.last = f"the server sent more than {_INFOS_MAX} INFO within a second"
+            raise nats.errors.ProtocolError
         try:
             await self._inner.parse(item)
-        except (ValueError, TypeError, KeyError, AttributeError) as cause:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as cause:
             self._errors.last = f"the server sent a malformed protocol item: {item[:64]!r}"
             raise nats.errors.ProtocolError from cause
         if self._inner.buf:  # the item is whole, but nats-py's parser waits for more

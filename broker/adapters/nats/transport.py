@@ -36,6 +36,7 @@ from broker.errors import InvalidStreamError, UnavailableError
 
 _BACKOFF_S: Final = 0.05
 _BACKOFF_S_MAX: Final = 2.0
+_STEADY_S: Final = 1.0  # a connection that lasted longer is followed by the next at once
 _FLUSH_TIMEOUT_S: Final = 10.0
 _CLOSE_TIMEOUT_S: Final = 5.0
 SEND_BACKLOG_BYTES_MAX: Final = 16 * 1024 * 1024  # unsent answers; more are dropped and counted
@@ -245,10 +246,15 @@ class NatsTransport:
                 await self._sleep(backoff_s)
                 backoff_s = min(backoff_s * 2, _BACKOFF_S_MAX)
                 continue
-            backoff_s = _BACKOFF_S
+            began_s = time.monotonic()
             self._established(session)
             await self._first_of(session.closed, self._closing)
             await self._end(session)
+            if time.monotonic() - began_s > _STEADY_S:
+                backoff_s = _BACKOFF_S
+            else:  # a server that lets us in and breaks at once must not keep us busy
+                await self._sleep(backoff_s)
+                backoff_s = min(backoff_s * 2, _BACKOFF_S_MAX)
 
     async def _connect(self) -> _Session | None:
         """Open one connection with all subscriptions; None if it failed."""
@@ -278,7 +284,7 @@ class NatsTransport:
         # After a malformed greeting nats-py raises any exception of its parsing.
         except (
             OSError, nats.errors.Error, TimeoutError, ValueError, TypeError, KeyError,
-            AttributeError,
+            AttributeError, RecursionError,
         ) as error:  # fmt: skip
             self.last_error = str(error) or type(error).__name__
         socket.abort()

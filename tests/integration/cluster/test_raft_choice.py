@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from broker.process.daemon import EXIT_CONFIG
+from broker.process.exit_codes import EXIT_CONFIG
 from clusterkit.running import Cluster
 from headwater.client.operations import Operations
 

@@ -459,7 +459,8 @@ def test_flight_infos_lead_a_foreign_client_to_the_rows(
     assert [table.num_rows for table in tables] == [3, 4]
     one = foreign.get_flight_info(flight.FlightDescriptor.for_path(b"t", b"1"))
     assert (one.total_records, len(one.endpoints)) == (4, 1)
-    assert foreign.get_schema(one.descriptor).schema == ROW_SCHEMA
+    for asked in (one.descriptor, flight.FlightDescriptor.for_command(b"anything")):
+        assert foreign.get_schema(asked).schema == ROW_SCHEMA
     assert {action.type for action in foreign.list_actions()} >= {"cut", "create_stream"}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 from pathlib import Path
@@ -74,6 +75,8 @@ def test_cached_jars_need_no_resolver(tmp_path: Path, monkeypatch: pytest.Monkey
 
     ran: list[Path] = []
     monkeypatch.setattr(jars, "_resolve", resolve)
+    pinned = hashlib.sha256(b"jar").hexdigest()
+    monkeypatch.setattr(jars, "SHA256", dict.fromkeys(names, pinned))
     assert [path.name for path in jars.fetch(tmp_path)] == names
     assert len(jars.fetch(tmp_path)) == 2
     assert ran == [home]

@@ -18,7 +18,7 @@ from broker.errors import (
     MetadataCorruptError,
     UnavailableError,
 )
-from broker.process.daemon import EXIT_CONFIG
+from broker.process.exit_codes import EXIT_CONFIG
 from broker.process.start_failure import say_failed
 from broker.runtime.cluster.identity import claim_directory
 

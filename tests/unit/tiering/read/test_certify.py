@@ -70,6 +70,13 @@ def test_a_cut_names_every_partition_of_its_stream(lab: TierLab) -> None:
         certify(lab, replace(cut, stream_uuid=other))
 
 
+@pytest.mark.parametrize("label", [{"stream": "another"}, {"cluster": "another"}])
+def test_a_cut_with_another_label_is_refused(lab: TierLab, label: dict[str, str]) -> None:
+    """Else the rows of one stream would be certified as another's."""
+    with pytest.raises(InvalidCutError, match="the table is that of stream"):
+        certify(lab, replace(cut_with(lab), **label))  # type: ignore[arg-type]
+
+
 def test_a_cut_may_name_partitions_that_the_table_does_not_know_yet(lab: TierLab) -> None:
     """They were added to the stream, and none of their records is in this version."""
     cut = cut_with(lab)

@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import urlparse
 
 import pytest
-from nats.aio.client import Client
+from nats.aio.client import Client, Srv
 from nats.errors import ProtocolError
 from nats.protocol.parser import Parser
 
@@ -154,12 +154,34 @@ def test_good_messages_before_a_protocol_error_are_delivered() -> None:
 
 
 @pytest.mark.parametrize(
-    "item", [b"INFO {not json}\r\n", b"INFO\r\n", b"PING " + b"x" * 5000 + b"\r\n"], ids=len
+    "item",
+    [
+        b"INFO {not json}\r\n",
+        b"INFO\r\n",
+        b"PING " + b"x" * 5000 + b"\r\n",
+        b"INFO " + b"[" * 60_000 + b"\r\n",
+        b'INFO {"a":' + b"[" * 50_000 + b"]" * 10_000 + b"}\r\n",
+    ],
+    ids=len,
 )
 def test_what_nats_py_cannot_read_is_a_protocol_error(item: bytes) -> None:
     """nats-py's reading task would otherwise end silently on the exception it did not expect."""
     with pytest.raises(ProtocolError):
         asyncio.run(make_parser(Sink(), []).parse(item))
+
+
+def test_a_flood_of_infos_ends_the_connection() -> None:
+    """Each makes nats-py read a list of servers; a server sends one when its cluster changes."""
+    parser = make_parser(Sink(), [])
+    parser._inner.nc._current_server = Srv(uri=urlparse("nats://a:1"))  # as after connecting
+
+    async def flood() -> None:
+        await parser.parse(b'INFO {"server_id":"a"}\r\n' * 20)
+        await parser.parse(b'INFO {"server_id":"a"}\r\n' * 1000)
+
+    with pytest.raises(ProtocolError):
+        asyncio.run(flood())
+    assert "INFO" in str(parser._errors.last)
 
 
 def test_a_bug_in_the_sink_is_handed_over() -> None:
