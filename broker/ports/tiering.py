@@ -56,6 +56,9 @@ class TierSource(Protocol):
         be freed, unless a lease holds them.
         """
 
+    def learn_expired(self, remote_start: Offset) -> None:
+        """Show no record below this remote start, which the metadata has. Does not block."""
+
     def admit(self, lineage_id: str) -> None:
         """Let this leadership take writes: its claim in the lake is settled, or timed out.
 

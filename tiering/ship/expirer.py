@@ -160,6 +160,7 @@ class PartitionExpirer:
         if standing is None:  # the stream was deleted meanwhile
             start = snapshot.range_of(self._number).start
             return expiry.Planned(start, start)
+        self._source.learn_expired(standing.remote_start)
         keep_from = self._keep_from(snapshot, standing)
         return expiry.Planned(standing.remote_start, keep_from)
 
@@ -172,6 +173,7 @@ class PartitionExpirer:
             self._observer("expiry_held", {**self._keys(), **facts})
             standing = self._starts.standing(partition)
             start = Offset(0) if standing is None else standing.remote_start
+        self._source.learn_expired(start)
         return expiry.Decided(start)
 
     def _remove(self, upto: Offset) -> expiry.Event:

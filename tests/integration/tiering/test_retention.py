@@ -71,6 +71,10 @@ def test_old_records_expire_in_every_tier_and_every_reader_is_told(stage: Stage)
     _run(url, "stream", "alter", "s", "--remote-retention-records", "50")
     start = _until_expired(url)
     assert 100 < start <= 150
+    [part] = client.describe("s").partitions
+    assert (part.start, part.remote_start) == (start, start), "without a restart"
+    assert part.log_start >= start
+    assert stored(client, "s") == SENT[start:]
     stage.broker.kill()
     stage.broker.start()
     stage.broker.wait_ready()

@@ -111,6 +111,7 @@ class MemoryTierSource:
         self.epoch = 1
         self.refused: HeadwaterError | None = None
         self.admitted: list[str] = []
+        self.learned = Offset(0)  # the remote start that the replica was told
         self.starts = MemoryRemoteStarts(self, stream.config)
         first = first_lineage_id(self._partition_id.stream_uuid, self._partition_id.number)
         self.lineage: Lineage = (
@@ -281,6 +282,10 @@ class MemoryTierSource:
     def wait_committed(self, above: Offset, timeout_ms: int) -> Offset:
         """Return at once."""
         return self.high_watermark
+
+    def learn_expired(self, remote_start: Offset) -> None:
+        """See ``TierSource.learn_expired``."""
+        self.learned = remote_start
 
     def admit(self, lineage_id: str) -> None:
         """Remember the admitted lineage."""

@@ -80,6 +80,7 @@ def test_the_oldest_files_leave_the_table_and_say_why(tmp_path: Path) -> None:
     snapshot = run(lab)
     require_exact(lab, 40, 80)
     assert lab.source.starts.decided == [(40, False)]
+    assert lab.source.learned == 40, "its own replica shows no record below, at once"
     [entry] = Expiries(lab.table.store).entries(0, Offset(40))
     assert (entry.range, len(entry.paths)) == (OffsetRange(Offset(0), Offset(40)), 2)
     assert (entry.reason, entry.version) == ("retention", snapshot.version)
