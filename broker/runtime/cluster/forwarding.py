@@ -60,12 +60,14 @@ class ForwardedWrites:
 
     def __init__(
         self,
+        me: BrokerId,
         transport: WriteTransport,
         replica: Callable[[PartitionId], PartitionDriver | None],
         state: Callable[[], MetadataState],
         clock: Clock,
     ) -> None:
-        """``replica`` finds a local replica; ``state`` returns the newest local metadata."""
+        """``replica`` finds a local replica of broker ``me``; ``state`` returns its metadata."""
+        self._me = me
         self._transport = transport
         self._replica = replica
         self._state = state
@@ -125,7 +127,8 @@ class ForwardedWrites:
         ``name`` is the partition's name for error messages.
 
         Raises:
-            NotLeaderError: the partition has no leader now, or its leader runs an older build.
+            NotLeaderError: the partition has no leader now, or this broker begins to lead it, or
+                its leader runs an older build.
             OverloadedError: the queue to the leader is full; nothing was sent.
         """
         state = self._state()
@@ -133,6 +136,10 @@ class ForwardedWrites:
         if row is None or row.leader is None:
             raise NotLeaderError(
                 f"{name} has no leader now: publish again later", partition=str(partition_id)
+            )
+        if row.leader == self._me:  # the metadata knows; the replica will take writes soon
+            raise NotLeaderError(
+                f"this broker begins to lead {name}: publish again", partition=str(partition_id)
             )
         broker = state.brokers.get(row.leader)
         if broker is None or broker.features_max < FEATURE_LEVEL_LIFTBRIDGE:

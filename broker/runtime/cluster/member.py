@@ -127,7 +127,7 @@ class ClusterMember:
         self._writes = (
             None
             if writes is None
-            else ForwardedWrites(writes, self._replica, lambda: metadata.state, clock)
+            else ForwardedWrites(setting.me, writes, self._replica, lambda: metadata.state, clock)
         )
         drive = drive or on_threads(clock, on_crash)
         self._beats = MemberBeats(

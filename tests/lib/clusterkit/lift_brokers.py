@@ -13,7 +13,7 @@ import pytest
 from clusterkit import forked_brokers
 from clusterkit.running import Cluster
 from headwater.local import embedded
-from headwater.local.embedded import LOOPBACK, free_port
+from headwater.local.embedded import LOOPBACK, free_port, start_nats
 from headwater.local.runtime_file import RuntimeFile
 
 
@@ -51,6 +51,19 @@ class LiftCluster:
         else:
             assert what == "start", what
             self.cluster.start(number)
+
+
+@contextmanager
+def lift_cluster(folder: Path) -> Iterator[LiftCluster]:
+    """Run three brokers with Liftbridge's API, and a nats-server."""
+    with start_nats(folder / "nats") as nats:
+        cluster = Cluster(folder, nats)
+        ports = serve_liftbridge(cluster)
+        try:
+            cluster.start_all()
+            yield LiftCluster(cluster, ports)
+        finally:
+            cluster.close()
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterkit.lift_brokers import LiftCluster, LiftServer, lift_up, serve_liftbridge
-from clusterkit.running import Cluster
-from headwater.local.embedded import start_nats
+from clusterkit.lift_brokers import LiftCluster, LiftServer, lift_cluster, lift_up
 from projectfiles import ROOT
 
 GO_SOURCES = ROOT / "tests/peers/go"
@@ -59,12 +57,5 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiftServer]:
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiftCluster]:
     """Run three brokers."""
-    folder = tmp_path_factory.mktemp("cluster")
-    with start_nats(folder / "nats") as nats:
-        made = Cluster(folder, nats)
-        ports = serve_liftbridge(made)
-        try:
-            made.start_all()
-            yield LiftCluster(made, ports)
-        finally:
-            made.close()
+    with lift_cluster(tmp_path_factory.mktemp("cluster")) as running:
+        yield running

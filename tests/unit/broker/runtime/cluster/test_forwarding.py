@@ -28,7 +28,7 @@ from broker.runtime.cluster.forwarding import ANSWER_MS, ForwardedWrites, Leader
 from broker.runtime.partition.driver import PartitionDriver
 from simkit.brokers.memory_broker import FakeClock, MemoryBroker, records
 
-A, B = BrokerId("a"), BrokerId("b")
+A, B, C = BrokerId("a"), BrokerId("b"), BrokerId("c")
 
 
 @dataclass
@@ -63,7 +63,7 @@ class Wire:
 
 
 class Rig:
-    """Broker a, which has no replica, and broker b, which leads the only partition."""
+    """Brokers a and c, which have no replica, and broker b, which leads the only partition."""
 
     def __init__(self) -> None:
         self.clock = FakeClock()
@@ -74,17 +74,19 @@ class Rig:
         row = PartitionState(
             leader=B, leader_epoch=LeaderEpoch(1), cold_end=Offset(0), replicas=(B,), isr=(B,)
         )
-        brokers = {one: BrokerState(epoch=BrokerEpoch(1), features_max=4) for one in (A, B)}
+        brokers = {one: BrokerState(epoch=BrokerEpoch(1), features_max=4) for one in (A, B, C)}
         self.state = MetadataState(brokers=brokers, partitions={stream.uuid: (row,)})
         self.row = row
         self.wire = Wire()
         self.here = self._end(A, None)
         self.there = self._end(B, cast("PartitionDriver", self.partition))
+        self.third = self._end(C, None)
         self.writer = LeadersWriter(self.here, self.partition_id, "s/0")
         self.outcomes: SimpleQueue[RecordsOutcome | HeadwaterError] = SimpleQueue()
 
     def _end(self, me: BrokerId, replica: PartitionDriver | None) -> ForwardedWrites:
         writes = ForwardedWrites(
+            me,
             self.wire.end(me),
             lambda asked: replica if asked == self.partition_id else None,
             lambda: self.state,
@@ -155,7 +157,7 @@ def test_what_cannot_be_handed_over_is_refused_at_once(rig: Rig) -> None:
 
 def test_a_broker_without_the_replica_refuses(rig: Rig) -> None:
     """The sender's metadata may be old. Nothing is stored, and the publisher may try again."""
-    rig.change(leader=A, replicas=(A,), isr=(A,))
+    rig.change(leader=C, replicas=(C,), isr=(C,))
     rig.write(b"a")
     assert isinstance(rig.outcomes.get(timeout=30), NotLeaderError)
 
@@ -181,3 +183,10 @@ def test_an_outcome_that_does_not_come_is_not_known(rig: Rig, why: str) -> None:
     assert isinstance(rig.outcomes.get(timeout=30), CommitTimeoutError)
     rig.here.turn(now + 2 * ANSWER_MS)
     assert rig.outcomes.empty()
+
+
+def test_a_broker_that_begins_to_lead_hands_nothing_to_itself(rig: Rig) -> None:
+    """Its metadata names it before its replica takes writes: the publisher is told to try again."""
+    rig.change(leader=A, replicas=(A,), isr=(A,))
+    with pytest.raises(NotLeaderError, match="begins to lead"):
+        rig.write(b"x")
