@@ -31,7 +31,11 @@ README_LINES: Final = range(10, 26)
 # Tests, benchmarks and tools are free; a pattern may name a file that has yet to be written.
 CLIENTS: Final[dict[str, tuple[str, ...]]] = {
     "nats": ("broker/adapters/nats/*.py", "headwater/nats_*.py"),  # the client publishes, too
-    "grpc": ("broker/adapters/grpc/*.py", "broker/adapters/peer/*.py", "headwater/grpc_*.py"),
+    "grpc": (
+        "broker/adapters/grpc/*.py",
+        "broker/adapters/peer/*.py",
+        "headwater/liftbridge/grpc_*.py",
+    ),
     "pyarrow.flight": (
         "broker/adapters/flight/*.py",
         "headwater/client/flight_*.py",

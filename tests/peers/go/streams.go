@@ -232,8 +232,8 @@ func eventTimestamps(r *rig) {
 	check(!told().PauseTimestamps().FirstTime().IsZero(), "the time of the pause")
 }
 
-// Retention frees the local log. A stream's table keeps what was shipped, so the oldest record that a
-// subscriber gets stays 0 where the table has it; here only what the calls accept is shown.
+// Retention removes whole segments, in the table too, some time later. Here is shown what holds at any
+// time: the newest message stays, and no gap comes between those that are left.
 func retention(r *rig, option lift.StreamOption) {
 	stream := r.create("s", option, lift.SegmentMaxBytes(4096), lift.CleanerInterval(time.Second))
 	for number := range 40 {

@@ -84,14 +84,12 @@ NOT_YET: Final = {
     "activity": "the activity stream",
     "auto-pause": "autoPauseTime",
     "compaction": "compactEnabled",
-    "encryption": "encryption",
     "event-timestamps": "event timestamps",
     "pause-during-subscribe": "PauseStream",
     "publish-readonly": "SetStreamReadonly",
     "readonly-during-subscribe": "SetStreamReadonly",
     "resume": "PauseStream",
     "resume-all": "PauseStream",
-    "retention-messages": "retentionMaxMessages",
 }
 
 
