@@ -190,6 +190,11 @@ bench-cluster: $(STAMP) ## run the benchmarks of three brokers against JetStream
 	$(PYTHON) -m bench --kafka --only cluster_publish cluster_latency cluster_failover \
 		cluster_cut cluster_partitions cluster_raft $(BENCH_ARGS)
 
+.PHONY: bench-liftbridge
+bench-liftbridge: $(STAMP) ## measure Liftbridge's API beside Liftbridge 1.9.0, by its Go client
+	@cd $(ROOT)
+	$(PYTHON) -m bench --only liftbridge $(BENCH_ARGS)
+
 .PHONY: crash
 crash: $(STAMP) ## kill brokers mid-write and audit what survived (ROUNDS=20)
 	@cd $(ROOT)

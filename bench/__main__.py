@@ -25,10 +25,11 @@ import psutil
 
 from bench import machine
 from bench.peers.kafka import Kafka
-from bench.peers.nats_tools import find_tools
+from bench.peers.nats_tools import PeerTools, find_tools
 from bench.processes import BenchError
 from bench.recorder import Recorder, load_figures
 from bench.report.cluster_rows import CLUSTER_ROWS
+from bench.report.liftbridge_rows import LIFTBRIDGE_ROWS
 from bench.report.rows import ROWS
 from bench.report.table import BEGIN, render, render_beside, render_headlines, replace_between
 from bench.servers import settings
@@ -54,6 +55,8 @@ CLUSTER_MEASURES: Final = (
     "cluster_publish", "cluster_latency", "cluster_failover", "cluster_cut", "cluster_partitions",
     "cluster_raft",
 )  # fmt: skip
+# Needs Go, for Liftbridge itself and its client; runs only by name, as in `make bench-liftbridge`.
+LIFTBRIDGE_MEASURES: Final = ("liftbridge",)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -73,7 +76,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _measure(options: argparse.Namespace, work: Path) -> bool:
-    tools = find_tools(options.cache / "bin")
+    alone = options.only is not None and set(options.only) <= set(LIFTBRIDGE_MEASURES)
+    tools = PeerTools(None, None, "not used") if alone else find_tools(options.cache / "bin")
     print(f"peer tools: {tools.why}", flush=True)
     kafka = Kafka.find(options.cache / "kafka") if options.kafka else None
     facts = {
@@ -124,9 +128,10 @@ def _run_one(name: str, session: Session) -> bool:
 
 
 def _report(figures: dict[str, Summary], *, write: bool) -> None:
-    table = render(ROWS, figures)
+    table = render((*ROWS, *LIFTBRIDGE_ROWS), figures)
     clusters = render_beside(CLUSTER_ROWS, figures)
-    shown = [table] if any(row.measured(figures) for row in ROWS) or not clusters else []
+    measured = any(row.measured(figures) for row in (*ROWS, *LIFTBRIDGE_ROWS))
+    shown = [table] if measured or not clusters else []
     print("\n\n".join([*shown, clusters]).strip())
     if not write:
         return
@@ -142,7 +147,7 @@ def _report(figures: dict[str, Summary], *, write: bool) -> None:
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     now = dt.datetime.now(dt.UTC)
-    add, names = parser.add_argument, (*MEASURES, *CLUSTER_MEASURES)
+    add, names = parser.add_argument, (*MEASURES, *CLUSTER_MEASURES, *LIFTBRIDGE_MEASURES)
     add("--only", nargs="+", choices=names, metavar="NAME", help=", ".join(names))
     add("--scale", type=float, default=1.0, help="multiply all record counts")
     add("--repeat", type=int, default=3, help="turns per side (default 3)")

@@ -75,6 +75,16 @@ HttpPortOption = Annotated[
     int | None,
     typer.Option(min=0, max=65535, help=f"Metrics {DEFAULT_HTTP_PORT} by default; 0: a free one."),
 ]
+LiftbridgePortOption = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        max=65535,
+        help="Liftbridge's API of one broker: 9292 by default; 0: a free one, which is the default "
+        "with --flight-port 0. HEADWATER_LIFTBRIDGE_ENABLED=false: none.",
+        show_default=False,
+    ),
+]
 BrokersOption = Annotated[
     int | None,
     typer.Option(
@@ -99,6 +109,7 @@ def up(
     nats_port: NatsPortOption = None,
     flight_port: FlightPortOption = None,
     http_port: HttpPortOption = None,
+    liftbridge_port: LiftbridgePortOption = None,
     log_level: LogLevelOption = "warning",
 ) -> None:
     """Run a whole server on this machine: NATS, one broker or a cluster of brokers, tiering.
@@ -153,6 +164,7 @@ def up(
         stack.callback((data / FILE_NAME).unlink, missing_ok=True)
         address = moto.address if moto else None
         if count == 1:
+            config = _with_liftbridge(config, liftbridge_port, any_port=flight_port == 0)
             code = _run_one(config, data, children, address)
         else:
             code = up_cluster.run_cluster(config, children, data=data, count=count, moto=address)
@@ -353,6 +365,17 @@ def _broker_config(
         http=replace(base.http, host=embedded.LOOPBACK, port=ports.http),
         lake=replace(base.lake, uri=lake),
         log=replace(base.log, level=level),
+    )
+
+
+def _with_liftbridge(config: BrokerConfig, given: int | None, *, any_port: bool) -> BrokerConfig:
+    """Return the configuration with Liftbridge's API on, unless the environment decides."""
+    if given is None and "HEADWATER_LIFTBRIDGE_ENABLED" in os.environ:
+        return config
+    base = config.liftbridge
+    port = _port("--liftbridge-port", given, 0 if any_port else base.port)
+    return dataclasses.replace(
+        config, liftbridge=dataclasses.replace(base, enabled=True, port=port)
     )
 
 

@@ -11,8 +11,10 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from broker.adapters.liftbridge.http2 import prefixed
+from broker.adapters.liftbridge.laid_messages import lay_out
 from broker.codec.schema import HEADERS_TYPE, ROW_SCHEMA
 from broker.model.records import AckPolicy
 from broker.wire.liftbridge import api_pb2 as api
@@ -40,10 +42,33 @@ def encode_rows(
     rows: pa.RecordBatch, *, stream: str, partition: int, reverse: bool = False
 ) -> bytes:
     """Return rows of :data:`SCHEMA` as messages, each with its prefix, joined."""
-    encoded = [
-        prefixed(message.SerializeToString()) for message in _messages(rows, stream, partition)
-    ]
+    encoded = _laid_out(rows, stream, partition)
+    if encoded is None:
+        encoded = [
+            prefixed(message.SerializeToString()) for message in _messages(rows, stream, partition)
+        ]
     return b"".join(reversed(encoded) if reverse else encoded)
+
+
+def _laid_out(rows: pa.RecordBatch, stream: str, partition: int) -> list[bytes] | None:
+    """Return rows that differ in offset, time, key and value only; None: they differ in more."""
+    keys, headers, subjects, replies = (rows.column(place) for place in (2, 4, 5, 6))
+    count = rows.num_rows
+    if not count or headers.null_count < count or replies.null_count < count:
+        return None
+    subject = subjects[0].as_py()
+    if subject is None or not pc.all(pc.equal(subjects, subjects[0])).as_py():
+        return None
+    common = wire.Message(stream=stream, partition=partition, subject=subject)
+    common.headers["subject"] = subject.encode()
+    common.headers["reply"] = b""
+    return lay_out(
+        common.SerializeToString(),
+        rows.column(0).to_numpy(),
+        rows.column(1).cast(pa.int64()).to_numpy() * NS_PER_US,
+        None if keys.null_count == count else keys.to_pylist(),
+        rows.column(3).to_pylist(),
+    )
 
 
 def _messages(rows: pa.RecordBatch, stream: str, partition: int) -> Iterator[wire.Message]:

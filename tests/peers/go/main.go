@@ -3,6 +3,7 @@
 //
 //	usage: liftpeer -addrs HOST:PORT[,HOST:PORT...] -nats URL SCENARIO
 //	       liftpeer list
+//	       liftpeer -addrs … -nats … bench MODE STREAM SIZE COUNT
 //
 // A scenario prints "ok" and ends with 0, or prints why it failed and ends with 1. A scenario of a
 // cluster asks whoever runs it to kill or start a broker: it prints "!kill ID" or "!start ID" and
@@ -55,6 +56,9 @@ func main() {
 		return
 	}
 	scenario := single[name]
+	if name == "bench" {
+		scenario = func(r *rig) { bench(r, flag.Args()[1:]) }
+	}
 	if scenario == nil {
 		scenario = clustered[name]
 	}
@@ -66,7 +70,9 @@ func main() {
 		fmt.Println("failed:", err)
 		os.Exit(1)
 	}
-	fmt.Println("ok")
+	if name != "bench" {
+		fmt.Println("ok")
+	}
 }
 
 func list() {

@@ -111,3 +111,32 @@ def test_one_up_per_directory(tmp_path: Path) -> None:
         pytest.fail("a second server got the lock")
     with server._only_one(tmp_path):
         assert (tmp_path / "up.lock").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "any_port", "environment", "expected"),
+    [
+        (None, True, {}, (True, 0)),
+        (0, False, {}, (True, 0)),
+        (None, False, {"HEADWATER_LIFTBRIDGE_ENABLED": "false"}, (False, 9292)),
+        (
+            None,
+            True,
+            {"HEADWATER_LIFTBRIDGE_ENABLED": "true", "HEADWATER_LIFTBRIDGE_PORT": "7"},
+            (True, 7),
+        ),
+    ],
+)
+def test_up_serves_liftbridges_clients(
+    given: int | None,
+    any_port: bool,
+    environment: dict[str, str],
+    expected: tuple[bool, int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On by default; the environment may say no, or where."""
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    base = broker_config.load(None, environment)
+    found = server._with_liftbridge(base, given, any_port=any_port).liftbridge
+    assert (found.enabled, found.port) == expected

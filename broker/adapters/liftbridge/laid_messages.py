@@ -1,0 +1,74 @@
+"""Lays out many messages of one partition as bytes, where building an object each is too slow.
+
+A subscription's cost was protobuf's: an object for each message, and a map of headers in it. What
+all messages of a batch have in common is serialized once, by protobuf; offset, time, key and value
+are laid behind one another by hand. Protobuf allows fields in any order, and a field of zero.
+Source: protobuf's encoding; the field numbers of ``Message`` in message.proto.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Final
+
+import numpy as np
+
+_PREFIX: Final = struct.Struct(">BI")  # of a message of gRPC: not compressed, and its length
+_OFFSET_TAG: Final = b"\x08"  # field 1, a varint
+_KEY_TAG: Final = b"\x12"  # field 2, bytes
+_VALUE_TAG: Final = b"\x1a"  # field 3, bytes
+_STAMP_TAG: Final = b"\x20"  # field 4, a varint
+_BITS: Final = 7  # of a varint's byte
+
+
+def lay_out(
+    common: bytes,
+    offsets: np.ndarray[tuple[int], np.dtype[np.int64]],
+    stamps_ns: np.ndarray[tuple[int], np.dtype[np.int64]],
+    keys: Sequence[bytes | None] | None,
+    values: Sequence[bytes | None],
+) -> list[bytes]:
+    """Return each message with its prefix. ``common`` has the other fields of all of them."""
+    heads = zip(varints(offsets), varints(stamps_ns), strict=True)
+    found: list[bytes] = []
+    pack, join = _PREFIX.pack, b"".join
+    for place, (offset, stamp) in enumerate(heads):
+        value = values[place] or b""
+        parts = [_OFFSET_TAG, offset, _STAMP_TAG, stamp, _field(_VALUE_TAG, len(value)), value]
+        key = keys[place] if keys is not None else None
+        if key:
+            parts += (_field(_KEY_TAG, len(key)), key)
+        parts.append(common)
+        body = join(parts)
+        found.append(pack(0, len(body)) + body)
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _field(tag: bytes, size: int) -> bytes:
+    """Return the beginning of a field of bytes."""
+    found = bytearray(tag)
+    while size > 0x7F:
+        found.append(size & 0x7F | 0x80)
+        size >>= _BITS
+    found.append(size)
+    return bytes(found)
+
+
+def varints(numbers: np.ndarray[tuple[int], np.dtype[np.int64]]) -> list[bytes]:
+    """Return numbers that are not negative as varints."""
+    if not len(numbers):
+        return []
+    width = max(1, -(-int(numbers.max()).bit_length() // _BITS))
+    parts = np.empty((len(numbers), width), np.uint8)
+    for place in range(width):
+        parts[:, place] = (numbers >> (_BITS * place)) & 0x7F | 0x80
+    sizes = np.maximum(1, width - (numbers[:, None] >> (_BITS * np.arange(width)) == 0).sum(axis=1))
+    parts[np.arange(len(numbers)), sizes - 1] &= 0x7F
+    data = parts.tobytes()
+    return [
+        data[at : at + size]
+        for at, size in zip(range(0, len(data), width), sizes.tolist(), strict=True)
+    ]

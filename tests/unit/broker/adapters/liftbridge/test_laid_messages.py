@@ -1,0 +1,50 @@
+"""Messages that are laid out by hand are those that protobuf makes."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from broker.adapters.liftbridge.http2 import PREFIX_BYTES
+from broker.adapters.liftbridge.laid_messages import lay_out, varints
+from broker.wire.liftbridge import message_pb2 as wire
+
+NUMBERS = [0, 1, 127, 128, 129, 16383, 16384, 2**31, 2**35 - 1, 2**35, 2**56, 2**62, 2**63 - 1]
+
+
+def test_varints_are_those_of_protobuf() -> None:
+    """Each alone, and all in one array, which has the width of the largest."""
+    expected = [wire.Message(offset=one).SerializeToString()[1:] or b"\x00" for one in NUMBERS]
+    assert varints(np.array(NUMBERS, np.int64)) == expected
+    assert [varints(np.array([one], np.int64))[0] for one in NUMBERS] == expected
+    assert varints(np.array([], np.int64)) == []
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_messages_are_those_of_protobuf(seed: int) -> None:
+    """Whatever their sizes and numbers are; an empty key is no key, a tombstone has no value."""
+    draw = random.Random(seed)
+    count = draw.randrange(1, 40)
+    numbers = np.array([draw.choice(NUMBERS) for _ in range(count)], np.int64)
+    stamps = np.array([draw.choice(NUMBERS) for _ in range(count)], np.int64)
+    sizes = [0, 1, 100, 127, 128, 20_000]
+    values = [draw.choice([None, draw.randbytes(draw.choice(sizes))]) for _ in range(count)]
+    keys = [draw.choice([None, b"", draw.randbytes(draw.choice(sizes))]) for _ in range(count)]
+    common = wire.Message(stream="s", partition=3, subject="foo", headers={"subject": b"foo"})
+    laid = lay_out(common.SerializeToString(), numbers, stamps, keys, values)
+    for place, data in enumerate(laid):
+        expected = wire.Message(
+            offset=int(numbers[place]),
+            timestamp=int(stamps[place]),
+            key=keys[place] or b"",
+            value=values[place] or b"",
+            stream="s",
+            partition=3,
+            subject="foo",
+            headers={"subject": b"foo"},
+        )
+        assert data[0] == 0
+        assert int.from_bytes(data[1:PREFIX_BYTES], "big") == len(data) - PREFIX_BYTES
+        assert wire.Message.FromString(data[PREFIX_BYTES:]) == expected
