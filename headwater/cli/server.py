@@ -114,9 +114,7 @@ def up(
 ) -> None:
     """Run a whole server on this machine: NATS, one broker or a cluster of brokers, tiering.
 
-    Ctrl-C stops it.
-
-    A restart with the same --data has every stream and record again.
+    Ctrl-C stops it; a restart with the same --data has every stream and record again.
 
     [bold]Examples[/bold]
 

@@ -2,8 +2,8 @@
 
 from broker.model.records import AckPolicy
 from headwater.liftbridge.async_client import AsyncLiftbridge
-from headwater.liftbridge.client import GroupConsumer, Liftbridge, Subscription
-from headwater.liftbridge.groups import AsyncGroupConsumer
+from headwater.liftbridge.client import Liftbridge, LiftConsumer, Subscription
+from headwater.liftbridge.groups import AsyncLiftConsumer
 from headwater.liftbridge.partitioners import Partitioner, RoundRobin, by_key
 from headwater.liftbridge.values import (
     Message,
@@ -19,9 +19,9 @@ from headwater.liftbridge.values import (
 
 __all__ = [
     "AckPolicy",
-    "AsyncGroupConsumer",
+    "AsyncLiftConsumer",
     "AsyncLiftbridge",
-    "GroupConsumer",
+    "LiftConsumer",
     "Liftbridge",
     "Message",
     "Metadata",

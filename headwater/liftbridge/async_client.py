@@ -19,7 +19,7 @@ from broker.model.records import AckPolicy
 from broker.wire.liftbridge import api_pb2 as api
 from headwater.liftbridge.directory import Directory
 from headwater.liftbridge.following import FollowedPartition
-from headwater.liftbridge.groups import AsyncGroupConsumer
+from headwater.liftbridge.groups import AsyncLiftConsumer
 from headwater.liftbridge.grpc_calls import CallRefused, ServerConnections, answers, ask, in_turn
 from headwater.liftbridge.partitioners import Partitioner
 from headwater.liftbridge.publishing import AckLane
@@ -337,7 +337,7 @@ class AsyncLiftbridge:
         auto_offset: AutoOffset = "earliest",
         checkpoint_s: float | None = 5.0,
         poll_s: float | None = None,
-    ) -> AsyncGroupConsumer:
+    ) -> AsyncLiftConsumer:
         """Join a group; iterate over the result to get the messages of the partitions it has.
 
         A message counts as processed when the next one is asked for; the positions of processed
@@ -350,7 +350,7 @@ class AsyncLiftbridge:
         """
         if not streams:
             raise InvalidRequestError("a consumer reads at least one stream")
-        made = AsyncGroupConsumer(
+        made = AsyncLiftConsumer(
             self,
             group,
             list(streams),

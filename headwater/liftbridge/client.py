@@ -13,7 +13,7 @@ from typing import Any, Final, Self, TypeVar
 from broker.errors import HeadwaterError, ShuttingDownError
 from broker.model.records import AckPolicy
 from headwater.liftbridge.async_client import AsyncLiftbridge
-from headwater.liftbridge.groups import AsyncGroupConsumer, Place
+from headwater.liftbridge.groups import AsyncLiftConsumer, Place
 from headwater.liftbridge.partitioners import Partitioner
 from headwater.liftbridge.values import (
     AutoOffset,
@@ -254,9 +254,9 @@ class Liftbridge:
         auto_offset: AutoOffset = "earliest",
         checkpoint_s: float | None = 5.0,
         poll_s: float | None = None,
-    ) -> GroupConsumer:
+    ) -> LiftConsumer:
         """Join a group; see :meth:`AsyncLiftbridge.consumer`."""
-        return GroupConsumer(
+        return LiftConsumer(
             self._run,
             self._run(
                 self._async.consumer(
@@ -352,10 +352,10 @@ class _Pump:
             await closing()
 
 
-class GroupConsumer(Iterator[Message]):
-    """A member of a group; see :class:`AsyncGroupConsumer`. One thread uses it."""
+class LiftConsumer(Iterator[Message]):
+    """A member of a group; see :class:`AsyncLiftConsumer`. One thread uses it."""
 
-    def __init__(self, run: _Run, consumer: AsyncGroupConsumer) -> None:
+    def __init__(self, run: _Run, consumer: AsyncLiftConsumer) -> None:
         self._run = run
         self._consumer = consumer
 
@@ -382,12 +382,12 @@ class GroupConsumer(Iterator[Message]):
         self._run(_call(self._consumer.processed))
 
     def checkpoint(self) -> Mapping[Place, int]:
-        """See :meth:`AsyncGroupConsumer.checkpoint`."""
+        """See :meth:`AsyncLiftConsumer.checkpoint`."""
         found: Mapping[Place, int] = self._run(self._consumer.checkpoint())
         return found
 
     def close(self) -> None:
-        """See :meth:`AsyncGroupConsumer.close`."""
+        """See :meth:`AsyncLiftConsumer.close`."""
         self._run(self._consumer.close())
 
     def __enter__(self) -> Self:

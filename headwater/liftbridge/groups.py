@@ -69,7 +69,7 @@ class _Membership:
     readers: dict[Place, _Reader] = field(default_factory=dict)
 
 
-class AsyncGroupConsumer:
+class AsyncLiftConsumer:
     """Iterates over the messages of the partitions that this member has; see ``consumer()``.
 
     Messages of one partition come in order. Owner: one task.

@@ -9,10 +9,10 @@ from typing import assert_type
 from broker.errors import HeadwaterError
 from headwater.liftbridge import (
     AckPolicy,
-    AsyncGroupConsumer,
     AsyncLiftbridge,
-    GroupConsumer,
+    AsyncLiftConsumer,
     Liftbridge,
+    LiftConsumer,
     Message,
     Metadata,
     PartitionDescription,
@@ -44,7 +44,7 @@ def synchronous() -> None:
             assert_type(message, Message)
         assert_type(client.cursor("c", "s", 0), int | None)
         with client.consumer("g", ["s"], auto_offset="latest") as member:
-            assert_type(member, GroupConsumer)
+            assert_type(member, LiftConsumer)
             assert_type(next(member), Message)
             assert_type(member.checkpoint(), Mapping[tuple[str, int], int])
         client.publish("s", "text")  # type: ignore[arg-type]
@@ -57,5 +57,5 @@ async def asynchronous() -> None:
         assert_type(await client.publish("s", b"v"), PublishAck | None)
         assert_type(client.subscribe("s"), AsyncIterator[Message])
         member = await client.consumer("g", ["s"])
-        assert_type(member, AsyncGroupConsumer)
+        assert_type(member, AsyncLiftConsumer)
         assert_type(await anext(member), Message)
