@@ -23,12 +23,14 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from broker.codec.checksum import crc32c
 from broker.codec.schema import (
     COLUMNS_MASK,
+    OFFSET_DELTA_FIELD,
     OPTIONAL_COLUMNS,
     PRODUCER_FIELDS,
     ROW_SCHEMA,
@@ -69,7 +71,11 @@ _TIMESTAMP_US_MAX: Final = 253_402_300_800_000_000  # year 10000; Spark and Parq
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchHeader:
-    """A decoded header. Its batch has the offsets ``[base_offset, base_offset + offset_span)``."""
+    """A decoded header. Its batch has the offsets ``[base_offset, base_offset + offset_span)``.
+
+    A dense batch has a record at each of them. A sparse batch is what key compaction left of them,
+    perhaps nothing: ``sparse.py`` makes it.
+    """
 
     base_offset: Offset
     leader_epoch: LeaderEpoch
@@ -246,6 +252,11 @@ def _check_columns(names: list[str], types: list[pa.DataType]) -> None:
             )
 
 
+def encode_body(batch: pa.RecordBatch, codec: str) -> pa.Buffer:
+    """Return a body of :func:`broker.codec.schema.body_schema`'s columns as bytes."""
+    return _serialize(batch, None if codec == "none" else pa.ipc.IpcWriteOptions(compression=codec))
+
+
 def _serialize(batch: pa.RecordBatch, options: pa.ipc.IpcWriteOptions | None) -> pa.Buffer:
     """Return the encapsulated message; of a sliced batch Arrow copies only the slice's rows."""
     if options is None:
@@ -344,8 +355,8 @@ def decode_header(data: Any, position: int = 0) -> BatchHeader:
         flags & ~_KNOWN_FLAGS == 0
         and codec_index < len(_CODECS)
         and columns & ~COLUMNS_MASK == 0
-        and 0 < count <= RECORDS_COUNT_MAX
-        and (span == count if not sparse else span >= count)
+        and count <= RECORDS_COUNT_MAX
+        and (span == count > 0 if not sparse else span >= max(1, count))
         and 0 < body_size <= BODY_BYTES_MAX
         and 0 <= base_offset <= OFFSET_MAX - span
         and leader_epoch >= 0
@@ -397,7 +408,28 @@ def decode_body(header: BatchHeader, body: Any) -> pa.RecordBatch:
             f"{header.records_count}",
             offset=header.base_offset,
         )
+    if header.sparse and not _ascends(batch.column(OFFSET_DELTA_FIELD.name), header.offset_span):
+        raise BatchCorruptError(
+            f"the offsets in the sparse batch at {header.base_offset} do not ascend within it",
+            offset=header.base_offset,
+        )
     return batch
+
+
+def _ascends(deltas: pa.Array, span: int) -> bool:
+    """Tell whether the offsets of a sparse batch ascend and are within its span."""
+    if not len(deltas):
+        return True
+    values = np.asarray(deltas)
+    return bool(values[-1] < span and (values[1:] > values[:-1]).all())
+
+
+def offsets_of(header: BatchHeader, body: pa.RecordBatch) -> npt.NDArray[np.int64]:
+    """Return the offset of each record of a decoded batch: int64 [records]."""
+    if header.sparse:
+        deltas = np.asarray(body.column(OFFSET_DELTA_FIELD.name)).astype(np.int64)
+        return deltas + header.base_offset
+    return np.arange(header.base_offset, header.base_offset + body.num_rows, dtype=np.int64)
 
 
 def to_rows(
@@ -428,10 +460,7 @@ def to_rows(
 def _row_column(name: str, header: BatchHeader, body: pa.RecordBatch) -> pa.Array:
     rows = body.num_rows
     if name == "offset":
-        if header.sparse:
-            deltas = np.asarray(body.column("offset_delta")).astype(np.int64)
-            return pa.array(deltas + header.base_offset)
-        return pa.array(np.arange(header.base_offset, header.base_offset + rows, dtype=np.int64))
+        return pa.array(offsets_of(header, body))
     if name == "timestamp":
         return body.column(TIMESTAMP_FIELD.name).view(TIMESTAMP_TYPE)
     if name == "leader_epoch":

@@ -128,6 +128,15 @@ class ProducerTable:
             _, gone = self._batches.popitem(last=False)
             self.size_bytes -= _PRODUCER_BYTES + len(gone.offsets) * _BATCH_BYTES
 
+    def offsets_below(self, end: Offset) -> frozenset[int]:
+        """Return the base offsets of the batches below ``end`` that may be sent again."""
+        return frozenset(
+            offset
+            for batches in self._batches.values()
+            for offset in batches.offsets
+            if offset < end
+        )
+
     def to_state(self) -> bytes:
         """Return the table as bytes for the log's producer state."""
         rows = [[producer, batches.oldest_first()] for producer, batches in self._batches.items()]

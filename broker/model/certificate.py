@@ -11,14 +11,16 @@ from broker.model.offsets import Offset
 
 @dataclass(frozen=True, slots=True)
 class Hole:
-    """A range without records, ``[start, end)``, and its recorded cause.
+    """A range that lacks records, ``[start, end)``, and the recorded cause.
 
-    A range without records and without a recorded cause is a gap, which is an error.
+    ``missing_count`` is the number of missing records; None: all of the range. A range that lacks
+    records without a recorded cause is a gap, which is an error.
     """
 
     start: Offset
     end: Offset
     reason: Literal["retention", "compaction", "erasure", "purge"]
+    missing_count: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

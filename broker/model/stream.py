@@ -21,6 +21,7 @@ _GRACE_MS_MAX: Final = 10 * 366 * 86_400_000
 REPLICAS_MAX: Final = 7
 EVERY_BROKER: Final = -1  # as a replication factor; the metadata has the number of brokers instead
 _AUTO_PAUSE_MS_MAX: Final = 30 * 86_400_000
+_YEAR_MS: Final = 366 * 86_400_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +68,10 @@ class StreamConfig:
     # brokers that hold each partition; 0: the cluster's default; -1, at creation: all there are
     replication_factor: int = 0
     min_isr: int = 0  # replicas that have synced a record before its ack (ALL); 0: the default
+    # key compaction: of the local log, keep the last record of each key; a table stays whole
+    compact: bool = False
+    tombstone_delay_ms: int = 86_400_000  # a record without value stays so long, at least
+    compact_dirty_percent: int = 50  # compact when so much of what may be compacted is new
     tiering: bool = True
     local_retention_bytes: int = (
         1024 * MIB
@@ -129,6 +134,8 @@ class StreamConfig:
             "min_isr",
             "1 to replication_factor, or 0 for the cluster's default",
         )
+        _require(0 <= self.tombstone_delay_ms <= _YEAR_MS, "tombstone_delay_ms", "0 to one year")
+        _require(1 <= self.compact_dirty_percent <= 100, "compact_dirty_percent", "1 to 100")
         _require(self.local_retention_bytes >= 0, "local_retention_bytes", "0 or more")
         _require(
             self.local_retention_ms is None or self.local_retention_ms >= 0,
@@ -336,6 +343,9 @@ _LATER_SETTINGS: Final[Mapping[str, Any]] = {
     "protect_groups": False,
     "auto_pause_ms": None,
     "auto_pause_unless_subscribed": False,
+    "compact": False,
+    "tombstone_delay_ms": 86_400_000,
+    "compact_dirty_percent": 50,
 }
 
 

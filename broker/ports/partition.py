@@ -35,10 +35,16 @@ class SegmentInfo:
     size_bytes: int
     max_timestamp_us: int  # 0 when empty
     sealed: bool
+    sparse: bool = False  # key compaction wrote it: records may be missing
+    created_us: int = 0  # when its first batch was written here; 0 when empty
 
 
 class PartitionReader(Protocol):
-    """A partition's log, for readers (Flight, tiering, verifiers). Any thread."""
+    """A partition's log, for readers (Flight, tiering, verifiers). Any thread.
+
+    The batches of a range follow one another. A sparse batch, which key compaction wrote, may lack
+    records of its range.
+    """
 
     @property
     def partition_id(self) -> PartitionId:
@@ -47,6 +53,13 @@ class PartitionReader(Protocol):
     @property
     def log_start(self) -> Offset:
         """First offset that can be read from local disk."""
+
+    @property
+    def whole_start(self) -> Offset:
+        """First offset from which local disk has every record, at or above :attr:`log_start`.
+
+        Key compaction has removed records below it; a tiered stream's table has them all.
+        """
 
     @property
     def purged_end(self) -> Offset:

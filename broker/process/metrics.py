@@ -68,6 +68,8 @@ class PartitionSample:
     overrun_messages_total: int
     syncs_total: int
     freed_segments_total: int
+    compacted_segments_total: int
+    compacted_records_total: int
     message_ids: int
     message_ids_bytes: int
     forgotten_ids_total: int
@@ -237,6 +239,8 @@ _HELP: Final = {
     "overrun_messages_total": "Messages of replicas dropped for lack of room; they are sent again.",
     "syncs_total": "fdatasync calls.",
     "freed_segments_total": "Segments freed from local disk, all of them in the table.",
+    "compacted_segments_total": "Segments written anew by key compaction.",
+    "compacted_records_total": "Records that key compaction removed from local disk.",
     "message_ids": "Message ids in the deduplication window.",
     "message_ids_bytes": "Memory of the message ids.",
     "forgotten_ids_total": "Message ids that left the window early: too many, or no room.",

@@ -182,6 +182,8 @@ def _partition_sample(driver: PartitionDriver) -> PartitionSample:
         overrun_messages_total=driver.counters.dropped_messages,
         syncs_total=driver.counters.syncs,
         freed_segments_total=driver.counters.freed_segments,
+        compacted_segments_total=driver.counters.compacted_segments,
+        compacted_records_total=driver.counters.compacted_records,
         message_ids=ids.ids,
         message_ids_bytes=ids.size_bytes,
         forgotten_ids_total=ids.forgotten,

@@ -37,6 +37,7 @@ from broker.runtime.broker_start import BrokerStart
 from broker.runtime.cluster.membership import CONFIRM_MS, Membership
 from broker.runtime.cluster.promise_keeper import PromiseKeeper
 from broker.runtime.hosted_partitions import HostedPartitions
+from broker.runtime.key_compactor import KeyCompactor
 from broker.runtime.led import LeadListener, LedPartitions
 from broker.runtime.metadata.metadata_log import SharedMetadata
 from broker.runtime.opened_marks import OpenedMarks
@@ -133,6 +134,7 @@ class Broker:
             patience_s=pace.patience_s,
         )
         self._upkeep = Upkeep(self.replicas, metadata, clock, tick_ms=pace.tick_ms)
+        self._compacting = drive("compactor", KeyCompactor(self.replicas, metadata, clock).turn)
         self._keeper = PromiseKeeper(promises, self._open_what_waits, drive)
         self.streams = Streams(
             metadata,
@@ -225,6 +227,7 @@ class Broker:
         self._keeper.start()
         self._background.start()
         self._expelling.start()
+        self._compacting.start()
 
     def registered(self, broker_epoch: BrokerEpoch) -> None:
         """See ``StartedBroker.registered``."""
@@ -283,6 +286,7 @@ class Broker:
     def stop(self) -> None:
         """Finish queued writes and close every log. Blocks; call after the services stopped."""
         self._expelling.stop()
+        self._compacting.stop()
         self._background.stop()
         self._keeper.stop()
         closed_whole = self.replicas.close()

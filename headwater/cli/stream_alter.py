@@ -12,6 +12,8 @@ from headwater.cli.discovery import connect, find_server
 from headwater.cli.options import JsonOption, ServerOption, StreamArgument
 from headwater.cli.stream_options import (
     AutoPauseUnlessSubscribedOption,
+    CompactDirtyOption,
+    CompactOption,
     CompressionOption,
     DedupIdsOption,
     DedupWindowOption,
@@ -44,6 +46,7 @@ from headwater.cli.stream_options import (
     SwitchedPubackHeadersOnlyOption,
     SwitchedPubackOverlapOption,
     TieringOption,
+    TombstoneDelayOption,
     setting_text,
     settings_of,
 )
@@ -76,6 +79,9 @@ def alter(
     compression: CompressionOption = None,
     flush_interval: FlushIntervalOption = None,
     min_isr: MinIsrOption = None,
+    compact: CompactOption = None,
+    tombstone_delay: TombstoneDelayOption = None,
+    compact_dirty_percent: CompactDirtyOption = None,
     tiering: TieringOption = None,
     partitions: PartitionsOption = None,
     subject: SubjectOption = None,

@@ -156,6 +156,32 @@ TieringOption = Annotated[
         show_default=False,
     ),
 ]
+CompactOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--compact/--no-compact",
+        help="Key compaction: on local disk keep the last record of each key. A table stays whole; "
+        "without a table readers get what is left.",
+        show_default=False,
+    ),
+]
+TombstoneDelayOption = Annotated[
+    int | None,
+    duration_option(
+        "--tombstone-delay",
+        help="How long at least a record without value stays, for readers that are behind; "
+        "default: 1d.",
+    ),
+]
+CompactDirtyOption = Annotated[
+    int | None,
+    typer.Option(
+        "--compact-dirty-percent",
+        min=1,
+        max=100,
+        help="Compact when so much of what may be compacted is new, in percent; default: 50.",
+    ),
+]
 LocalRetentionOption = Annotated[
     int | None,
     size_option(
@@ -338,6 +364,7 @@ SETTING_OF: Final = {
     "segment_age": "segment_age_ms_max",
     "index_interval": "index_interval_bytes",
     "flush_interval": "flush_interval_ms",
+    "tombstone_delay": "tombstone_delay_ms",
     "local_retention": "local_retention_bytes",
     "local_retention_age": "local_retention_ms",
     "unshipped": "unshipped_bytes_max",

@@ -26,13 +26,22 @@ _AHEAD_MAX: Final = 4  # batches that the thread may have received before the ca
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """Rows of ``[base_offset, end_offset)`` of one partition, each offset once, in order."""
+    """Rows of ``[base_offset, end_offset)`` of one partition, each offset once, in order.
+
+    Of a stream without a table, key compaction may have removed some of them, perhaps all.
+    """
 
     batch: pa.RecordBatch
     base_offset: Offset
     end_offset: Offset
     high_watermark: Offset  # as the broker saw it when it sent these rows
     leader_epoch: LeaderEpoch  # of the last row
+
+    @property
+    def removed_count(self) -> int:
+        """Number of records that key compaction removed from this range."""
+        rows: int = self.batch.num_rows
+        return self.end_offset - self.base_offset - rows
 
 
 class Fetch:
@@ -150,7 +159,7 @@ class Fetch:
                 current=self._leader_epoch,
             )
         where = f"{self._request.stream}/{self._request.partition}"
-        if mark.base_offset > expected or rows_count != mark.end_offset - mark.base_offset:
+        if mark.base_offset > expected or rows_count != mark.rows_count:
             raise GapError(
                 f"{where}: offset {expected} was expected, but a batch of {rows_count} rows for "
                 f"[{mark.base_offset}, {mark.end_offset}) came",

@@ -32,6 +32,9 @@ class StreamSettings(TypedDict, total=False):
     encryption: Literal["none", "xaes-256-gcm"]
     replication_factor: int
     min_isr: int
+    compact: bool
+    tombstone_delay_ms: int
+    compact_dirty_percent: int
     tiering: bool
     local_retention_bytes: int
     local_retention_ms: int | None

@@ -222,14 +222,14 @@ def _hot_end_at(cut: Cut, part: PartitionCut, stamp_us: int, client: Client) -> 
         part.partition,
         part.cold_end,
         part.hot_end,
-        columns=["timestamp"],
+        columns=["timestamp", "offset"],
         stream_uuid=cut.stream_uuid,
     ) as fetched:
         for one in fetched:
             stamps = np.asarray(one.batch.column(0).view(pa.int64()))
             hits = np.flatnonzero(stamps >= stamp_us)
             if hits.size:
-                return Offset(one.base_offset + int(hits[0]))
+                return Offset(one.batch.column(1)[int(hits[0])].as_py())
     return part.hot_end
 
 

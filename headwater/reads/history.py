@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from broker.codec.schema import ROW_SCHEMA
 from broker.errors import SchemaMismatchError
-from broker.model.certificate import Certificate, PartitionCertificate
+from broker.model.certificate import Certificate, Hole, PartitionCertificate
 from broker.model.cut import Cut, PartitionCut
 from broker.model.offsets import OffsetRange
 from headwater.client import Client
@@ -48,6 +48,7 @@ class History:
                 self._snapshot, cut, self._table.store
             )
         self._hot_counts = dict.fromkeys(range(len(cut.partitions)), 0)
+        self._holes: dict[int, list[Hole]] = {}  # that key compaction left, of each partition
         self.complete = False  # True after the last row was returned
 
     def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
@@ -76,7 +77,12 @@ class History:
         assert self.complete, "nothing is proved before the last row"
         cold = {part.partition: part for part in self._cold}
         partitions = tuple(
-            _certificate(part, cold.get(part.partition), self._hot_counts[part.partition])
+            _certificate(
+                part,
+                cold.get(part.partition),
+                self._hot_counts[part.partition],
+                _joined(self._holes.get(part.partition, [])),
+            )
             for part in self.cut.partitions
         )
         return Certificate(
@@ -99,7 +105,8 @@ class History:
 
     def _hot_batches(self, part: PartitionCut, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         self._hot_counts[part.partition] = 0
-        for batch in tail_batches(self._client, self.cut, part, schema.names):
+        holes = self._holes[part.partition] = []
+        for batch in tail_batches(self._client, self.cut, part, schema.names, holes.append):
             self._hot_counts[part.partition] += batch.num_rows
             yield batch
 
@@ -136,7 +143,24 @@ def _wrong_columns(columns: Sequence[str]) -> str | None:
 
 
 def _certificate(
-    part: PartitionCut, cold: PartitionCertificate | None, hot_count: int
+    part: PartitionCut,
+    cold: PartitionCertificate | None,
+    hot_count: int,
+    holes: tuple[Hole, ...],
 ) -> PartitionCertificate:
     cold = cold or part.empty_proof
-    return replace(cold, end=part.end, cold_count=part.cold_stop - part.start, hot_count=hot_count)
+    return replace(
+        cold,
+        end=part.end,
+        cold_count=part.cold_stop - part.start,
+        hot_count=hot_count,
+        holes=(*cold.holes, *holes),
+    )
+
+
+def _joined(holes: Sequence[Hole]) -> tuple[Hole, ...]:
+    """Return the holes of key compaction as one, from the first to the last, with their count."""
+    if not holes:
+        return ()
+    missing = sum(one.missing_count or 0 for one in holes)
+    return (Hole(holes[0].start, holes[-1].end, "compaction", missing),)

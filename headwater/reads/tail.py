@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pyarrow as pa
 
 from broker.errors import GapError
+from broker.model.certificate import Hole
 from broker.model.cut import Cut, PartitionCut
 from headwater.client import Client
 
 
 def tail_batches(
-    client: Client, cut: Cut, part: PartitionCut, columns: Sequence[str]
+    client: Client,
+    cut: Cut,
+    part: PartitionCut,
+    columns: Sequence[str],
+    on_hole: Callable[[Hole], None] | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the records ``[cold end, hot stop)`` of a partition, in order; none if it is empty.
+
+    Of a stream without a table, key compaction may have removed records: ``on_hole`` is told. Of
+    any other stream, and without ``on_hole``, that is an error.
 
     Raises:
         GapError: after the last batch, if the broker sent another number of records.
@@ -32,8 +40,13 @@ def tail_batches(
         stream_uuid=cut.stream_uuid,
     ) as fetched:
         for one in fetched:
+            removed = one.removed_count
+            if removed and on_hole is not None and cut.table_version is None:
+                on_hole(Hole(one.base_offset, one.end_offset, "compaction", removed))
+                counted += removed
             counted += one.batch.num_rows
-            yield one.batch
+            if one.batch.num_rows:
+                yield one.batch
     if counted != due:
         raise GapError(
             f"the broker sent {counted} of the {due} records [{part.cold_end}, {part.hot_stop}) of "

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
-from broker.codec import record_batch
+from broker.codec import record_batch, sparse
 from broker.codec.disk import index_format, log_state_format, segment_format
 from broker.model.epochs import EpochStart, LeaderEpoch
 from broker.model.ids import PartitionId, PartitionNumber, ProducerId, StreamUuid
@@ -48,6 +49,13 @@ def _batch() -> bytes:
     return header + bytes(prepared.body)
 
 
+def _sparse_batch() -> bytes:
+    whole = record_batch.decode_header(_batch())
+    kept = sparse.Survivors(np.array([47]), RECORDS.slice(1, 1))
+    header, body = sparse.encode_sparse(whole, Offset(50), [kept])
+    return record_batch.encode_stored(header) + bytes(body)
+
+
 def _index() -> bytes:
     return index_format.encode_index(
         partition_id=PARTITION,
@@ -64,6 +72,7 @@ def _index() -> bytes:
 
 MAKERS: Final[dict[str, Callable[[], bytes]]] = {
     "record batch": _batch,
+    "sparse batch": _sparse_batch,
     "segment header": lambda: segment_format.encode_segment_header(SEGMENT),
     "index": _index,
     "epochs": lambda: log_state_format.encode_epochs(PARTITION, EPOCHS),
@@ -83,6 +92,17 @@ FROZEN: Final = {
         "0300000002000000000000000000000000000000020000000000000001000000000000000200000000000000"
         "000000000000000000401e18240a060001401e18240a06000100000000000000000000000100000001000000"
         "000000006b0000000000000000000000050000000b0000000000000066697273747365636f6e640000000000"
+    ),
+    "sparse batch": (
+        "485752420158040029000000000000000400000000000000280000000000000001401e18240a060001401e18"
+        "240a0600ffffffffffffffffffffffffffffffff01000000090000002001000052b504bb0200000084a3ef85"
+        "fffffffff800000014000000000000000c0016000600050008000c000c000000000304001800000020000000"
+        "0000000000000a0018000c00040008000a0000008c0000001000000001000000000000000000000007000000"
+        "0000000000000000000000000000000000000000000000000800000000000000080000000000000000000000"
+        "0000000008000000000000000800000000000000100000000000000006000000000000001800000000000000"
+        "0000000000000000180000000000000004000000000000000000000003000000010000000000000000000000"
+        "00000000010000000000000000000000000000000100000000000000000000000000000001401e18240a0600"
+        "00000000060000007365636f6e6400000600000000000000"
     ),
     "segment header": (
         "4857534701400000290000000000000002401e18240a0600030000006f1d1c7e93a44c628a520c2f4a1b7d10"
@@ -119,6 +139,16 @@ def test_a_frozen_batch_is_read() -> None:
     record_batch.check_body(header, body)
     assert (header.base_offset, header.end_offset, header.synced_end) == (41, 43, 40)
     assert record_batch.decode_body(header, body).to_pydict() == RECORDS.to_pydict()
+
+
+def test_a_frozen_sparse_batch_is_read() -> None:
+    """The frozen sparse batch has its one record at its offset."""
+    data = bytes.fromhex(FROZEN["sparse batch"])
+    header = record_batch.decode_header(data)
+    body = record_batch.decode_body(header, data[record_batch.HEADER_SIZE :])
+    assert (header.base_offset, header.end_offset, header.records_count) == (41, 50, 1)
+    assert record_batch.offsets_of(header, body).tolist() == [47]
+    assert body.column("value").to_pylist() == [b"second"]
 
 
 def test_frozen_state_is_read() -> None:

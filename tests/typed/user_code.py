@@ -124,6 +124,7 @@ def fetching(client: headwater.Client) -> None:
     with client.fetch("orders", start="earliest", columns=["offset", "value"]) as fetched:
         assert_type(fetched, Fetch)
         for one in fetched:
+            assert_type(one.removed_count, int)
             assert_type(one, headwater.Fetched)
             assert_type(one.base_offset, Offset)
             assert_type(one.leader_epoch, LeaderEpoch)

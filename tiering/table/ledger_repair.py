@@ -103,14 +103,14 @@ class LedgerRepair:
 
     def _local_entry(self, at: Offset, end: Offset) -> LedgerEntry:
         """Make an entry from the local log for the segment, or the rest of one, from ``at`` on."""
-        if at < self._source.reads.log_start:
+        if at < self._source.reads.whole_start:
             raise GapError(
-                f"the ledger has no entry for [{at}, {self._source.reads.log_start}) of partition "
-                f"{self._number}, and neither the table's log nor the local log has these records "
-                "any more",
+                f"the ledger has no entry for [{at}, {self._source.reads.whole_start}) of "
+                f"partition {self._number}, and neither the table's log nor the local log has "
+                "these records any more",
                 partition=self._number,
                 start=int(at),
-                end=int(self._source.reads.log_start),
+                end=int(self._source.reads.whole_start),
             )
         bounds = [at, *(one.end_offset for one in self._source.segments() if one.end_offset > at)]
         noted = [start for start in self._ledger.starts(self._number) if start > at]

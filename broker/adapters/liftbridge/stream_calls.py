@@ -73,7 +73,6 @@ class StreamCalls:
 
     def _config(self, request: api.CreateStreamRequest) -> StreamConfig:
         """Return the stream's settings; an option that cannot be honoured is refused by name."""
-        _refuse_what_is_missing(request)
         factor, servers = request.replicationFactor, len(self._api.partitions.brokers())
         if factor < -1 or factor > max(servers, 1):
             raise StatusError(
@@ -86,6 +85,7 @@ class StreamCalls:
             "replication_factor": factor or 1,
             "optimistic_concurrency": request.optimisticConcurrencyControl.value,
             "encryption": "xaes-256-gcm" if request.encryption.value else "none",
+            "compact": request.compactEnabled.value,  # compactMaxGoroutines has no meaning here
         }
         for option, names in (
             # Liftbridge's clients mean that the oldest messages go, wherever they are.
@@ -272,20 +272,3 @@ def _event_times(times_us: tuple[int, int]) -> api.PartitionEventTimestamps:
     return api.PartitionEventTimestamps(
         firstTimestamp=first_us * NS_PER_US, latestTimestamp=latest_us * NS_PER_US
     )
-
-
-def _refuse_what_is_missing(request: api.CreateStreamRequest) -> None:
-    """Refuse options for features that are not built.
-
-    Raises:
-        StatusError: with the name of the option. An option must not be accepted and ignored.
-    """
-    asked = [
-        option
-        for option in ("compactEnabled",)
-        if request.HasField(option) and getattr(request, option).value
-    ]
-    if asked:
-        raise StatusError(
-            Code.UNIMPLEMENTED, f"this server has no {asked[0]}: create the stream without it"
-        )

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from broker.codec.flight.protocol import AtTime, ReadRequest, RowsMark
 from broker.codec.flight.reply_batches import Reply, replies
-from broker.codec.record_batch import decode_body
+from broker.codec.record_batch import decode_body, offsets_of
 from broker.codec.schema import ROW_SCHEMA
 from broker.errors import (
     ExpiredError,
@@ -82,6 +82,15 @@ def check_incarnation(stream: Stream, expected: StreamUuid | None) -> None:
         )
 
 
+def local_start(handle: PartitionHandle) -> Offset:
+    """Return the first offset that is read from the local log.
+
+    Of a tiered stream readers get the whole history, so what key compaction has thinned out here
+    comes from the table. Of another stream they get what is left.
+    """
+    return handle.reads.whole_start if handle.config.tiering else handle.reads.log_start
+
+
 def earliest(api: BrokerApi, stream: Stream, partition: int, log_start: Offset) -> Offset:
     """Return the first offset of the partition in both tiers; ``log_start`` is the local one."""
     if log_start == 0 or not stream.config.tiering:
@@ -112,7 +121,7 @@ def resolve(api: BrokerApi, request: ReadRequest) -> RowRange:
         _check_leads(handle, f"{request.stream}/{request.partition}")
     else:
         _check_history(handle)
-    first = earliest(api, stream, request.partition, handle.reads.log_start)
+    first = earliest(api, stream, request.partition, local_start(handle))
     last = _last(api, request, handle, first)
     start = _start(api, request, stream, handle, first=first, last=last)
     if not isinstance(request.start, int):  # records may have expired since it was looked up
@@ -247,12 +256,12 @@ def offset_at(
 
     If timestamps are not in order, records after the result may be older. The table is searched
     first if the local log may not hold the result; its statistics say which objects must be read.
-    The search is repeated if retention freed a part of the local log meanwhile, because the result
-    may have been in that part.
+    The search is repeated if a part of the local log was freed or compacted meanwhile, because the
+    result may have been in that part.
     """
     asked = first  # all records below are older than the time
     while True:
-        log_start = handle.reads.log_start
+        log_start = local_start(handle)
         if asked < log_start and not handle.config.tiering:
             asked = log_start  # it was purged meanwhile
         asked = max(asked, handle.reads.remote_start)  # it has expired meanwhile
@@ -265,11 +274,11 @@ def offset_at(
         try:
             found = _local_offset_at(handle, stamp_us)
         except OffsetOutOfRangeError:
-            if handle.reads.log_start == log_start:
+            if local_start(handle) == log_start:
                 raise
             continue
-        if handle.reads.log_start == log_start:
-            return found
+        if local_start(handle) == log_start:
+            return max(found, log_start)
 
 
 def _local_offset_at(handle: PartitionHandle, stamp_us: int) -> Offset:
@@ -283,11 +292,11 @@ def _local_offset_at(handle: PartitionHandle, stamp_us: int) -> Offset:
 def _first_reaching(handle: PartitionHandle, offset: Offset, stamp_us: int) -> Offset:
     """Return the first record of the batch at ``offset`` with a timestamp at or after the time."""
     stored = handle.reads.read(offset, Offset(offset + 1), bytes_max=1)[0]
-    if stored.header.sparse:
+    body = decode_body(stored.header, stored.body)
+    hits = np.flatnonzero(np.asarray(body.column(0)) >= stamp_us)
+    if not hits.size:
         return offset
-    stamps = np.asarray(decode_body(stored.header, stored.body).column(0))
-    hits = np.flatnonzero(stamps >= stamp_us)
-    return max(offset, Offset(stored.header.base_offset + int(hits[0]))) if hits.size else offset
+    return max(offset, Offset(int(offsets_of(stored.header, body)[hits[0]])))
 
 
 def read_rows(
@@ -298,6 +307,8 @@ def read_rows(
     check_stop: Callable[[], bool],
 ) -> Iterator[tuple[pa.RecordBatch, RowsMark]]:
     """Yield the rows of a resolved request, in offset order, each offset exactly once.
+
+    Of a stream without a table, what key compaction removed is not there: the mark says so.
 
     Blocks while it follows; ends early, without an error, if ``check_stop`` returns true.
 
@@ -333,10 +344,7 @@ def _rows(
                 if handle.reads.leader_epoch != now:
                     break  # the epoch has changed: these rows may be truncated, so read again
                 position, written_in = reply.end_offset, epoch
-                yield (
-                    reply.rows,
-                    RowsMark(reply.base_offset, position, handle.reads.high_watermark, epoch),
-                )
+                yield reply.rows, _mark(reply, handle.reads.high_watermark, epoch)
                 if check_stop():
                     return
         elif _is_over(api, wanted, position):
@@ -370,6 +378,10 @@ def _is_finished(api: BrokerApi, wanted: RowRange, position: Offset) -> bool:
     except NotLeaderError:
         return False  # nobody leads now: the next leader says how far the log reaches
     return position >= standing.high_watermark
+def _mark(reply: Reply, high_watermark: Offset, epoch: LeaderEpoch) -> RowsMark:
+    whole = reply.rows.num_rows == reply.end_offset - reply.base_offset
+    left = None if whole else reply.rows.num_rows
+    return RowsMark(reply.base_offset, reply.end_offset, high_watermark, epoch, left)
 
 
 def _readable(wanted: RowRange) -> Offset:
@@ -421,7 +433,7 @@ def _next_replies(
     Each reply comes with the leader epoch of its last record.
     """
     handle = wanted.handle
-    log_start = handle.reads.log_start
+    log_start = local_start(handle)
     if position < handle.reads.remote_start:
         raise _expired(handle, wanted.name, position)
     if position < handle.reads.purged_end and not handle.config.tiering:
@@ -435,6 +447,8 @@ def _next_replies(
         if position < handle.reads.log_start:
             return  # freed since the check: the caller tries again, and the table has the records
         raise
+    if handle.config.tiering and any(batch.header.sparse for batch in stored):
+        return  # compacted since the check: the same
     found = replies(
         [(batch.header, batch.body) for batch in stored],
         start=position,

@@ -11,7 +11,8 @@ of that segment. A missing or damaged index is rebuilt from the segment. Little-
     88
      | entries: (offset, position, max timestamp before)* | epochs: (leader epoch, start offset)*
 
-Entries and epochs are int64; flag bit 0 says that the segment is sealed.
+Entries and epochs are int64. Flag bit 0 says that the segment is sealed, bit 1 that key compaction
+wrote its batches (a build that does not know bit 1 rebuilds the index).
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ _HEADER: Final = struct.Struct("<4sBBHqqqqqIIII16sII")
 assert _HEADER.size == INDEX_HEADER_SIZE  # the drawing, the struct and the document agree
 _CRC: Final = struct.Struct("<I")
 _SEALED: Final = 1
+_SPARSE: Final = 2
 _INT64: Final = np.dtype("<i8")
 _ENTRY_SIZE: Final = 24
 _EPOCH_SIZE: Final = 16
@@ -74,6 +76,7 @@ class IndexSummary:
     max_timestamp_us: int
     created_us: int
     sealed: bool
+    sparse: bool
     entries_count: int
     epochs_count: int
     tables_crc: int
@@ -97,6 +100,7 @@ def encode_index(
     max_timestamp_us: int,
     created_us: int,
     sealed: bool,
+    sparse: bool = False,
     entries: IndexEntries,
     epochs: tuple[EpochStart, ...],
 ) -> bytes:
@@ -106,8 +110,8 @@ def encode_index(
     tables = rows.astype(_INT64).tobytes() + np.array(starts, dtype=_INT64).tobytes()
     number, uuid_bytes = pack_partition_id(partition_id)
     packed = _HEADER.pack(
-        MAGIC, VERSION, INDEX_HEADER_SIZE, _SEALED if sealed else 0, base_offset, end_offset,
-        covered, max_timestamp_us, created_us, len(rows), len(epochs), number,
+        MAGIC, VERSION, INDEX_HEADER_SIZE, _SEALED * sealed | _SPARSE * sparse, base_offset,
+        end_offset, covered, max_timestamp_us, created_us, len(rows), len(epochs), number,
         crc32c(tables), uuid_bytes, 0, 0,
     )  # fmt: skip
     return packed[:-4] + _CRC.pack(crc32c(packed[:-4])) + tables
@@ -127,7 +131,7 @@ def decode_index_summary(data: Any) -> IndexSummary:
     if crc32c(view[:-4]) != crc:
         raise IndexCorruptError("index header checksum mismatch")
     sane = (
-        flags & ~_SEALED == 0
+        flags & ~(_SEALED | _SPARSE) == 0
         and later == 0
         and 0 <= base <= end
         and covered >= 0
@@ -144,6 +148,7 @@ def decode_index_summary(data: Any) -> IndexSummary:
         max_timestamp_us=max_us,
         created_us=created_us,
         sealed=bool(flags & _SEALED),
+        sparse=bool(flags & _SPARSE),
         entries_count=entries_count,
         epochs_count=epochs_count,
         tables_crc=tables_crc,

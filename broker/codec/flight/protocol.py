@@ -14,6 +14,7 @@ InvalidRequestError, which names the field. Drawn in docs/wire_and_disk_formats.
                     or 3, first and under acks=none only: the server is ready for batches
     do_get ticket   JSON, see ReadRequest
     do_get mark     <qqqq    base_offset, end_offset, high_watermark, leader_epoch   (every batch)
+                    <q       after it, if key compaction removed records: how many rows are left
 
 Actions are in flight/actions.py. This file does no I/O and knows no Flight type. The file is not
 split: it is the drawing above, part by part.
@@ -64,6 +65,7 @@ ERROR_WIRE_BYTES_MAX: Final = 3 * 1024
 _PUT_MARK: Final = struct.Struct("<qq")
 _ACK: Final = struct.Struct("<BB2xIqq")
 _ROWS_MARK: Final = struct.Struct("<qqqq")
+_ROWS_LEFT: Final = struct.Struct("<q")
 assert (_PUT_MARK.size, _ACK.size, _ROWS_MARK.size) == (16, 24, 32)  # as drawn above
 _ACK_OK: Final = 0
 _ACK_ERROR: Final = 1
@@ -380,32 +382,48 @@ def _columns(value: object) -> tuple[str, ...] | None:
 
 @dataclass(frozen=True, slots=True)
 class RowsMark:
-    """The metadata of a reply batch: its offsets ``[base_offset, end_offset)``, HW and epoch."""
+    """The metadata of a reply batch: its offsets ``[base_offset, end_offset)``, HW and epoch.
+
+    A batch has a row for each offset, unless key compaction removed records. Then the broker says
+    how many are left; a reader that does not know this refuses the batch.
+    """
 
     base_offset: Offset
     end_offset: Offset
     high_watermark: Offset
     leader_epoch: LeaderEpoch  # of the last record; with end_offset, where a reader continues
+    rows_left: int | None = None  # None: a row for each offset
+
+    @property
+    def rows_count(self) -> int:
+        """The number of rows of the batch."""
+        return self.end_offset - self.base_offset if self.rows_left is None else self.rows_left
 
     def to_bytes(self) -> bytes:
-        """Return the 32 bytes of a reply batch's metadata."""
-        return _ROWS_MARK.pack(
+        """Return the 32 or 40 bytes of a reply batch's metadata."""
+        data = _ROWS_MARK.pack(
             self.base_offset, self.end_offset, self.high_watermark, self.leader_epoch
         )
+        return data if self.rows_left is None else data + _ROWS_LEFT.pack(self.rows_left)
 
     @classmethod
     def from_bytes(cls, data: bytes, *, uncommitted: bool = False) -> RowsMark:
         """Parse and check a mark; ``uncommitted`` as in the request. Raises EnvelopeError."""
-        if len(data) != _ROWS_MARK.size:
+        left = None
+        if len(data) == _ROWS_MARK.size + _ROWS_LEFT.size:
+            (left,) = _ROWS_LEFT.unpack_from(data, _ROWS_MARK.size)
+        elif len(data) != _ROWS_MARK.size:
             raise EnvelopeError(f"{len(data)} bytes are not the metadata of a reply batch")
-        base, end, high_watermark, epoch = _ROWS_MARK.unpack(data)
+        base, end, high_watermark, epoch = _ROWS_MARK.unpack_from(data)
         bounded = uncommitted or end <= high_watermark
-        if not 0 <= base < end or not bounded or high_watermark < 0 or epoch < 0:
+        fewer = left is None or 0 <= left < end - base
+        if not 0 <= base < end or not bounded or not fewer or high_watermark < 0 or epoch < 0:
             raise EnvelopeError(
                 f"a reply batch cannot have offsets [{base}, {end}), high watermark "
                 f"{high_watermark} and leader epoch {epoch}"
+                + ("" if left is None else f", with {left} rows left")
             )
-        return cls(base, end, high_watermark, epoch)
+        return cls(base, end, high_watermark, epoch, left)
 
 
 def encode_put_mark(producer_id: ProducerId, base_sequence: int) -> bytes:

@@ -59,6 +59,10 @@ _TIERING_STAYS_ON: Final = (
     "under way. Create another stream without tiering; to keep little on local disk, lower "
     "local_retention_bytes"
 )
+_COMPACTED: Final = (
+    "key compaction has removed records for good, and a table of this stream could never be whole: "
+    f"{_COPY}"
+)
 _PURGED: Final = (
     "records of partition {} were purged, and a table has every record of its stream from the "
     "first one on; " + _COPY
@@ -81,7 +85,8 @@ def alter_stream(state: MetadataState, command: AlterStream | AddPartitions) -> 
     if isinstance(rows, HeadwaterError):
         return state, Rejected(rows)
     refused = (
-        refused_change(present, wanted)
+        refused_compaction(state, wanted)
+        or refused_change(present, wanted)
         or _refused_min_isr(present, wanted, rows)
         or _refused_table(present, wanted, rows)
     )
@@ -127,6 +132,22 @@ def _rows(
     return added if isinstance(added, HeadwaterError) else (*rows, *added)
 
 
+def refused_compaction(state: MetadataState, wanted: Stream) -> HeadwaterError | None:
+    """Return why a stream cannot have key compaction yet, or None.
+
+    An older build does not read a batch without records, which key compaction may write.
+    """
+    if not wanted.config.compact:
+        return None
+    if wanted.is_encrypted:
+        return InvalidStreamError(
+            f"stream {wanted.name!r} is encrypted: key compaction does not read encrypted records "
+            "yet, so compact must be false",
+            stream=wanted.name,
+        )
+    return refused_level(state, FEATURE_LEVEL_STREAMS, "key compaction")
+
+
 def refused_change(present: Stream, wanted: Stream) -> HeadwaterError | None:
     """Return why a stream cannot become another one, whatever its records are; None if it can.
 
@@ -150,6 +171,11 @@ def refused_change(present: Stream, wanted: Stream) -> HeadwaterError | None:
             return _fixed(present, name, before[name], after[name], reason)
     if present.config.tiering and not wanted.config.tiering:
         return _fixed(present, "tiering", True, False, _TIERING_STAYS_ON)
+    if present.config.compact and not present.config.tiering:
+        if wanted.config.tiering:
+            return _fixed(present, "tiering", False, True, _COMPACTED)
+        if not wanted.config.compact:
+            return _fixed(present, "compact", True, False, _COMPACTED)
     return None
 
 

@@ -32,7 +32,7 @@ from broker.core.metadata.state import (
     LeaseState,
     MetadataState,
 )
-from broker.core.metadata.stream_alter import alter_stream
+from broker.core.metadata.stream_alter import alter_stream, refused_compaction
 from broker.core.metadata.stream_encryption import refused_encryption, rotate_data_key
 from broker.core.metadata.stream_expiry import expire_records
 from broker.core.metadata.stream_purge import purge_records
@@ -99,6 +99,9 @@ def _create_stream(state: MetadataState, command: CreateStream) -> Applied:
         refused = refused_answers(wanted, state.streams.values())
         if refused is not None:
             return state, Rejected(refused)
+    low = refused_compaction(state, wanted)
+    if low is not None:
+        return state, Rejected(low)
     if wanted.uuid in state.partitions:
         return state, Rejected(InvalidRequestError(f"stream uuid {wanted.uuid} is already in use"))
     rows = new_partitions(

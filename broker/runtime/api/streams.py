@@ -215,8 +215,8 @@ class Streams:
         )
 
     def _raise_level_for(self, config: StreamConfig) -> None:
-        """Raise the feature level if a stream's leaders need it for commands of their own."""
-        if config.auto_pause_ms is not None:
+        """Raise the feature level if a setting needs it: an older build would not obey it."""
+        if config.auto_pause_ms is not None or config.compact:
             raise_level(self._metadata, FEATURE_LEVEL_STREAMS)
 
     def _altered(self, stream: Stream, changes: Mapping[str, Any]) -> Stream:

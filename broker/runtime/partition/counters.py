@@ -25,4 +25,6 @@ class PartitionCounters:
     received_first_us: int = 0  # when a publisher's records were first stored here; 0: never
     received_latest_us: int = 0
     followers: int = 0  # reads without an end that are open now
+    compacted_segments: int = 0  # written anew by key compaction
+    compacted_records: int = 0  # removed by key compaction
     dropped_messages: int = 0  # messages of other replicas, which are sent again

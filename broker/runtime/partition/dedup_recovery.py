@@ -7,13 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from broker.codec.nats.conditions import MESSAGE_ID
-from broker.codec.record_batch import BatchHeader, decode_body
-from broker.codec.schema import OFFSET_DELTA_FIELD, OPTIONAL_COLUMNS, TIMESTAMP_FIELD
+from broker.codec.record_batch import BatchHeader, decode_body, offsets_of
+from broker.codec.schema import OPTIONAL_COLUMNS, TIMESTAMP_FIELD
 from broker.core.dedup import ProducerTable
 from broker.core.message_ids import MessageIdWindow, digest_of
 from broker.errors import MetadataCorruptError
@@ -44,7 +43,7 @@ def rebuild_producers(log: PartitionLog) -> ProducerTable:
         header = batch.header
         if header.producer_id != NO_PRODUCER:
             table.add(
-                header.producer_id, header.base_sequence, header.records_count, header.base_offset
+                header.producer_id, header.base_sequence, header.offset_span, header.base_offset
             )
     return table
 
@@ -89,7 +88,7 @@ def _batches(log: PartitionLog, start: Offset) -> Iterator[StoredBatch]:
 def _add_ids(parts: Sequence[_Part], window: MessageIdWindow) -> None:
     """Add the ids of many batches at once: with little traffic each batch has one record."""
     headers = pa.concat_arrays([body.column("headers") for _, body in parts])
-    offsets = np.concatenate([_offsets(header, body) for header, body in parts])
+    offsets = np.concatenate([offsets_of(header, body) for header, body in parts])
     stamps = np.concatenate([np.asarray(body.column(TIMESTAMP_FIELD.name)) for _, body in parts])
     entries = headers.flatten()
     hits = np.flatnonzero(np.asarray(pc.equal(entries.field("key"), MESSAGE_ID)))
@@ -102,10 +101,3 @@ def _add_ids(parts: Sequence[_Part], window: MessageIdWindow) -> None:
         if message_id and offset != last_offset:  # only a record's first id counts, as in ingest
             window.add(digest_of(message_id.decode(errors="replace")), Offset(offset), stamp)
             last_offset = offset
-
-
-def _offsets(header: BatchHeader, body: pa.RecordBatch) -> npt.NDArray[np.int64]:
-    if header.sparse:
-        deltas: npt.NDArray[np.int64] = np.asarray(body.column(OFFSET_DELTA_FIELD.name))
-        return deltas.astype(np.int64) + header.base_offset
-    return np.arange(header.base_offset, header.base_offset + body.num_rows, dtype=np.int64)

@@ -29,6 +29,7 @@ from broker.runtime.partition.context import (
 )
 from broker.runtime.partition.counters import PartitionCounters
 from broker.runtime.partition.health import PartitionHealth
+from broker.runtime.partition.key_compaction import KeyCompaction
 from broker.runtime.partition.leadership_gate import Gatekeeper
 from broker.runtime.partition.local_frees import LocalFrees
 from broker.runtime.partition.local_log import LocalLog
@@ -121,6 +122,7 @@ class PartitionDriver:
         self.writes = PartitionWrites(context, self.replication, commits, gate, self.maintenance)
         self.tier = LocalTierSource(context, self.reads, self.replication, commits, gate)
         self.frees = LocalFrees(self, self._local, self._queue)
+        self.compaction = KeyCompaction(self, context, lambda: self._committed.end)
         self.health.when_failed(ports.links.withdraw)
         self.health.when_failed(lambda _: self._committed.wake())
         self.health.when_failed(commits.abandon)
@@ -222,6 +224,7 @@ class PartitionDriver:
         self._commits.configure(config)
         self.maintenance.configure(config)
         self.writes.configure(config)
+        self.compaction.configure(config)
         if config.tiering:
             self._gate.claim_again()
 

@@ -40,6 +40,19 @@ def _window_of(config: StreamConfig) -> tuple[int, int]:
     return config.dedup_window_ms, config.dedup_ids_max
 
 
+def batch_start(log: PartitionLog, end: Offset) -> Offset:
+    """Return where a log may be cut for a truncation at ``end``.
+
+    Key compaction may have joined the batches around ``end``. Then the whole joined batch goes:
+    its records below ``end`` come again from the leader, whose log has them.
+    """
+    inside = (one.base_offset < end < one.end_offset for one in log.segments() if one.sparse)
+    if not any(inside):
+        return end
+    last = log.read(Offset(end - 1), end, bytes_max=1)[0].header
+    return end if last.end_offset == end else last.base_offset
+
+
 class LocalLog:
     """Owner: the partition's turns, except for methods that say "any thread"."""
 
@@ -106,6 +119,11 @@ class LocalLog:
     def log_start(self) -> Offset:
         """First offset that is read here: segments may still have records that are gone below."""
         return max(self.log.log_start, self.tier.gone_end)
+
+    @property
+    def whole_start(self) -> Offset:
+        """First offset from which the log has every record: key compaction took some below it."""
+        return max(self.log_start, self.log.sparse_end)
 
     def committed_for_certain(self) -> Offset:
         """Return the end of the records that are freed, purged or in the table: all committed.

@@ -34,6 +34,11 @@ class PartitionReads:
         return self._local.log_start
 
     @property
+    def whole_start(self) -> Offset:
+        """See ``PartitionReader.whole_start``."""
+        return self._local.whole_start
+
+    @property
     def purged_end(self) -> Offset:
         """See ``PartitionReader.purged_end``."""
         return self._local.tier.purged_end

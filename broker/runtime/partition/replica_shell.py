@@ -13,6 +13,7 @@ from typing import Final, Protocol
 
 import structlog
 
+from broker.codec.sparse import from_offset
 from broker.core.events import TickElapsed
 from broker.core.replication import effects as does
 from broker.core.replication.events import (
@@ -46,7 +47,7 @@ from broker.model.stream import StreamConfig
 from broker.ports.partition import StoredBatch
 from broker.ports.system import Clock
 from broker.runtime.partition.committed import CommittedEnd
-from broker.runtime.partition.local_log import LocalLog
+from broker.runtime.partition.local_log import LocalLog, batch_start
 from broker.runtime.partition.tier_view import below_floor
 
 _log = structlog.get_logger(__name__)
@@ -332,11 +333,18 @@ class ReplicaShell:
         self._links.send(effect.to, answer)
 
     def _records_from(self, start: Offset, log_end: Offset) -> list[StoredBatch]:
-        """Read batches from ``start``; followers that wait at the same offset share one read."""
+        """Read batches from ``start``; followers that wait at the same offset share one read.
+
+        Where a follower's log ends, a batch began when the follower got it. Key compaction may have
+        joined that batch with its neighbours since.
+        """
         if start >= log_end:
             return []
         if self._shared is None or self._shared[:2] != (start, log_end):
             batches = self._local.log.read(start, log_end, bytes_max=FETCH_BYTES_MAX)
+            first = batches[0]
+            if first.header.base_offset < start and first.header.sparse:
+                batches[0] = StoredBatch(*from_offset(first.header, first.body, start))
             self._shared = (start, log_end, batches)
         return self._shared[2]
 
@@ -414,6 +422,9 @@ class ReplicaShell:
         log_end = self._local.log.log_end
         # Segments may have been freed while this truncation waited for room.
         end = max(end, self._local.log.log_start)
+        if (cut := batch_start(self._local.log, end)) < end:
+            self._committed.lower(cut)
+            end = cut
         try:
             self._local.truncate(end)
         except NoRoomError as error:

@@ -87,7 +87,7 @@ class RetryTables:
                 self.producers.add(
                     header.producer_id,
                     header.base_sequence,
-                    header.records_count,
+                    header.offset_span,  # what was sent, also if compaction removed some
                     header.base_offset,
                 )
         return size

@@ -10,7 +10,7 @@ The file is not split: it has one class, which says why it is whole.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -28,6 +28,8 @@ from broker.model.ids import PartitionId
 from broker.model.offsets import Offset
 from broker.ports.partition import SegmentInfo, StoredBatch
 from broker.ports.system import Files
+from broker.storage.key_compaction.exchange import exchange, sealed_at
+from broker.storage.key_compaction.rewriter import Replacement, SegmentRewriter
 from broker.storage.log.config import LogConfig
 from broker.storage.log.disk_errors import DiskErrors
 from broker.storage.log.producer_state import read_producer_state, write_producer_state
@@ -162,6 +164,11 @@ class PartitionLog:
         return self._state.log_end
 
     @property
+    def sparse_end(self) -> Offset:
+        """From here on the log has every record."""
+        return self._state.sparse_end
+
+    @property
     def synced_end(self) -> Offset:
         """First offset that is not known to be durable."""
         return self._synced_end
@@ -231,23 +238,22 @@ class PartitionLog:
     def append_stored(self, batches: Sequence[StoredBatch], *, now_us: int = 0) -> Offset:
         """Write batches as their leader stored them; they must continue this log.
 
-        Returns:
-            The new log end; not durable before :meth:`sync`.
-
-        Raises:
-            NoRoomError, LogFailedError, StaleLeaderEpochError: as :meth:`append`.
+        Returns the new log end, not durable before :meth:`sync`; raises as :meth:`append`.
         """
         active = self._writable()
         at = self.log_end
         for batch in batches:
             assert batch.header.base_offset == at, f"{batch.header.base_offset} leaves a gap"
             at = batch.header.end_offset
-        for epoch, group in itertools.groupby(batches, lambda one: one.header.leader_epoch):
+        for (epoch, sparse), group in itertools.groupby(
+            batches, lambda one: (one.header.leader_epoch, one.header.sparse)
+        ):
             left = list(group)
             if epoch != self._epochs.latest:
                 self._begin_epoch(epoch)
             while left:
-                active = self._roll_when_full(active, left[0].header.size, now_us)
+                size = left[0].header.size
+                active = self._roll_when_full(active, size, now_us, sparse=sparse)
                 sizes = [batch.header.size for batch in left]
                 count = self._config.fitting(active.segment.size_bytes, sizes)
                 with self._errors("append"):
@@ -302,10 +308,9 @@ class PartitionLog:
         return False
 
     def free(self, base_offsets: Sequence[Offset]) -> None:
-        """Remove the oldest segments, which must be sealed. The log start moves first.
+        """Remove the oldest segments, which are sealed; raises LogFailedError.
 
-        Raises:
-            LogFailedError: the disk failed.
+        The log start moves first.
         """
         self._check_healthy()
         if self._active is None and len(base_offsets) == len(self._state.segments):
@@ -330,6 +335,20 @@ class PartitionLog:
                     self._folder.remove_if_there(path)
                     self._handles.drop(path)
             self._folder.sync()
+
+    def rewriter(self, base_offset: Offset, retried: Collection[int]) -> SegmentRewriter:
+        """See ``CompactedLog.rewriter``."""
+        segment = sealed_at(self._state, self._folder.path, base_offset)
+        return SegmentRewriter(self._folder, segment, self._config.index_interval_bytes, retried)
+
+    def replace_segment(self, replacement: Replacement) -> bool:
+        """Put a rewritten segment in its place, durably; False if the segment is not there now.
+
+        After a NoRoomError or LogFailedError readers have the old segment or the new one.
+        """
+        self._check_healthy()
+        with self._errors("key compaction"):
+            return exchange(self._folder, self._handles, self._state, replacement)
 
     def truncate(self, end: Offset) -> None:
         """Drop the batches from ``end`` on, durably; ``end`` is a batch's base or the log end.
@@ -365,13 +384,10 @@ class PartitionLog:
         self._unfinished_cut = None
 
     def mark_suspect(self) -> None:
-        """Make the next opening scan every byte, because a read found damage that was not known.
+        """Make the next opening scan every byte: a read found damage that was not known.
 
-        A scan without damage removes the mark. May be called again, also on a damaged log.
-
-        Raises:
-            NoRoomError: there is no room for the name of the mark.
-            LogFailedError: the disk failed.
+        A scan without damage removes the mark. May be called again, also on a damaged log. Raises
+        NoRoomError (no room for the mark's name) and LogFailedError (the disk failed).
         """
         path = self._folder.file(SUSPECT_NAME)
         with self._errors("marking"):
@@ -397,12 +413,9 @@ class PartitionLog:
             self._write_point(self.log_start)
 
     def write_producer_state(self, state: bytes, *, end: Offset | None = None) -> bool:
-        """Store the producers' state of the log end, or of ``end``; it replaces older states.
+        """Store the producers' state of the log end, or of ``end``, in place of older states.
 
-        It is a cache of the log, except for records that were freed.
-
-        Returns:
-            False when the disk is full: the older state stays.
+        Returns False when the disk is full: the older state stays.
         """
         self.sync()
         with self._errors("producer state"):
@@ -413,9 +426,9 @@ class PartitionLog:
         return read_producer_state(self._folder, self.log_end)
 
     def poison(self, reason: str) -> None:
-        """Take no more writes: the writing thread has crashed, perhaps in the middle of a write.
+        """Take no more writes: the writing thread has crashed, perhaps within one. Any thread.
 
-        Any thread. :meth:`close` then leaves the files as they are; the next opening checks them.
+        :meth:`close` then leaves the files as they are; the next opening checks them.
         """
         self._failure = self._failure or reason
 
@@ -503,10 +516,13 @@ class PartitionLog:
             self._folder.sync()
         self._epochs = history
 
-    def _roll_when_full(self, active: ActiveSegment, size: int, now_us: int) -> ActiveSegment:
+    def _roll_when_full(
+        self, active: ActiveSegment, size: int, now_us: int, *, sparse: bool = False
+    ) -> ActiveSegment:
+        """Roll also between batches of key compaction and others: no segment has both."""
         segment = active.segment
         full = segment.size_bytes + size > self._config.segment_bytes_max
-        due = full or self._config.is_aged(segment.created_us, now_us)
+        due = full or sparse != segment.sparse or self._config.is_aged(segment.created_us, now_us)
         return self._roll(active) if due and not segment.empty else active
 
     def _roll(self, active: ActiveSegment) -> ActiveSegment:

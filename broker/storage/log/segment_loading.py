@@ -146,6 +146,7 @@ class SegmentLoader:
         segment.created_us = summary.created_us
         segment.epochs = index.epochs
         segment.sealed = summary.sealed
+        segment.sparse = summary.sparse
         segment.end_offset = summary.end_offset
         return segment
 

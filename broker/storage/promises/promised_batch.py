@@ -37,8 +37,9 @@ def mark_before(
     """Return the mark of the batch of a healthy log that ends at ``end``; blocks.
 
     Returns:
-        None if the log has no record before ``end``, or this record cannot be read. NO_MARK if a
-        batch begins before ``end`` and ends after it.
+        None if the log has no record before ``end``, or this record cannot be read, or key
+        compaction has written its batch. NO_MARK if a batch begins before ``end`` and ends after
+        it.
 
     Raises:
         OverloadedError: the process has no free descriptor or memory now.
@@ -55,6 +56,8 @@ def mark_before(
         return None
     finally:
         handles.close()
+    if last.sparse:
+        return None  # other bytes than were promised, on purpose
     return mark_of(last, end) if last.end_offset == end else NO_MARK
 
 

@@ -42,7 +42,9 @@ class LogState:
     """The state that the writer and the readers share. The writer replaces values as a whole.
 
     ``generation`` grows when the writer removes bytes that a reader may still use. A reader that
-    met damage reads again if ``generation`` has grown meanwhile.
+    met damage reads again if ``generation`` has grown meanwhile. While the file of a segment is
+    exchanged, a reader may have the facts of one file and the bytes of the other; so a reader that
+    met damage waits for the end of the exchange before it looks at ``generation``.
     """
 
     def __init__(
@@ -57,6 +59,20 @@ class LogState:
         self.log_end = log_end
         self.damaged = damaged
         self.generation = 0
+        self.swapping = threading.Lock()  # held while a segment's file is exchanged
+        self._sparse: tuple[tuple[Segment, ...], Offset] = ((), Offset(0))
+
+    @property
+    def sparse_end(self) -> Offset:
+        """The end of the last segment that key compaction wrote, or 0. Any thread; quick."""
+        segments = self.segments
+        known, end = self._sparse
+        if known is not segments:  # all but the last one are sealed: they stay as they are
+            ends = (one.end_offset for one in reversed(segments[:-1]) if one.sparse)
+            end = next(ends, Offset(0))
+            self._sparse = segments, end
+        last = segments[-1] if segments else None
+        return last.end_offset if last is not None and last.sparse else end
 
 
 class LogReader:
@@ -69,7 +85,7 @@ class LogReader:
         self._handles = handles
         self._state = state
         self._interval_bytes = index_interval_bytes
-        self._places: OrderedDict[Offset, int] = OrderedDict()
+        self._places: OrderedDict[Offset, tuple[Segment, int]] = OrderedDict()
         self._places_lock = threading.Lock()
 
     def read(self, start: Offset, end: Offset, *, bytes_max: int) -> list[StoredBatch]:
@@ -80,8 +96,13 @@ class LogReader:
             try:
                 return self._read(start, end, bytes_max)
             except SegmentCorruptError as error:
-                if self._state.generation == generation:
+                if not self._has_changed(generation):
                     raise self._with_way_on(error) from error
+
+    def _has_changed(self, generation: int) -> bool:
+        """Tell whether the writer has removed bytes since; waits for the end of an exchange."""
+        with self._state.swapping:
+            return self._state.generation != generation
 
     def offset_at(self, timestamp_us: int) -> Offset:
         """Return the first offset whose batch reaches ``timestamp_us``, else the log end.
@@ -94,11 +115,11 @@ class LogReader:
             try:
                 found = self._offset_at(timestamp_us)
             except SegmentCorruptError as error:
-                if self._state.generation == generation:
+                if not self._has_changed(generation):
                     raise self._with_way_on(error) from error
             else:
-                if self._state.generation == generation:
-                    return found  # no segment was freed during the search
+                if not self._has_changed(generation):
+                    return found  # no segment was freed or exchanged during the search
 
     def _offset_at(self, timestamp_us: int) -> Offset:
         damaged = self._state.damaged
@@ -196,7 +217,7 @@ class LogReader:
                 # Take the end first: the size that is taken after it covers at least this end.
                 end = segment.end_offset
                 view = SegmentView(file, segment.base_offset, end, segment.size_bytes)
-                place = self._place(wanted.start, index, view)
+                place = self._place(wanted.start, segment, index, view)
                 batches, behind = read_batches(
                     view, place, wanted, bytes_max=bytes_max, first_always=first_always
                 )
@@ -206,20 +227,22 @@ class LogReader:
             rest = OffsetRange(wanted.start, segment.end_offset)
             raise _unreadable(path, cause, rest) from cause
         if batches:
-            self._remember(behind)
+            self._remember(segment, behind)
         return batches
 
-    def _place(self, offset: Offset, index: SegmentIndex, view: SegmentView) -> Place:
+    def _place(
+        self, offset: Offset, segment: Segment, index: SegmentIndex, view: SegmentView
+    ) -> Place:
         with self._places_lock:
-            position = self._places.get(offset)
-        if position is not None and view.base < offset:
-            return Place(offset, position)
+            known = self._places.get(offset)
+        if known is not None and known[0] is segment and view.base < offset:
+            return Place(offset, known[1])
         entry = index.place_of(offset)
         return view.first if entry is None else Place(*entry)
 
-    def _remember(self, place: Place) -> None:
+    def _remember(self, segment: Segment, place: Place) -> None:
         with self._places_lock:
-            self._places[place.offset] = place.position
+            self._places[place.offset] = segment, place.position
             self._places.move_to_end(place.offset)
             if len(self._places) > _PLACES_MAX:
                 self._places.popitem(last=False)

@@ -28,6 +28,7 @@ class Segment:
         "max_timestamp_us",
         "sealed",
         "size_bytes",
+        "sparse",
     )
 
     def __init__(self, base_offset: Offset, index: SegmentIndex | None) -> None:
@@ -37,6 +38,7 @@ class Segment:
         self.max_timestamp_us = 0
         self.created_us = 0  # when the first batch was written; 0 while there is none
         self.sealed = False
+        self.sparse = False  # key compaction wrote its batches: records may be missing
         self.epochs: tuple[EpochStart, ...] = ()  # the starts of the leader epochs that occur here
         self.index = index
 
@@ -47,6 +49,7 @@ class Segment:
 
     def note_batch(self, header: BatchHeader, position: int, *, force: bool = False) -> None:
         """Add a scanned batch to the facts; with ``force`` it gets an index entry."""
+        self.sparse = self.sparse or header.sparse
         self.note(
             OffsetRange(header.base_offset, header.end_offset),
             position,
@@ -78,7 +81,10 @@ class Segment:
     def info(self) -> SegmentInfo:
         """Return the facts as the type of the ports."""
         end, size = self.end_offset, self.size_bytes
-        return SegmentInfo(self.base_offset, end, size, self.max_timestamp_us, self.sealed)
+        return SegmentInfo(
+            self.base_offset, end, size, self.max_timestamp_us, self.sealed, self.sparse,
+            self.created_us,
+        )  # fmt: skip
 
 
 def write_index(folder: LogFolder, segment: Segment) -> None:
@@ -92,6 +98,7 @@ def write_index(folder: LogFolder, segment: Segment) -> None:
         max_timestamp_us=segment.max_timestamp_us,
         created_us=segment.created_us,
         sealed=segment.sealed,
+        sparse=segment.sparse,
         entries=segment.index.entries(),
         epochs=segment.epochs,
     )

@@ -162,6 +162,11 @@ class MemoryPartition:
         return self._end
 
     @property
+    def whole_start(self) -> Offset:
+        """The log start: no record is ever compacted away here."""
+        return self.log_start
+
+    @property
     def log_end(self) -> Offset:
         """The same: one node has no uncommitted records to show."""
         return self._end

@@ -216,6 +216,11 @@ class MemoryTierSource:
             return Offset(self._segments[0].base)
 
     @property
+    def whole_start(self) -> Offset:
+        """See ``PartitionReader.whole_start``."""
+        return self.log_start
+
+    @property
     def high_watermark(self) -> Offset:
         """First offset not committed."""
         return self.log_end if self._committed is None else Offset(self._committed)

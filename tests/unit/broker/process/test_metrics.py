@@ -141,6 +141,8 @@ def _partition(stream: str, partition: int, log_end: int) -> PartitionSample:
         overrun_messages_total=0,
         syncs_total=4,
         freed_segments_total=0,
+        compacted_segments_total=2,
+        compacted_records_total=30,
     )
 
 

@@ -16,10 +16,15 @@ from broker.core.metadata.commands import (
     decode,
     encode_new,
 )
+from broker.core.metadata.outcome import Rejected
 from broker.core.metadata.size import STATE_WEIGHT_MAX, weigh
 from broker.core.metadata.snapshot import decode_snapshot, encode_snapshot
-from broker.core.metadata.state import FEATURE_LEVEL_ALTERED, FEATURE_LEVEL_REPLICATED
-from broker.core.metadata.stream_alter import FIXED
+from broker.core.metadata.state import (
+    FEATURE_LEVEL_ALTERED,
+    FEATURE_LEVEL_REPLICATED,
+    FEATURE_LEVEL_STREAMS,
+)
+from broker.core.metadata.stream_alter import FIXED, refused_compaction
 from broker.errors import (
     FeatureLevelError,
     FixedSettingError,
@@ -39,7 +44,8 @@ OTHER = StreamUuid("00000000-0000-0000-0000-000000000002")
 
 def rig(*replicas: BrokerId, **facts: Any) -> MetadataRig:
     """Return a cluster whose brokers all know how to change a stream."""
-    return MetadataRig(replicas or (A, B, C), features_max=FEATURE_LEVEL_ALTERED, **facts)
+    level = facts.pop("features_max", FEATURE_LEVEL_ALTERED)
+    return MetadataRig(replicas or (A, B, C), features_max=level, **facts)
 
 
 def stream_of(cluster: MetadataRig) -> Stream:
@@ -73,6 +79,9 @@ VALUES: dict[str, Any] = {
     "flush_interval_ms": 50,
     "compression": "zstd",
     "min_isr": 3,
+    "compact": True,
+    "tombstone_delay_ms": 0,
+    "compact_dirty_percent": 1,
     "local_retention_bytes": 0,
     "local_retention_ms": 1_000,
     "unshipped_bytes_max": 1 << 30,
@@ -107,7 +116,7 @@ def test_each_setting_is_known_to_change_or_to_stay() -> None:
 @pytest.mark.parametrize("name", VALUES)
 def test_a_setting_changes_and_nothing_else_does(name: str) -> None:
     """The stream keeps its uuid, its partitions their leaders; the same again changes nothing."""
-    cluster = rig()
+    cluster = rig(features_max=FEATURE_LEVEL_STREAMS)
     before = cluster.state
     cluster.do(alteration(cluster, **{name: VALUES[name]}))
     assert stream_of(cluster) == changed(before.streams["s"], **{name: VALUES[name]})
@@ -115,6 +124,31 @@ def test_a_setting_changes_and_nothing_else_does(name: str) -> None:
     assert cluster.state.weight == weigh(cluster.state)
     after, reply = apply(cluster.state, alteration(cluster))
     assert (after, reply) == (cluster.state, {"uuid": stream_of(cluster).uuid, "changed": False})
+
+
+def test_key_compaction_waits_for_brokers_that_can_read_what_it_writes() -> None:
+    """Below feature level 5 no stream gets it, at its creation or later."""
+    cluster = rig()
+    refused = apply(cluster.state, alteration(cluster, compact=True))[1]
+    assert isinstance(refused, Rejected)
+    assert isinstance(refused.error, FeatureLevelError)
+
+
+def test_an_encrypted_stream_is_not_compacted() -> None:
+    """Its records cannot be compared yet."""
+    cluster = rig(features_max=FEATURE_LEVEL_STREAMS)
+    wanted = changed(stream_of(cluster), encryption="xaes-256-gcm", compact=True)
+    assert isinstance(refused_compaction(cluster.state, wanted), InvalidStreamError)
+
+
+@pytest.mark.parametrize(("name", "value"), [("compact", False), ("tiering", True)])
+def test_a_compacted_stream_without_a_table_never_gets_one(name: str, value: bool) -> None:
+    """Its records are gone for good, so neither setting may change."""
+    cluster = rig(features_max=FEATURE_LEVEL_STREAMS, compact=True, tiering=False)
+    refused = apply(cluster.state, alteration(cluster, **{name: value}))[1]
+    assert isinstance(refused, Rejected)
+    assert isinstance(refused.error, FixedSettingError)
+    assert "never be whole" in refused.error.message
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -1,0 +1,125 @@
+"""Which segments of a partition's log key compaction takes, and when. Pure.
+
+Only sealed segments below the *line* are taken, always the oldest ones without a gap. The line is
+at most the high watermark, for a tiered stream the cold end, and what leases hold. So a record that
+is not committed, not in the table, or needed by a saved cut stays; so does the active segment.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from broker.model.offsets import Offset
+from broker.model.stream import StreamConfig
+from broker.ports.partition import SegmentInfo
+
+_NOTHING: Final = Offset(0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactionRule:
+    """A stream's settings for key compaction."""
+
+    tombstone_us: int  # how long a tombstone stays after its segment was sealed
+    dirty_percent_min: int  # of the bytes below the line, so many must be new
+
+    @classmethod
+    def of(cls, config: StreamConfig) -> CompactionRule:
+        """Return the rule of a stream's configuration."""
+        return cls(
+            tombstone_us=config.tombstone_delay_ms * 1000,
+            dirty_percent_min=config.compact_dirty_percent,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactedSoFar:
+    """What is known of earlier passes. All of it may be forgotten: the next pass does more then."""
+
+    end: Offset = _NOTHING  # below it, records were compared with one another
+    tombstones: frozenset[Offset] = frozenset()  # base offsets of segments that still have some
+
+    @classmethod
+    def found_in(cls, segments: Sequence[SegmentInfo]) -> CompactedSoFar:
+        """Return what the segments of an opened log show."""
+        sparse = [one for one in segments if one.sparse and one.sealed]
+        return cls(
+            end=sparse[-1].end_offset if sparse else _NOTHING,
+            tombstones=frozenset(one.base_offset for one in sparse),
+        )
+
+    def after(self, plan: CompactionPlan, tombstones: frozenset[Offset]) -> CompactedSoFar:
+        """Return what is known after a pass that left tombstones in these segments."""
+        return replace(self, end=plan.end, tombstones=tombstones)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedSegment:
+    """A segment to compact; ``drops_tombstones`` if those that are last of their keys may go."""
+
+    base_offset: Offset
+    end_offset: Offset
+    drops_tombstones: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactionPlan:
+    """The segments of one pass, oldest first, without a gap between them."""
+
+    segments: tuple[PlannedSegment, ...]
+    size_bytes: int
+
+    @property
+    def end(self) -> Offset:
+        """First offset that the pass does not touch."""
+        return self.segments[-1].end_offset
+
+
+def compaction_line(
+    *, high_watermark: Offset, cold_end: Offset | None, lease_floor: Offset
+) -> Offset:
+    """Return the offset below which segments may be compacted; ``cold_end`` None: not tiered."""
+    committed = high_watermark if cold_end is None else min(high_watermark, cold_end)
+    return min(committed, lease_floor)
+
+
+def plan_compaction(
+    segments: Sequence[SegmentInfo],
+    *,
+    line: Offset,
+    so_far: CompactedSoFar,
+    rule: CompactionRule,
+    now_us: int,
+    forced: bool = False,
+) -> CompactionPlan | None:
+    """Choose the segments of the next pass; None if none is due. Touches no file.
+
+    A pass is due if enough of the bytes below ``line`` came since the last pass, or if a tombstone
+    has been there for long enough, or if it is ``forced`` and a segment is below the line.
+    """
+    chosen: list[PlannedSegment] = []
+    total_bytes = dirty_bytes = 0
+    expired = False
+    for one, following in itertools.pairwise(segments):
+        if not one.sealed or one.end_offset > line:
+            break
+        drops = _is_over(following, rule, now_us)
+        chosen.append(PlannedSegment(one.base_offset, one.end_offset, drops))
+        total_bytes += one.size_bytes
+        dirty_bytes += one.size_bytes if one.end_offset > so_far.end else 0
+        expired = expired or (drops and one.base_offset in so_far.tombstones)
+    enough = dirty_bytes > 0 and 100 * dirty_bytes >= rule.dirty_percent_min * total_bytes
+    if not chosen or not (forced or expired or enough):
+        return None
+    return CompactionPlan(segments=tuple(chosen), size_bytes=total_bytes)
+
+
+def _is_over(following: SegmentInfo, rule: CompactionRule, now_us: int) -> bool:
+    """Tell whether a segment's tombstones may go, by the time at which the next segment began.
+
+    Timestamps of records do not count: publishers choose them.
+    """
+    return bool(following.created_us) and now_us - following.created_us >= rule.tombstone_us

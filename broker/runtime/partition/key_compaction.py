@@ -1,0 +1,270 @@
+"""Key compaction of one partition's log, in steps of a pump of the broker.
+
+A step reads or writes a small piece beside the partition's turns. Only what must not happen beside
+a write is done in a turn: the begin of a pass, and the exchange of a segment's file. Each replica
+compacts its own log; docs/decisions/0034 says why replicas may differ there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, replace
+
+import structlog
+
+from broker.core.key_compaction import (
+    CompactedSoFar,
+    CompactionPlan,
+    CompactionRule,
+    compaction_line,
+    plan_compaction,
+)
+from broker.errors import (
+    CorruptDataError,
+    LogFailedError,
+    OffsetOutOfRangeError,
+    OverloadedError,
+)
+from broker.model.offsets import Offset
+from broker.model.stream import StreamConfig
+from broker.runtime.partition.context import PartitionContext
+from broker.runtime.partition.local_frees import FreesOwner, LeaseFloor
+from broker.runtime.partition.queue import OwnerCall
+from broker.storage.key_compaction.compaction_pass import ChosenSegment, CompactionPass
+from broker.storage.key_compaction.rewriter import Replacement
+from broker.storage.no_room import PROCESS_LIMITS, is_full
+
+_log = structlog.get_logger(__name__)
+
+_AGAIN_US = 10_000_000  # after a pass that could not be finished
+
+
+@dataclass(slots=True)
+class _Running:
+    """A pass that has begun."""
+
+    plan: CompactionPlan
+    work: CompactionPass
+    steps: Generator[Replacement | None, None, None]
+    exchanged: int = 0
+
+
+class KeyCompaction:
+    """Owner: the thread of the broker's compaction pump, except where it says otherwise."""
+
+    def __init__(
+        self, owner: FreesOwner, context: PartitionContext, high_watermark: Callable[[], Offset]
+    ) -> None:
+        """Compact the log of ``context``, below ``high_watermark``."""
+        self._owner = owner
+        self._name = context.name
+        self._config = context.stream.config
+        self._local = context.local
+        self._queue = context.queue
+        self._clock = context.clock
+        self._counters = context.counters
+        self._health = context.health
+        self._high_watermark = high_watermark
+        self._so_far: CompactedSoFar | None = None  # None: look at the segments first
+        self._log = context.local.log
+        self._running: _Running | None = None
+        self._call: OwnerCall | None = None  # the turn that this pass waits for
+        self._not_before_us = 0
+        self.forced = False
+
+    def configure(self, config: StreamConfig) -> None:
+        """Take changed settings. Any thread."""
+        self._config = config
+
+    def force(self) -> None:
+        """Begin a pass soon, whatever is new. Any thread."""
+        self.forced = True
+        self._not_before_us = 0
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether the stream is compacted, or a pass has to be given up. Any thread."""
+        return self._config.compact or self.has_begun
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a pass runs, or waits for a turn."""
+        return self._running is not None or self._call is not None
+
+    def step(self, lease_floor: LeaseFloor) -> bool:
+        """Take one step; return whether there was work, so that the next step may follow soon."""
+        if not self._owner.may_free or not self._config.compact:
+            self._give_up()
+            return False
+        if self._call is not None:
+            return self._go_on_after_turn()
+        if self._running is None:
+            return self._look(lease_floor)
+        try:
+            replacement = next(self._running.steps, self._running)
+        except OffsetOutOfRangeError:  # freed or cut meanwhile
+            self._give_up()
+        except CorruptDataError as error:
+            self._give_up()
+            found = error
+            self._queue.post(lambda: self._health.fail(found))
+        except OverloadedError as error:
+            self._failed(error.message)
+        except OSError as error:
+            self._meet(error)
+        else:
+            self._take(replacement, lease_floor)
+        return True
+
+    # ------------------------------------------------------------------ beginning
+
+    def _plan(self, lease_floor: LeaseFloor) -> CompactionPlan | None:
+        """Return the next pass. The ends are read before the leases, as in ``TierView``."""
+        config, local = self._config, self._local
+        if self._so_far is None or self._log is not local.log:
+            self._log = local.log
+            self._so_far = CompactedSoFar.found_in(local.log.segments())
+        now_us = self._clock.now_us()
+        if now_us < self._not_before_us:
+            return None
+        committed = self._high_watermark()
+        cold_end = local.tier.cold_end if config.tiering else None
+        line = compaction_line(
+            high_watermark=committed, cold_end=cold_end, lease_floor=lease_floor()
+        )
+        return plan_compaction(
+            local.log.segments(),
+            line=line,
+            so_far=self._so_far,
+            rule=CompactionRule.of(config),
+            now_us=now_us,
+            forced=self.forced,
+        )
+
+    def _look(self, lease_floor: LeaseFloor) -> bool:
+        if self._plan(lease_floor) is None:
+            return False
+        self._call = self._queue.begin(lambda: self._begin(lease_floor))
+        return True
+
+    def _begin(self, lease_floor: LeaseFloor) -> _Running | None:
+        """Begin a pass, in a turn: the retry tables are the turn's."""
+        plan = self._plan(lease_floor)
+        if plan is None or not self._owner.may_free:
+            return None
+        below = [one for one in self._local.log.segments() if one.end_offset <= plan.end]
+        now_us, leads = self._clock.now_us(), self._owner.leads
+        free = self._local.retries.free_of_ids(below, now_us, leads=leads)
+        plan = replace(plan, segments=plan.segments[: len(free)])
+        if not plan.segments or (not self.forced and self._has_nothing_new(plan)):
+            self._not_before_us = self._clock.now_us() + _AGAIN_US
+            return None
+        work = CompactionPass(
+            self._local.log,
+            [
+                ChosenSegment(one.base_offset, one.end_offset, one.drops_tombstones)
+                for one in plan.segments
+            ],
+            retried=self._local.retries.producers.offsets_below(plan.end),
+        )
+        self.forced = False
+        return _Running(plan, work, work.steps())
+
+    def _has_nothing_new(self, plan: CompactionPlan) -> bool:
+        """Tell whether message ids keep all that is new: nothing would come of a pass."""
+        assert self._so_far is not None, "a plan was made from it"
+        expired = any(
+            one.drops_tombstones and one.base_offset in self._so_far.tombstones
+            for one in plan.segments
+        )
+        return plan.end <= self._so_far.end and not expired
+
+    # ------------------------------------------------------------------ going on
+
+    def _take(self, replacement: Replacement | _Running | None, lease_floor: LeaseFloor) -> None:
+        if isinstance(replacement, _Running):
+            self._end()
+        elif replacement is not None:
+            made = replacement
+            self._call = self._queue.begin(lambda: self._exchange(made, lease_floor))
+
+    def _exchange(self, made: Replacement, lease_floor: LeaseFloor) -> bool:
+        """Exchange a segment's file, in a turn, if it may still be done."""
+        allowed = self._owner.may_free and lease_floor() >= made.segment.end_offset
+        if not allowed:
+            made.discard()
+            return False
+        before = made.replaced.size_bytes
+        done = self._local.log.replace_segment(made)
+        self._local.watch_segments()
+        if not done:
+            return False
+        self._counters.compacted_segments += 1
+        self._counters.compacted_records += made.removed_count
+        _log.info(
+            "segment_compacted",
+            partition=self._name,
+            start=made.segment.base_offset,
+            end=made.segment.end_offset,
+            records_removed=made.removed_count,
+            size_bytes=made.segment.size_bytes,
+            size_bytes_before=before,
+        )
+        return True
+
+    def _go_on_after_turn(self) -> bool:
+        call = self._call
+        assert call is not None, "the caller looked"
+        if not call.is_over():
+            return False
+        self._call = None
+        if call.error is not None:
+            self._failed(call.error.message)
+        elif self._running is None:
+            self._running = call.result if isinstance(call.result, _Running) else None
+            return self._running is not None
+        elif call.result is not True:
+            self._give_up()
+        else:
+            self._running.exchanged += 1
+        return True
+
+    def _end(self) -> None:
+        running = self._running
+        assert running is not None, "a pass that ends has begun"
+        assert self._so_far is not None, "a plan was made from it"
+        counts = running.work.counts
+        self._so_far = self._so_far.after(running.plan, frozenset(counts.tombstones))
+        self._running = None
+        _log.info(
+            "log_compacted",
+            partition=self._name,
+            end=running.plan.end,
+            records_removed=counts.removed_count,
+            segments=running.exchanged,
+            read_bytes=counts.read_bytes,
+            parts=counts.parts,
+        )
+
+    # ------------------------------------------------------------------ not going on
+
+    def _meet(self, error: OSError) -> None:
+        """Try again later if the disk is full; take no more writes if it fails."""
+        if is_full(error) or error.errno in PROCESS_LIMITS:
+            self._failed(str(error))
+            return
+        self._give_up()
+        failure = LogFailedError(f"key compaction of {self._name} failed: {error}")
+        self._queue.post(lambda: self._health.fail(failure))
+
+    def _failed(self, reason: str) -> None:
+        self._give_up()
+        self._not_before_us = self._clock.now_us() + _AGAIN_US
+        _log.warning("compaction_waits", partition=self._name, reason=reason)
+
+    def _give_up(self) -> None:
+        """End the pass; what it has exchanged stays so."""
+        running, self._running = self._running, None
+        self._call = None
+        if running is not None:
+            running.steps.close()

@@ -1,0 +1,1 @@
+"""Key compaction of a local log: which records are the last of their keys, and the rewriting."""

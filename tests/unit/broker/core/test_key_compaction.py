@@ -1,0 +1,119 @@
+"""Which segments key compaction takes, and when."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from broker.core.key_compaction import (
+    CompactedSoFar,
+    CompactionRule,
+    compaction_line,
+    plan_compaction,
+)
+from broker.model.offsets import Offset
+from broker.model.stream import StreamConfig
+from broker.ports.partition import SegmentInfo
+
+RULE = CompactionRule(tombstone_us=100, dirty_percent_min=50)
+
+
+def segments(*sizes: int, sparse: int = 0) -> list[SegmentInfo]:
+    """Return segments of ten offsets each, made at 1000, 1100, …; the last one is active."""
+    return [
+        SegmentInfo(
+            Offset(10 * at), Offset(10 * at + 10), size, 5, at < len(sizes) - 1, at < sparse,
+            1000 + 100 * at,
+        )
+        for at, size in enumerate(sizes)
+    ]  # fmt: skip
+
+
+def taken(
+    found: list[SegmentInfo], *, line: int = 1 << 40, end: int = 0,
+    tombstones: tuple[int, ...] = (), now_us: int = 0, forced: bool = False, percent: int = 50,
+) -> list[tuple[int, bool]]:  # fmt: skip
+    """Return base offset and ``drops_tombstones`` of the planned segments."""
+    plan = plan_compaction(
+        found,
+        line=Offset(line),
+        so_far=CompactedSoFar(end=Offset(end), tombstones=frozenset(map(Offset, tombstones))),
+        rule=CompactionRule(tombstone_us=100, dirty_percent_min=percent),
+        now_us=now_us,
+        forced=forced,
+    )
+    return (
+        [] if plan is None else [(one.base_offset, one.drops_tombstones) for one in plan.segments]
+    )
+
+
+def test_the_line_is_the_lowest_of_what_holds_records() -> None:
+    """High watermark, leases, and for a tiered stream the cold end."""
+    line = compaction_line
+    assert line(high_watermark=Offset(9), cold_end=None, lease_floor=Offset(20)) == 9
+    assert line(high_watermark=Offset(9), cold_end=Offset(7), lease_floor=Offset(20)) == 7
+    assert line(high_watermark=Offset(9), cold_end=Offset(12), lease_floor=Offset(3)) == 3
+
+
+def test_the_active_segment_and_what_is_above_the_line_stay() -> None:
+    """A segment that the line cuts is above it; the active one is never taken."""
+    found = segments(1, 1, 1, 1)
+    assert taken(found) == [(0, False), (10, False), (20, False)]
+    assert taken(found, line=29) == [(0, False), (10, False)]
+    assert taken(found, line=9) == []
+    assert taken(found, line=9, forced=True) == []
+    assert taken(segments(1)) == []
+
+
+def test_a_pass_waits_for_enough_that_is_new() -> None:
+    """So many percent of the bytes below the line; forced, it waits for nothing."""
+    found = segments(60, 20, 20, 1)
+    assert taken(found, end=10) == []
+    assert taken(found, end=10, percent=40) != []
+    assert taken(found, end=30, percent=1) == [], "nothing is new"
+    assert len(taken(found, end=30, forced=True)) == 3
+
+
+def test_tombstones_go_when_their_segment_was_sealed_long_enough_ago() -> None:
+    """By the time at which the next segment began on this broker; an empty one has none."""
+    found = segments(1, 1, 1, 1)
+    assert taken(found, now_us=1299) == [(0, True), (10, False), (20, False)]
+    assert taken(found, now_us=1300) == [(0, True), (10, True), (20, False)]
+    fresh = [*found[:3], SegmentInfo(Offset(30), Offset(30), 0, 0, False)]
+    assert taken(fresh, now_us=1 << 50)[-1] == (20, False)
+
+
+def test_a_tombstone_that_may_go_is_a_reason_for_a_pass() -> None:
+    """Only where one is known to be; after a restart, where a segment was compacted before."""
+    found = segments(1, 1, 1, 1, sparse=2)
+    assert taken(found, end=30, tombstones=(10,), now_us=1299) == []
+    assert taken(found, end=30, tombstones=(10,), now_us=1300) != []
+    so_far = CompactedSoFar.found_in(found)
+    assert so_far.end == 20
+    assert sorted(so_far.tombstones) == [0, 10]
+    assert CompactedSoFar.found_in(segments(1, 1)) == CompactedSoFar()
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_plan_is_a_prefix_below_the_line(seed: int) -> None:
+    """Whatever the numbers: the oldest segments, without a gap, sealed, below the line."""
+    rng = random.Random(seed)
+    found = segments(*(rng.randrange(100) for _ in range(rng.randrange(1, 9))))
+    line = rng.randrange(100)
+    plan = plan_compaction(
+        found,
+        line=Offset(line),
+        so_far=CompactedSoFar(end=Offset(rng.choice((0, 10, 20)))),
+        rule=CompactionRule.of(StreamConfig(subject="s", compact_dirty_percent=1)),
+        now_us=rng.randrange(5000),
+        forced=rng.random() < 0.5,
+    )
+    if plan is None:
+        return
+    assert [one.base_offset for one in plan.segments] == [
+        10 * at for at in range(len(plan.segments))
+    ]
+    assert plan.end <= min(line, found[-1].base_offset)
+    drops = [one.drops_tombstones for one in plan.segments]
+    assert drops == sorted(drops, reverse=True), "the older segments may drop them first"
