@@ -372,9 +372,9 @@ class MemoryBroker:
     ) -> Iterator[pa.RecordBatch]:
         """Yield the rows of ``[start, end)`` from before the local log's start."""
         handle = self.handle(name, partition)
-        assert end <= handle.log_start, "a cold read of local records"
+        assert end <= handle.whole_start, "a cold read of local records"
         self.cold_reads.append(OffsetRange(start, end))
-        for batch in handle._overlapping(start, end, 1 << 62):
+        for batch in handle.read_cold(start, end):
             header = batch.header
             low, high = max(start, header.base_offset), min(end, header.end_offset)
             body = decode_body(header, batch.body)
@@ -393,7 +393,7 @@ class MemoryBroker:
         return [
             TierStatus(
                 partition=number,
-                cold=OffsetRange(Offset(0), partition.log_start),
+                cold=OffsetRange(Offset(0), partition.whole_start),
                 local_start=partition.log_start,
                 high_watermark=partition.high_watermark,
                 unshipped_bytes=0,

@@ -8,19 +8,23 @@ the cold tier (:meth:`MemoryPartition.make_cold`). Everything is lost at the end
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pyarrow as pa
 
 from broker.codec.nats.conditions import wrong_last_sequence
 from broker.codec.record_batch import (
     PreparedBatch,
+    decode_body,
     decode_header,
     encode_header,
+    offsets_of,
     prepare,
 )
+from broker.codec.sparse import Survivors, encode_sparse
 from broker.core.dedup import ProducerTable
 from broker.core.message_ids import MessageIdWindow, digests_of, find_repeats
 from broker.errors import (
@@ -79,6 +83,8 @@ class MemoryPartition:
         self.submits_count = 0
         self.policies: list[AckPolicy] = []  # of each submission; all are committed alike
         self._batches: list[StoredBatch] = []
+        self._sparse_end = Offset(0)
+        self._thinned: list[StoredBatch] = []  # batches as they were before key compaction
         self._end = Offset(0)
         self._producers = ProducerTable()
         self._window = MessageIdWindow(
@@ -114,6 +120,21 @@ class MemoryPartition:
         """Take ``[log_start, below)`` from the local log; it is served by ``read_cold`` only."""
         assert any(batch.header.end_offset == below for batch in self._batches), "batch border only"
         self.log_start = below
+
+    def compact(self, below: Offset, left: Collection[int]) -> None:
+        """Leave, of the records of whole batches below an offset, those at the offsets ``left``."""
+        with self._changed:
+            thinned = [one for one in self._batches if one.header.end_offset <= below]
+            self._thinned += [one for one in thinned if not one.header.sparse]
+            self._sparse_end = thinned[-1].header.end_offset
+            kept = []
+            for one in thinned:
+                body = decode_body(one.header, one.body)
+                offsets = offsets_of(one.header, body)
+                stays = np.isin(offsets, list(left))
+                kept.append(Survivors(offsets[stays], body.filter(pa.array(stays))))
+            sparse = encode_sparse(thinned[0].header, self._sparse_end, kept)
+            self._batches[: len(thinned)] = [StoredBatch(*sparse)]
 
     def purge(self, before: Offset) -> Offset:
         """Delete the records below an offset; return where the deleted ones began."""
@@ -163,8 +184,8 @@ class MemoryPartition:
 
     @property
     def whole_start(self) -> Offset:
-        """The log start: no record is ever compacted away here."""
-        return self.log_start
+        """See ``PartitionReader.whole_start``."""
+        return max(self.log_start, self._sparse_end)
 
     @property
     def log_end(self) -> Offset:
@@ -184,10 +205,21 @@ class MemoryPartition:
             )
         return self._overlapping(start, end, bytes_max)
 
-    def _overlapping(self, start: Offset, end: Offset, bytes_max: int) -> list[StoredBatch]:
+    def read_cold(self, start: Offset, end: Offset) -> list[StoredBatch]:
+        """Return what a table has: the batches as they were written."""
+        dense = [one for one in self._batches if not one.header.sparse]
+        return self._overlapping(start, end, 1 << 62, [*self._thinned, *dense])
+
+    def _overlapping(
+        self,
+        start: Offset,
+        end: Offset,
+        bytes_max: int,
+        batches: Sequence[StoredBatch] | None = None,
+    ) -> list[StoredBatch]:
         found: list[StoredBatch] = []
         size = 0
-        for batch in self._batches:
+        for batch in self._batches if batches is None else batches:
             if batch.header.end_offset <= start:
                 continue
             if batch.header.base_offset >= end or (found and size + batch.header.size > bytes_max):

@@ -67,6 +67,14 @@ def rows(base: int, end: int, *, count: int | None = None, epoch: int = 1) -> Re
     return batch, RowsMark(Offset(base), Offset(end), Offset(100), LeaderEpoch(epoch)).to_bytes()
 
 
+def left(base: int, end: int, count: int, *, told: int | None = None) -> Read:
+    """Return what key compaction left of ``[base, end)``."""
+    batch = pa.RecordBatch.from_pydict({"n": list(range(count))})
+    told = count if told is None else told
+    mark = RowsMark(Offset(base), Offset(end), Offset(100), LeaderEpoch(1), told)
+    return batch, mark.to_bytes()
+
+
 def fetch(*answers: Read | HeadwaterError, **request: Any) -> Fetch:
     """Begin a read that gets these answers."""
     connection: Any = FakeConnection(*answers)
@@ -96,6 +104,16 @@ def test_missing_rows_are_a_gap(answers: list[Read]) -> None:
     """Rows are missing at the head, between batches, at the tail, inside a batch, or all."""
     with pytest.raises(GapError):
         list(fetch(*answers, start=3, end=Offset(9)))
+
+
+def test_what_compaction_left_is_told_apart_from_missing_rows() -> None:
+    """The broker says how many rows are left of a range, perhaps none; the ranges still join."""
+    found = list(fetch(left(3, 6, 1), left(6, 8, 0), rows(8, 9), start=3, end=Offset(9)))
+    assert [item.removed_count for item in found] == [2, 2, 0]
+    with pytest.raises(GapError):
+        list(fetch(left(3, 9, 2, told=3), start=3, end=Offset(9)))
+    with pytest.raises(GapError):
+        list(fetch(left(4, 9, 2), start=3, end=Offset(9)))
 
 
 @pytest.mark.parametrize("answers", [[rows(2, 9)], [rows(3, 6), rows(5, 9)], [rows(3, 10)]])
