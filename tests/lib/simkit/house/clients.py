@@ -16,6 +16,7 @@ from broker.codec.record_batch import decode_body, prepare
 from broker.errors import (
     CorruptDataError,
     DiskFullError,
+    ExpiredError,
     ForeignHistoryError,
     HeadwaterError,
     HistoryClaimedError,
@@ -43,6 +44,7 @@ from simkit.network.world import Network, World
 
 if TYPE_CHECKING:
     from simkit.house.changes import Changes
+    from simkit.house.expiring import Expiring
 
 RULES: Final = Rules(transport_doubles=True)
 _RETRY_MS: Final = 250
@@ -365,10 +367,12 @@ class CommittedReader:
         *,
         lease_ms: int,
         changes: Changes | None = None,
+        expiring: Expiring | None = None,
     ) -> None:
         self._partition, self._partition_id = partition
         self._world, self._nodes, self._history = world, nodes, history
         self._changes = changes
+        self._expiring = expiring
         self._lease_ms = lease_ms * 5 // 4  # of the slowest clock
         self._position = Offset(0)
         self._shown: list[tuple[int, Offset]] = []  # times, and the committed end at each
@@ -461,6 +465,8 @@ class CommittedReader:
         try:
             batches = driver.reads.read(self._position, end, bytes_max=1 << 20)
         except OffsetOutOfRangeError as error:
+            if isinstance(error, ExpiredError):
+                return self._missed(error)
             if node.tiering is None:
                 if self._changes is None or not isinstance(error, PurgedError):
                     raise
@@ -470,7 +476,14 @@ class CommittedReader:
         self._world.note("read from the table")
         wanted = Offset(min(end, driver.reads.log_start))
         number = self._partition_id.number
-        return table_rows(node.tiering.read(driver.stream, number, self._position, wanted))
+        try:
+            return table_rows(node.tiering.read(driver.stream, number, self._position, wanted))
+        except ExpiredError as error:
+            return self._missed(error)
+
+    def _missed(self, error: ExpiredError) -> list[Row]:
+        assert self._expiring is not None, error
+        return self._expiring.instead(self._partition_id, self._position, error)
 
 
 def rows_of(batches: Sequence[StoredBatch]) -> list[Row]:

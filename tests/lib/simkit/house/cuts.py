@@ -35,7 +35,10 @@ class CutTaker:
         world: World,
         nodes: Mapping[str, Node],
         lake: HouseLake,
+        *,
+        expiring: bool = False,
     ) -> None:
+        self._expiring = expiring
         self._stream, self.numbers = stream, dict(numbers)
         self._world, self._nodes, self._lake = world, nodes, lake
         self.readings: list[Reading] = []
@@ -82,14 +85,14 @@ class CutTaker:
             return
         assert cut.lease.expires_us > node.machine.now_us(), "read while the lease lives"
         try:
-            parts = [self._part(node, one) for one in cut.partitions]
+            parts = [self._part(node, one, cut.table_version) for one in cut.partitions]
         except CorruptDataError:
             self._world.note("cut of a log that cannot be read")
             return
         self.readings.append(Reading.of(f"cut at {process}", began, parts))
         self._world.note("cut read")
 
-    def _part(self, node: Node, part: PartitionCut) -> PartReading:
+    def _part(self, node: Node, part: PartitionCut, version: int | None) -> PartReading:
         partition_id = PartitionId(self._stream.uuid, PartitionNumber(part.partition))
         driver = node.replica(partition_id)
         assert driver is not None, "it leads"
@@ -105,11 +108,14 @@ class CutTaker:
             rows += [row for row in rows_of(batches) if part.cold_end <= row.offset < part.hot_end]
             at = batches[-1].header.end_offset
         cold = OffsetRange(part.start, part.cold_end)
+        version = version if self._expiring else None  # the newest one is as good
         return PartReading(
             partition=self.numbers[partition_id],
             start=part.start,
             cold_end=part.cold_end,
             hot_end=part.hot_end,
-            cold_rows=self._lake.rows(self._stream, part.partition, cold) if len(cold) else [],
+            cold_rows=self._lake.rows(self._stream, part.partition, cold, version=version)
+            if len(cold)
+            else [],
             hot_rows=rows,
         )

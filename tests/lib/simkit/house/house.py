@@ -38,6 +38,7 @@ from simkit.house.changes import Changes
 from simkit.house.clients import RULES, CommittedReader, Publisher, rows_of, serve
 from simkit.house.cuts import CutTaker
 from simkit.house.damage import Damage
+from simkit.house.expiring import Expiring
 from simkit.house.faults import Faults
 from simkit.house.flight_clients import FlightPublisher
 from simkit.house.growth import Growth
@@ -83,6 +84,7 @@ class Choices(TypedDict, total=False):
     with_flight: bool  # publishers call over Flight, instead of writing at a partition
     changing: bool  # an operator changes and purges the streams
     growing: bool  # an operator adds partitions to the streams
+    expiring: bool  # an operator lets the tables expire; with a lake
     shape: Shape
 
 
@@ -146,6 +148,7 @@ class House:
         self.operator = Operator(self)
         self.changes = Changes(self, seed) if choices.get("changing") else None
         self.growth = Growth(self, seed) if choices.get("growing") else None
+        self.expiring = Expiring(self, seed) if choices.get("expiring") else None
         self.faults = Faults(self, choices.get("faults"))
         self.heal_ms = 0  # how long it took
 
@@ -188,6 +191,7 @@ class House:
             backoff_ms_min=50,
             backoff_ms_max=400,
             checkpoint_interval_commits=rng.choice((3, 20)),
+            expiry_interval_ms=100,
         )
         return {
             "lake": lake,
@@ -209,6 +213,8 @@ class House:
             self.changes.begin()
         if self.growth is not None:
             self.growth.begin()
+        if self.expiring is not None:
+            self.expiring.begin()
         self.run_for(self.world.rng.choice((1500, 2500, 4000, 6000)))
         self.heal()
         self.look()
@@ -227,7 +233,14 @@ class House:
         if self.lake is not None:
             numbers = {one: number for number, one in enumerate(self.partitions)}
             self.takers = [
-                CutTaker(stream, numbers, self.world, self.nodes, self.lake)
+                CutTaker(
+                    stream,
+                    numbers,
+                    self.world,
+                    self.nodes,
+                    self.lake,
+                    expiring=self.expiring is not None,
+                )
                 for stream in self.streams
             ]
 
@@ -246,6 +259,7 @@ class House:
             CommittedReader(
                 (number, partition_id), self.world, self.nodes, self.history,
                 lease_ms=self.setting.election.lease_ms(), changes=self.changes,
+                expiring=self.expiring,
             )
         )  # fmt: skip
 
@@ -363,6 +377,7 @@ class House:
         return (
             all(map(self._is_well, self.partitions))
             and all(map(self._is_shipped, self.partitions))
+            and (self.expiring is None or all(map(self.expiring.is_done, self.partitions)))
             and all(self._serves_what_it_leads(node) for node in self.nodes.values())
             and self.damage.is_legible()
         )
@@ -428,18 +443,22 @@ class House:
         """Read every replica apart, and judge what clients saw by it."""
         if self.changes is not None:
             self.changes.look()
+        if self.expiring is not None:
+            self.expiring.look()
         tiered = self.tiered_reads()
         verdict = judge(self.history, [*self.final_reads(), *tiered], RULES)
         assert verdict.ok, str(verdict)
         for reading in (one for taker in self.takers for one in taker.readings):
-            wrong = [*check_reading(self.history, reading, RULES)]
+            rules = replace(RULES, expires=self.expiring is not None)
+            wrong = [*check_reading(self.history, reading, rules)]
             assert not wrong, f"{reading.name}: {wrong[:3]}"
             for number, part in reading.parts.items():
                 end = self.oracle.certain_end(
                     self.partitions[number], reading.began_ns, part.hot_end
                 )
-                history = _rows(tiered[0].parts[number])[:end]
-                assert _rows(part)[:end] == history, f"{reading.name}: other records"
+                history = _rows(tiered[0].parts[number])[part.start : end]
+                found = _rows(part)[: max(0, end - part.start)]
+                assert found == history, f"{reading.name}: other records"
 
     def final_reads(self) -> list[Reading]:
         """Read every replica of every broker, whole."""
@@ -487,13 +506,15 @@ class House:
         snapshot = lake.snapshot(stream)
         cold_end = Offset(0) if snapshot is None else snapshot.cold_end(partition_id.number)
         assert cold_end >= self.row(partition_id).cold_end, "recorded, and not in the table"
-        cold = OffsetRange(Offset(0), cold_end)
+        start = self.row(partition_id).remote_start
+        cold = OffsetRange(start, cold_end)
+        gone = [] if self.expiring is None else self.expiring.below(partition_id, start)
         return PartReading(
             partition=number,
             start=0,
             cold_end=cold_end,
             hot_end=leader.reads.log_end,
-            cold_rows=lake.rows(stream, partition_id.number, cold) if cold_end else [],
+            cold_rows=gone + (lake.rows(stream, partition_id.number, cold) if len(cold) else []),
             hot_rows=[row for row in self.read_all(leader) if row.offset >= cold_end],
         )
 

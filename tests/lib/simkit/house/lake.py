@@ -11,11 +11,12 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from broker.errors import RemoteTierUnavailableError
-from broker.model.offsets import OffsetRange
+from broker.model.offsets import Offset, OffsetRange
 from broker.model.stream import Stream
 from checkkit.readings import Row
 from simkit.house.process import Machine
@@ -28,7 +29,10 @@ from tiering.read.verify import verify_table
 from tiering.store.location import StoreConfig
 from tiering.store.object_store import ObjectInfo, ObjectStore
 from tiering.store.opening import open_store
+from tiering.table.accounts import accounts
+from tiering.table.commit_files import file_of
 from tiering.table.delta_table import DeltaStreamTable
+from tiering.table.expiries import Expiries
 from tiering.table.table import TableSnapshot, table_path
 
 CLUSTER: Final = "house"
@@ -70,13 +74,36 @@ class HouseLake:
         """Return a stream's newest table version, whatever the brokers reach."""
         return self._table(stream).find()
 
-    def rows(self, stream: Stream, partition: int, wanted: OffsetRange) -> list[Row]:
-        """Read rows of the newest table version, proved as every read of the product is."""
+    def rows(
+        self, stream: Stream, partition: int, wanted: OffsetRange, *, version: int | None = None
+    ) -> list[Row]:
+        """Read rows of a table version, or the newest, proved as every read of the product is."""
         table = self._table(stream)
-        snapshot = table.find()
+        snapshot = table.find() if version is None else table.snapshot(version)
         assert snapshot is not None, "rows of no table were asked for"
         require_sound(snapshot, table.store, partition, wanted)
         return table_rows(read_rows(snapshot, table.store, partition, wanted))
+
+    def shipped_rows(self, stream: Stream, partition: int, wanted: OffsetRange) -> list[Row]:
+        """Read rows from the objects as they were shipped, whether a version still has them."""
+        if not wanted:
+            return []
+        table = self._table(stream)
+        snapshot = table.find()
+        assert snapshot is not None, "rows of no table were asked for"
+        entries = accounts(snapshot, table.store, partition, wanted)
+        held = OffsetRange(entries[0].start, entries[-1].end)
+        shipped = replace(snapshot, files=tuple(map(file_of, entries)), ranges={partition: held})
+        return table_rows(read_rows(shipped, table.store, partition, wanted))
+
+    def noted_end(self, stream: Stream, partition: int) -> int:
+        """Return the end of the newest expiry that is noted beside the table."""
+        last = Expiries(self._table(stream).store).last(partition)
+        return 0 if last is None else last.end
+
+    def require_expiries(self, stream: Stream, partition: int, start: Offset) -> None:
+        """Check that expiries beside the table explain everything below its start."""
+        Expiries(self._table(stream).store).entries(partition, start)
 
     def verify(self, stream: Stream) -> None:
         """Compare every row of the table with the digests of its ledger."""

@@ -147,6 +147,16 @@ def test_a_saved_position_protects_if_the_stream_says_so() -> None:
     assert isinstance(cluster.refused(expire(cluster, 31)), HeldByPositionError)
 
 
+def test_the_position_of_a_group_protects_as_well() -> None:
+    """A cursor of a group names the last record that was processed; its position is the next."""
+    cluster = rig(protect_groups=True)
+    cluster.do(position("__group:readers", 24))
+    assert not cluster.state.cursors, "it is a position"
+    assert limit(cluster) == 25
+    assert isinstance(cluster.refused(expire(cluster, 26)), HeldByPositionError)
+    cluster.do(expire(cluster, 25))
+
+
 def test_positions_do_not_protect_unless_the_stream_says_so() -> None:
     """A consumer that has gone for good would keep everything."""
     cluster = rig()
