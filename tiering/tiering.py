@@ -35,6 +35,7 @@ from tiering.read.times import first_reaching
 from tiering.ship.claimant import Claimant
 from tiering.ship.shipper import PartitionShipper
 from tiering.ship.uploader import Uploader
+from tiering.store.table_keys import keys_at
 from tiering.table.delta_log import commit_digest
 from tiering.table.delta_table import DeltaStreamTable
 from tiering.table.table import TableSnapshot
@@ -331,6 +332,9 @@ class Tiering:
         return self._table(stream)
 
     def _table(self, stream: Stream) -> DeltaStreamTable:
+        keys = keys_at(self._lake.config)
+        if keys is not None:
+            keys.learn(stream)  # its keys may be wrapped anew since the files were written
         with self._lock:
             table = self._tables.get(stream.uuid)
             if table is None:

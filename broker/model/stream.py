@@ -63,8 +63,8 @@ class StreamConfig:
     compression: Literal["none", "lz4", "zstd"] = (
         "none"  # of record batches on disk and on the wire
     )
-    # of record batches on disk and between brokers; the table has the records in plain
-    encryption: Literal["none", "xaes-256-gcm"] = "none"
+    encryption: Literal["none", "xaes-256-gcm"] = "none"  # of record batches on disk
+    table_encryption: Literal["plaintext", "ciphertext"] = "plaintext"  # of an encrypted stream
     # brokers that hold each partition; 0: the cluster's default; -1, at creation: all there are
     replication_factor: int = 0
     min_isr: int = 0  # replicas that have synced a record before its ack (ALL); 0: the default
@@ -123,6 +123,11 @@ class StreamConfig:
         _require(1 <= self.flush_interval_ms <= 60_000, "flush_interval_ms", "1 to 60 000")
         _require(self.compression in ("none", "lz4", "zstd"), "compression", "none, lz4 or zstd")
         _require(self.encryption in ("none", "xaes-256-gcm"), "encryption", "none or xaes-256-gcm")
+        _require(
+            self.table_encryption in ("plaintext", "ciphertext"),
+            "table_encryption",
+            "plaintext or ciphertext",
+        )
         factor = self.replication_factor
         _require(
             EVERY_BROKER <= factor <= REPLICAS_MAX,
@@ -335,6 +340,7 @@ class AlteredStream:
 _LATER_FIELDS: Final[Mapping[str, Any]] = {"grown_from": None, "data_keys": ()}
 _LATER_SETTINGS: Final[Mapping[str, Any]] = {
     "encryption": "none",
+    "table_encryption": "plaintext",
     "local_retention_records": None,
     "remote_retention_ms": None,
     "remote_retention_bytes": None,

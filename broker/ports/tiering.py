@@ -28,6 +28,10 @@ class TierSource(Protocol):
         """Identity of the partition."""
 
     @property
+    def stream(self) -> Stream:
+        """The stream with its newest settings and data keys."""
+
+    @property
     def reads(self) -> PartitionReader:
         """The log's records and offsets."""
 

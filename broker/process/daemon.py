@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -291,7 +291,13 @@ class _Daemon:
         lake_config = self._config.lake
         if not lake_config.uri:
             return None
-        location = StoreConfig.from_env(lake_config.uri, single_writer=lake_config.single_writer)
+        encryption = self._config.encryption
+        location = replace(
+            StoreConfig.from_env(lake_config.uri, single_writer=lake_config.single_writer),
+            key_provider=encryption.provider,
+            keyring_file=encryption.keyring_file,
+            kms_key_id=encryption.kms_key_id,
+        )
         lake = Lake.open(location, cluster=self._config.node.cluster)
         fence = Fence(lake.require_fence, clock)
         try:

@@ -172,13 +172,13 @@ class PartitionCipher:
 
     def __init__(self, stream: Stream, partition_id: PartitionId, keys: StreamKeys | None) -> None:
         """Use ``keys``; None: this broker serves no encrypted stream."""
-        self._stream = stream
+        self.stream = stream
         self._partition_id = partition_id
         self._keys = keys
 
     def configure(self, stream: Stream) -> None:
         """Take the stream's new data keys; the newest is used from the next write on."""
-        self._stream = stream
+        self.stream = stream
 
     def sealed(
         self, batches: Sequence[PreparedBatch], start: Offset, leader_epoch: LeaderEpoch
@@ -188,7 +188,7 @@ class PartitionCipher:
         Raises:
             EncryptionKeyError, KeyProviderUnavailableError: the newest key cannot be used.
         """
-        stream = self._stream
+        stream = self.stream
         if not stream.is_encrypted:
             return batches
         version = stream.data_keys[-1].version
@@ -225,8 +225,8 @@ class PartitionCipher:
 
     def _cipher(self, version: int) -> Aead:
         if self._keys is None:
-            raise no_keys(self._stream.name)
-        return self._keys.cipher(self._stream, version)
+            raise no_keys(self.stream.name)
+        return self._keys.cipher(self.stream, version)
 
 
 def _context(uuid: StreamUuid, version: int) -> dict[str, str]:

@@ -45,6 +45,7 @@ from headwater.cli.stream_options import (
     SubjectOption,
     SwitchedPubackHeadersOnlyOption,
     SwitchedPubackOverlapOption,
+    TableEncryptionOption,
     TieringOption,
     TombstoneDelayOption,
     setting_text,
@@ -89,6 +90,7 @@ def alter(
     queue_group: QueueGroupOption = None,
     index_interval: IndexIntervalOption = None,
     encryption: EncryptionOption = None,
+    table_encryption: TableEncryptionOption = None,
     flush: FlushOption = None,
     replication_factor: ReplicationFactorOption = None,
     dry_run: Annotated[

@@ -130,6 +130,13 @@ EncryptionOption = Annotated[
         "brokers need a key provider; default: none."
     ),
 ]
+TableEncryptionOption = Annotated[
+    str | None,
+    typer.Option(
+        help="plaintext, or ciphertext: the table of an encrypted stream is encrypted, too, and "
+        "its readers need the key provider; default: plaintext."
+    ),
+]
 ReplicationFactorOption = Annotated[
     int | None,
     typer.Option(

@@ -30,6 +30,7 @@ class StreamSettings(TypedDict, total=False):
     flush_interval_ms: int
     compression: Literal["none", "lz4", "zstd"]
     encryption: Literal["none", "xaes-256-gcm"]
+    table_encryption: Literal["plaintext", "ciphertext"]
     replication_factor: int
     min_isr: int
     compact: bool

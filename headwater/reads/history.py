@@ -20,7 +20,7 @@ from broker.model.certificate import Certificate, Hole, PartitionCertificate
 from broker.model.cut import Cut, PartitionCut
 from broker.model.offsets import OffsetRange
 from headwater.client import Client
-from headwater.reads.tail import tail_batches
+from headwater.reads.tail import served_batches, tail_batches
 from tiering.read.certify import certify_counts
 from tiering.read.lake import Lake
 from tiering.read.reader import read_rows
@@ -101,6 +101,11 @@ class History:
         assert self._table is not None, "a cold range has a table"
         assert self._snapshot is not None, "a table was opened at the cut's version"
         wanted = OffsetRange(part.start, part.cold_stop)
+        if self._snapshot.is_encrypted and not self._table.store.config.key_provider:
+            # The broker has the keys that this process has not.
+            names = schema.names
+            yield from served_batches(self._client, self.cut, part.partition, wanted, names)
+            return
         yield from read_rows(self._snapshot, self._table.store, part.partition, wanted, schema)
 
     def _hot_batches(self, part: PartitionCut, schema: pa.Schema) -> Iterator[pa.RecordBatch]:

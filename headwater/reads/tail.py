@@ -9,6 +9,7 @@ import pyarrow as pa
 from broker.errors import GapError
 from broker.model.certificate import Hole
 from broker.model.cut import Cut, PartitionCut
+from broker.model.offsets import OffsetRange
 from headwater.client import Client
 
 
@@ -28,14 +29,25 @@ def tail_batches(
         GapError: after the last batch, if the broker sent another number of records.
         HeadwaterError: the broker refused the read, or does not answer.
     """
-    counted, due = 0, part.hot_stop - part.cold_end
+    wanted = OffsetRange(part.cold_end, max(part.cold_end, part.hot_stop))
+    yield from served_batches(client, cut, part.partition, wanted, columns)
+
+
+def served_batches(
+    client: Client, cut: Cut, partition: int, wanted: OffsetRange, columns: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
+    """Yield a range of a partition, in order, as the broker serves it from log or table.
+
+    Errors as for :func:`tail_batches`.
+    """
+    counted, due = 0, len(wanted)
     if due == 0:
         return
     with client.fetch(
         cut.stream,
-        part.partition,
-        part.cold_end,
-        part.hot_stop,
+        partition,
+        wanted.start,
+        wanted.end,
         columns=columns,
         stream_uuid=cut.stream_uuid,
     ) as fetched:
@@ -49,9 +61,8 @@ def tail_batches(
                 yield one.batch
     if counted != due:
         raise GapError(
-            f"the broker sent {counted} of the {due} records [{part.cold_end}, {part.hot_stop}) of "
-            f"partition {part.partition}",
-            partition=part.partition,
-            start=part.cold_end + counted,
-            end=part.hot_stop,
+            f"the broker sent {counted} of the {due} records {wanted} of partition {partition}",
+            partition=partition,
+            start=wanted.start + counted,
+            end=wanted.end,
         )

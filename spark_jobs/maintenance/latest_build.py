@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from broker.codec.schema import FILE_SCHEMA
-from broker.errors import HeadwaterError
+from broker.errors import HeadwaterError, InvalidRequestError
 from broker.model.offsets import OffsetRange
 from spark_jobs.failures import annotate, translated
 from spark_jobs.maintenance.held_stream import StoreAddress
@@ -83,6 +83,11 @@ def advance(
         ForeignHistoryError: the stream's table was replaced by an older copy since the last build.
         CorruptDataError, UnavailableError: a table cannot be read.
     """
+    if history.is_encrypted:
+        raise InvalidRequestError(
+            f"the table {history.uri} is encrypted, and a key snapshot would have its records in "
+            "plaintext: read with latest=True, which takes the newest records from the history"
+        )
     # Rows that no commit of ours has an account of are not used.
     distrusted = prove_latest(base, table.store)
     log = Lake.open(history.uri, cluster=history.cluster).table_at(history.uri).store

@@ -17,6 +17,7 @@ from broker.model.offsets import Offset, OffsetRange
 from spark_jobs.read.table_scan import table_at
 from spark_jobs.sessions import is_connect, parallelism
 from spark_jobs.source.options import positions_text
+from tiering.read.lake import Lake
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -143,11 +144,18 @@ def _cold(
 ) -> DataFrame:
     """Return the scan of the table at the cut's version.
 
+    An encrypted table is read by our data source: its tasks decrypt the files, or ask the broker.
     A client of Spark Connect may be unable to reach the store, while the executors can. Then our
     data source reads the same offsets on the executors; it is slower, and it proves them itself.
     """
     assert cut.table_version is not None, "a cut with a cold range has a table version"
+    cold = {part.partition: part.cold for part in parts}
     try:
+        if table is None:
+            lake = Lake.open(cut.table_uri, cluster=cut.cluster)
+            table = lake.table_at(cut.table_uri).snapshot(cut.table_version)
+        if table.is_encrypted:  # Spark's own scan has no keys
+            return _by_source(spark, cut, columns, cold, server=server)
         rows = table_at(
             spark, cut.table_uri, cut.table_version, cluster=cut.cluster, snapshot=table
         )
@@ -155,7 +163,6 @@ def _cold(
         if proved or not is_connect(spark):
             raise
         _log.info("table_not_reached stream=%s, executors read it: %s", cut.stream, error)
-        cold = {part.partition: part.cold for part in parts}
         return _by_source(spark, cut, columns, cold, server=server)
     predicate = cold_predicate(cut, parts, proved=proved)
     return (rows if predicate is None else rows.where(predicate)).select(*columns)

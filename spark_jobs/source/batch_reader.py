@@ -50,8 +50,9 @@ class HeadwaterReader(DataSourceReader):
         table = None
         if cut is not None and cut.table_version is not None:
             table = TableRef(cut.table_uri, cut.cluster)
+        keyring = self._options.keyring_file
         tasks = [
-            SliceTask(plan.stream, plan.uuid, piece, table, plan.lease_id)
+            SliceTask(plan.stream, plan.uuid, piece, table, plan.lease_id, keyring)
             for plan in plans
             for piece in self._slices(plan.ranges, total)
         ]

@@ -57,6 +57,7 @@ KNOWN: Final = (
     "columns",
     "isolation",
     "emit",
+    "encryptionKeyring",
 )
 _BATCH_ONLY: Final = ("endingOffsets", "endingTimestamp", "cut", "lease")
 _STREAM_ONLY: Final = ("maxOffsetsPerTrigger", "maxBytesPerTrigger")
@@ -86,6 +87,7 @@ class SourceOptions:
     records_per_trigger_max: int | None
     bytes_per_trigger_max: int | None
     fail_on_data_loss: bool
+    keyring_file: str = ""  # where executors find the keys of an encrypted table
 
     def known_columns(self) -> Mapping[str, str]:
         """Return all columns that this read can have, with their types."""
@@ -133,6 +135,7 @@ def parse(options: Mapping[str, str]) -> SourceOptions:
         records_per_trigger_max=_integer(given, "maxOffsetsPerTrigger", 1, OFFSET_MAX),
         bytes_per_trigger_max=_integer(given, "maxBytesPerTrigger", 1, OFFSET_MAX),
         fail_on_data_loss=_flag(given, "failOnDataLoss", default=True),
+        keyring_file=given.get("encryptionkeyring", ""),
     )
 
 

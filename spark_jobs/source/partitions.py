@@ -51,6 +51,7 @@ class SliceTask:
     piece: OffsetSlice
     table: TableRef | None = None  # None: not known when planning; the task asks the broker
     lease_id: LeaseId | None = None  # the task renews it; None: another process does
+    keyring_file: str = ""  # on executors, for an encrypted table; empty: the environment decides
 
 
 def resolve(

@@ -130,6 +130,7 @@ def read_tasks(
                         stream_uuid=task.stream_uuid,
                         columns=shapes.stored(columns),
                         table=task.table,
+                        keyring_file=task.keyring_file,
                         fail_on_data_loss=fail_on_data_loss,
                     )
                     yield from shapes.dress(records, columns, stream)
@@ -145,6 +146,7 @@ def read_slice(
     stream_uuid: str | None,
     columns: tuple[str, ...],
     table: TableRef | None = None,
+    keyring_file: str = "",
     fail_on_data_loss: bool = True,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of one slice in offset order, from the tier that has them; blocks.
@@ -158,6 +160,7 @@ def read_slice(
         stream_uuid: the incarnation; None means the stream that has the name now.
         columns: names of ROW_SCHEMA, in the wanted order.
         table: the stream's table; with None the broker is asked when the table is needed.
+        keyring_file: the keys of an encrypted table; empty: those of the environment, if any.
         fail_on_data_loss: False skips records that retention has deleted.
 
     Raises:
@@ -169,7 +172,7 @@ def read_slice(
     """
     try:
         uuid = patiently(lambda: client.stream(stream).uuid) if stream_uuid is None else stream_uuid
-        tiers = Tiers(client, stream, StreamUuid(uuid), table)
+        tiers = Tiers(client, stream, StreamUuid(uuid), table, keyring_file=keyring_file)
         position = task.start
         backoff = Backoff(PATIENCE_S)
         while position < task.end:

@@ -118,7 +118,8 @@ class HeadwaterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
                 records_max=asked.records_per_partition_max,
             )
             table = self._table(name, uuid, spans) if pieces else None
-            tasks += [SliceTask(name, uuid, piece, table) for piece in pieces]
+            keyring = self._options.keyring_file
+            tasks += [SliceTask(name, uuid, piece, table, None, keyring) for piece in pieces]
         return packed(tasks, asked)
 
     def stop(self) -> None:

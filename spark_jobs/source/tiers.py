@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from broker.errors import (
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from headwater.client import Client
+    from tiering.store.location import StoreConfig
     from tiering.table.delta_table import DeltaStreamTable
     from tiering.table.table import TableSnapshot
 
@@ -87,8 +88,10 @@ class OpenTables:
         with self._lock:
             return self._tables.get(ref.uri)
 
-    def newest(self, ref: TableRef, uuid: StreamUuid) -> tuple[DeltaStreamTable, TableSnapshot]:
-        """Return a table and its newest version.
+    def newest(
+        self, ref: TableRef, uuid: StreamUuid, keyring_file: str = ""
+    ) -> tuple[DeltaStreamTable, TableSnapshot]:
+        """Return a table and its newest version; ``keyring_file`` has the keys of its files.
 
         Raises:
             ObjectMissingError: this process finds no table in the store.
@@ -100,7 +103,7 @@ class OpenTables:
         with self._lock:
             held = self._tables.get(ref.uri)
             table = (
-                Lake.open(ref.uri, cluster=ref.cluster).table_at(ref.uri)
+                Lake.open(_location(ref, keyring_file), cluster=ref.cluster).table_at(ref.uri)
                 if held is None
                 else held[0]
             )
@@ -131,7 +134,9 @@ class Tiers:
         table: TableRef | None,
         *,
         tables: OpenTables = TABLES,
+        keyring_file: str = "",
     ) -> None:
+        self._keyring_file = keyring_file
         self._client = client
         self._stream = stream
         self._uuid = uuid
@@ -173,7 +178,7 @@ class Tiers:
         if self._renewed_from == files.snapshot.version or self._ref is None:
             raise error
         self._renewed_from = files.snapshot.version
-        _, snapshot = self._tables.newest(self._ref, self._uuid)
+        _, snapshot = self._tables.newest(self._ref, self._uuid, self._keyring_file)
         if snapshot.version == files.snapshot.version:
             raise error
         _log.info(
@@ -209,7 +214,8 @@ class Tiers:
                 files = self._prefix(*known, piece)
                 if files is not None and files.end >= through:
                     return files
-            return self._prefix(*self._tables.newest(self._ref, self._uuid), piece)
+            newest = self._tables.newest(self._ref, self._uuid, self._keyring_file)
+            return self._prefix(*newest, piece)
         except (UnavailableError, InvalidConfigError, ObjectMissingError, ImportError) as error:
             _log.warning("table_not_reached stream=%s, asking the broker: %s", self._stream, error)
             return None
@@ -220,4 +226,16 @@ class Tiers:
         held = snapshot.ranges.get(piece.partition)
         if held is None or snapshot.stream_uuid != self._uuid or piece.start not in held:
             return None
+        if snapshot.is_encrypted and not table.store.config.key_provider:
+            return None  # the broker has the keys
         return ColdFiles(table, snapshot, piece.start, min(piece.end, held.end))
+
+
+def _location(ref: TableRef, keyring_file: str) -> StoreConfig:
+    """Return the table's location, with this process's settings and the keyring of the read."""
+    from tiering.store.location import StoreConfig  # noqa: PLC0415  (with the others)
+
+    found = StoreConfig.from_env(ref.uri)
+    if not keyring_file:
+        return found
+    return replace(found, key_provider="file", keyring_file=keyring_file, kms_key_id="")

@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 from broker.codec.schema import FILE_SCHEMA
 from broker.errors import ObjectCorruptError
 from tiering.store.object_store import ObjectStore
+from tiering.store.table_keys import FOOTER_KEY, keys_at, needs_key, no_keys
 from tiering.table.table import DataFile
 
 _T = TypeVar("_T")
@@ -56,8 +57,15 @@ class ParquetObject:
         else:
             self._require_size(store.head(file.path).size_bytes)
             source = _source(store, file.path, file.size_bytes)
+        keys = keys_at(store.config)
+        self._has_keys = keys is not None
         self._parquet = self._checked(
-            lambda: pq.ParquetFile(source, pre_buffer=True, page_checksum_verification=True)
+            lambda: pq.ParquetFile(
+                source,
+                pre_buffer=True,
+                page_checksum_verification=True,
+                decryption_properties=None if keys is None else keys.for_reading(),
+            )
         )
 
     def _require_size(self, found: int) -> None:
@@ -141,7 +149,14 @@ class ParquetObject:
         return values
 
     def read(self, index: int, names: Sequence[str]) -> pa.Table:
-        """Return columns of one row group, in the order of ``names``, as FILE_SCHEMA's types."""
+        """Return columns of one row group, in the order of ``names``, as FILE_SCHEMA's types.
+
+        Raises:
+            EncryptionKeyError, KeyProviderUnavailableError: a column is encrypted, and this process
+                has no key for it.
+        """
+        if not self._has_keys and FOOTER_KEY in self.metadata and needs_key(names):
+            raise no_keys(self._file.path)
         schema = pa.schema([FILE_SCHEMA.field(name) for name in names])
         return self._checked(
             lambda: (

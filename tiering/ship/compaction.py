@@ -9,20 +9,29 @@ damage stops the rewrite and is never copied into a new file.
 
 from __future__ import annotations
 
+import json
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from broker.errors import RemoteTierUnavailableError
 from broker.model.ids import PartitionId, PartitionNumber
 from broker.model.offsets import Offset, OffsetRange
+from broker.model.stream import Stream
 from tiering.proof.coverage import overlapping
 from tiering.proof.range_proof import proved_rows
 from tiering.ship.segment_writer import SegmentPlace, check_segment, write_rows
 from tiering.store.object_store import ObjectStore
+from tiering.store.table_keys import encryption_of, keys_at
 from tiering.table.accounts import accounts
-from tiering.table.table import DataFile, NewFile, TableSnapshot
+from tiering.table.table import (
+    ENCRYPTION_PROPERTY,
+    STREAM_PROPERTY,
+    DataFile,
+    NewFile,
+    TableSnapshot,
+)
 
 TARGET_BYTES: Final = 128 * 1024 * 1024
 
@@ -82,6 +91,7 @@ def rewrite(
         partition=partition,
         subject="",  # unused: rows from the table carry their subjects
         path=f"partition={wanted.partition}/{name}",
+        encryption=_encryption(snapshot, store),
     )
     rows = proved_rows(snapshot, store, wanted.partition, wanted.range, entries)
     written = write_rows(rows, wanted.range, place)
@@ -90,7 +100,7 @@ def rewrite(
         raise RemoteTierUnavailableError(
             f"{entry.path} exists already as another object", key=entry.path
         )
-    check_segment(store.get(entry.path), entry)
+    check_segment(store.get(entry.path), entry, keys_at(store.config))
     return NewFile(
         path=entry.path,
         size_bytes=entry.size_bytes,
@@ -107,9 +117,27 @@ def only(snapshot: TableSnapshot, wanted: Bin) -> TableSnapshot:
     return replace(
         snapshot,
         files=wanted.files,
-        properties={},
+        properties=_needed(snapshot),
         ranges={wanted.partition: snapshot.ranges[wanted.partition]},
     )
+
+
+def _encryption(snapshot: TableSnapshot, store: ObjectStore) -> Callable[[], Any] | None:
+    """Return the encryption of a rewritten file; None if the table has plaintext.
+
+    The data key is the newest that this process knows, or the one of the table's creation.
+    """
+    if not snapshot.is_encrypted:
+        return None
+    stream = Stream.from_dict(json.loads(snapshot.properties[STREAM_PROPERTY]))
+    return encryption_of(stream, store.config)
+
+
+def _needed(snapshot: TableSnapshot) -> dict[str, str]:
+    """Return the properties by which the files of an encrypted table are written."""
+    if not snapshot.is_encrypted:
+        return {}
+    return {name: snapshot.properties[name] for name in (ENCRYPTION_PROPERTY, STREAM_PROPERTY)}
 
 
 def _bin(partition: int, groups: Sequence[Sequence[DataFile]]) -> list[Bin]:

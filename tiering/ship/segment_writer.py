@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -28,6 +28,7 @@ from broker.model.ids import PartitionId
 from broker.model.offsets import Offset, OffsetRange
 from broker.ports.partition import StoredBatch
 from tiering.ship.compression import codecs
+from tiering.store.table_keys import CIPHER, FOOTER_KEY, TableKeys
 from tiering.table.ledger import LedgerEntry
 from tiering.table.table import FORMAT_VERSION
 
@@ -66,6 +67,7 @@ class SegmentPlace:
     partition: PartitionId
     subject: str  # for rows that carry no subject
     path: str  # key below the table
+    encryption: Callable[[], Any] | None = None  # Parquet's properties of one file; None: plaintext
 
 
 def write_segment(
@@ -93,7 +95,10 @@ def write_rows(
     groups = _row_groups(rows_in_order)
     first = next(groups)  # never empty: missing rows raise an error before or in this call
     chosen = codecs(FILE_SCHEMA, ("value",), first)
-    with pq.ParquetWriter(sink, FILE_SCHEMA, **_WRITER_OPTIONS, **chosen) as writer:
+    sealed = None if place.encryption is None else place.encryption()
+    with pq.ParquetWriter(
+        sink, FILE_SCHEMA, **_WRITER_OPTIONS, **chosen, encryption_properties=sealed
+    ) as writer:
         for group in itertools.chain((first,), groups):
             for rows in group:
                 facts.add(rows)
@@ -106,8 +111,10 @@ def write_rows(
     return WrittenSegment(body=body, entry=entry, stats_json=stats_json(entry))
 
 
-def check_segment(body: Any, entry: LedgerEntry) -> None:
+def check_segment(body: Any, entry: LedgerEntry, keys: TableKeys | None = None) -> None:
     """Prove that bytes read back from the store are the object that the entry describes.
+
+    ``keys`` decrypt an object of an encrypted table.
 
     Raises:
         ObjectCorruptError: size, checksum, rows, bounds or digest differ; says which.
@@ -119,7 +126,11 @@ def check_segment(body: Any, entry: LedgerEntry) -> None:
         raise _differs(entry, "crc32c", entry.crc32c, found_crc)
     facts = RangeFacts()
     try:
-        file = pq.ParquetFile(pa.BufferReader(body), page_checksum_verification=True)
+        file = pq.ParquetFile(
+            pa.BufferReader(body),
+            page_checksum_verification=True,
+            decryption_properties=None if keys is None else keys.for_reading(),
+        )
         for batch in file.iter_batches(batch_size=_read_rows(file.metadata)):
             facts.add(batch.select(FILE_SCHEMA.names))
     except (pa.ArrowException, OSError, KeyError, SchemaMismatchError) as cause:
@@ -309,7 +320,9 @@ def _row_groups(rows: Iterator[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]
 
 
 def _footer(place: SegmentPlace, wanted: OffsetRange, facts: RangeFacts) -> dict[str, str]:
+    sealed = {} if place.encryption is None else {FOOTER_KEY: CIPHER}
     return {
+        **sealed,
         "headwater.format_version": str(FORMAT_VERSION),
         "headwater.cluster": place.cluster,
         "headwater.stream_uuid": place.partition.stream_uuid,

@@ -31,6 +31,7 @@ from tiering.ship.claimant import Claimant
 from tiering.ship.expirer import ExpiryCounters, PartitionExpirer
 from tiering.ship.segment_writer import SegmentPlace, WrittenSegment, check_segment, write_segment
 from tiering.store.deadline import call_with_deadline
+from tiering.store.table_keys import encryption_of, keys_at
 from tiering.table.ledger import Ledger, LedgerEntry, encode_lineage, encode_ranges
 from tiering.table.ledger_repair import LedgerRepair, log_batches
 from tiering.table.table import NewFile, Table, TableSnapshot
@@ -88,6 +89,7 @@ class PartitionShipper:
         self._claimant = claimant
         self._clock = clock
         self._config = config
+        self._keys = keys_at(table.store.config)
         self._number = source.partition_id.number
         self._segments_count = 0
         self._object: WrittenSegment | None = None
@@ -242,6 +244,7 @@ class PartitionShipper:
             partition=self.source.partition_id,
             subject=self.source.subject,
             path=f"partition={self._number}/{name}",
+            encryption=encryption_of(self.source.stream, self._table.store.config),
         )
 
     def _lineage_id(self) -> str:
@@ -260,7 +263,7 @@ class PartitionShipper:
 
     def _check(self) -> None:
         entry = self._taken_object().entry
-        check_segment(self._fetched(entry.path), entry)
+        check_segment(self._fetched(entry.path), entry, self._keys)
 
     def _commit(self, moved: OffsetRange) -> tier.Event:
         self._require_leadership()

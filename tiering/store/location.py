@@ -53,6 +53,10 @@ class StoreConfig:
     read_timeout_s: float = 30.0
     attempts_max: int = 4  # per request, with jittered exponential backoff between them
     upload_deadline_s: float = 120.0  # for a whole upload with all its attempts
+    # The key provider of encrypted tables, see broker/keys; empty: this process has none.
+    key_provider: str = ""
+    keyring_file: str = ""
+    kms_key_id: str = ""
 
     def __post_init__(self) -> None:
         if canonical_uri(self.uri) != self.uri:
@@ -67,6 +71,7 @@ class StoreConfig:
         """Read endpoint, region, path style and credentials from environment variables.
 
         ``HEADWATER_S3_ENDPOINT`` wins over ``AWS_ENDPOINT_URL_S3`` and ``AWS_ENDPOINT_URL``;
+        ``HEADWATER_ENCRYPTION_PROVIDER`` and its setting name the keys of encrypted tables.
         ``HEADWATER_S3_PATH_STYLE`` defaults to true for a custom endpoint. ``AWS_PROFILE`` and the
         rest of the usual chain are left to the client library when no key pair is given.
 
@@ -75,8 +80,9 @@ class StoreConfig:
         """
         env = os.environ if env is None else env
         uri = canonical_uri(uri)
+        keys = _key_provider(env)
         if not uri.startswith("s3://"):
-            return cls(uri=uri, single_writer=single_writer)
+            return cls(uri=uri, single_writer=single_writer, **keys)
         endpoint = (
             env.get("HEADWATER_S3_ENDPOINT")
             or env.get("AWS_ENDPOINT_URL_S3")
@@ -96,6 +102,7 @@ class StoreConfig:
             profile=env.get("AWS_PROFILE") or None,
             credentials=_credentials(env),
             single_writer=single_writer,
+            **keys,
         )
 
     @property
@@ -226,6 +233,15 @@ def _flag(env: Mapping[str, str], name: str, *, default: bool) -> bool:
     if text not in _TRUE | _FALSE:
         raise InvalidConfigError(f"{name}={text!r} is neither true nor false; set one of the two")
     return text in _TRUE
+
+
+def _key_provider(env: Mapping[str, str]) -> dict[str, Any]:
+    """Return the key provider that the variables name; a broker's configuration checks them."""
+    return {
+        "key_provider": env.get("HEADWATER_ENCRYPTION_PROVIDER", ""),
+        "keyring_file": env.get("HEADWATER_ENCRYPTION_KEYRING_FILE", ""),
+        "kms_key_id": env.get("HEADWATER_ENCRYPTION_KMS_KEY_ID", ""),
+    }
 
 
 def _credentials(env: Mapping[str, str]) -> Credentials | None:

@@ -16,6 +16,7 @@ from broker.model.ids import PartitionId, StreamUuid
 from broker.model.offsets import Offset, OffsetRange
 from broker.model.stream import Stream
 from tiering.store.object_store import ObjectStore
+from tiering.store.table_keys import is_encrypted
 
 if TYPE_CHECKING:
     from tiering.table.expiries import ExpiryEntry
@@ -31,6 +32,8 @@ FILES: Final = "headwater.files"  # the files that a commit adds in place of oth
 EXPIRED: Final = "headwater.expired"  # the account of a commit by which files expired
 ETAGS: Final = "headwater.etags"  # the store's ETags of the added objects
 MADE_OF: Final = "headwater.made_of"  # the history that a key snapshot's commit was built from
+STREAM_PROPERTY: Final = "headwater.stream_json"  # the stream as it was at the table's creation
+ENCRYPTION_PROPERTY: Final = "headwater.table_encryption"  # absent: the table has plaintext
 KIND_PROPERTY: Final = "headwater.kind"  # absent: a stream's history
 CLUSTER_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 
@@ -89,6 +92,11 @@ class TableSnapshot:
         A partition that was added to the stream is not known to the table before its first commit.
         """
         return self.ranges.get(partition, EMPTY)
+
+    @property
+    def is_encrypted(self) -> bool:
+        """Whether columns of its files are ciphertext, see store/table_keys.py."""
+        return ENCRYPTION_PROPERTY in self.properties
 
     def cold_end(self, partition: int) -> Offset:
         """Return the first offset of a partition that is not in this version."""
@@ -256,12 +264,13 @@ def properties_of(stream: Stream, cluster: str, kind: TableKind = "history") -> 
     """Return a new table's properties; with them the bucket alone is enough to restore a stream."""
     return {
         **({} if kind == "history" else {KIND_PROPERTY: kind}),
+        **({ENCRYPTION_PROPERTY: "ciphertext"} if is_encrypted(stream) else {}),
         "headwater.format_version": str(FORMAT_VERSION),
         "headwater.cluster": cluster,
         "headwater.namespace": stream.namespace,
         "headwater.stream": stream.name,
         "headwater.stream_uuid": stream.uuid,
-        "headwater.stream_json": stream.to_json(),
+        STREAM_PROPERTY: stream.to_json(),
         # Statistics of keys and values would only make the table's log large.
         "delta.dataSkippingStatsColumns": "offset,timestamp",
         "delta.checkpointInterval": "20",

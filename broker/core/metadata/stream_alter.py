@@ -51,6 +51,8 @@ FIXED: Final[Mapping[str, str]] = {
     f"acknowledgement would not say whether its record is on disk; {_COPY}",
     "encryption": "records that are stored would stay as they were written, and the setting would "
     f"not say how the disks have them; {_COPY}",
+    "table_encryption": "the files of the table would be of both kinds, and the setting would not "
+    f"say which; {_COPY}",
     "replication_factor": "each partition gets its replicas by name: use `headwater cluster move "
     "STREAM PARTITION --to BROKER,...`, with as many brokers as you want replicas",
 }

@@ -26,6 +26,10 @@ def refused_encryption(state: MetadataState, wanted: Stream) -> HeadwaterError |
     if bool(wanted.data_keys) != wanted.is_encrypted:
         return InvalidStreamError("a stream has data keys if it is encrypted, and only then")
     if not wanted.is_encrypted:
+        if wanted.config.table_encryption != "plaintext":
+            return InvalidStreamError(
+                "table_encryption is for a stream that is encrypted: set encryption, too"
+            )
         return None
     return refused_level(state, FEATURE_LEVEL_STREAMS, _PURPOSE)
 

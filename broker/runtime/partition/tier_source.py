@@ -8,6 +8,7 @@ from broker.errors import HeadwaterError
 from broker.model.ids import PartitionId
 from broker.model.lineage import Lineage
 from broker.model.offsets import Offset
+from broker.model.stream import Stream
 from broker.ports.partition import SegmentInfo
 from broker.runtime.partition.commits import Commits
 from broker.runtime.partition.context import PartitionContext
@@ -42,6 +43,11 @@ class LocalTierSource:
         self._gate = gate
 
     # ------------------------------------------------------------------ the log and its table
+
+    @property
+    def stream(self) -> Stream:
+        """See ``TierSource.stream``."""
+        return self._local.cipher.stream
 
     @property
     def lineage(self) -> Lineage:

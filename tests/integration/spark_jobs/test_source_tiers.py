@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,13 @@ from broker.model.stream import Stream
 from broker.ports.tiering import TierStatus
 from headwater.client import Client
 from simkit.brokers.memory_broker import numbered
+from simkit.encryption_keys import ENCRYPTION, FIRST, keys_in
 from simkit.tier.lake_broker import LakeBroker, Served, serving
 from spark_jobs.source import lookup, tiers
 from spark_jobs.source.columns import ROW_COLUMNS
 from spark_jobs.source.partitions import OffsetSlice, TableRef
 from spark_jobs.source.reader import read_slice
+from tiering.store.location import StoreConfig
 
 pytestmark = pytest.mark.integration
 
@@ -262,3 +265,38 @@ def test_what_retention_deleted_is_named_or_skipped_if_told_so(
         assert caught.value.start == 60
     else:
         assert offsets(read(served, 10, 100, fail_on_data_loss=False)) == list(range(60, 100))
+
+
+def test_tasks_decrypt_with_a_keyring_and_else_ask_the_broker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an encrypted table: equal rows by the option, by the environment, and without keys."""
+    ring = tmp_path / "keyring.toml"
+    ring.write_text(f'current = "one"\n[keys]\none = "{FIRST}"\n')
+    ring.chmod(0o600)
+    lake = StoreConfig.from_env(str(tmp_path / "lake"))
+    with serving(replace(lake, key_provider="file", keyring_file=str(ring))) as served:
+        served.broker.keys = keys_in(ring)
+        with Client(served.server) as client:
+            client.create_stream("s", encryption=ENCRYPTION, table_encryption="ciphertext")
+            with client.producer("s") as producer:
+                producer.send(numbered(0, 100))
+        plain = read(served, 0, 100)
+        served.broker.ship("s", 0, Offset(100), files=2)
+        assert read(served, 0, 100).equals(plain)  # the broker decrypts
+        asked: list[Any] = []
+        serve = LakeBroker.read
+
+        def counted(*arguments: Any) -> Any:
+            asked.append(arguments)
+            return serve(*arguments)
+
+        monkeypatch.setattr(LakeBroker, "read", counted)
+        tiers.TABLES._tables.clear()
+        assert read(served, 0, 100, keyring_file=str(ring)).equals(plain)
+        assert asked == []
+        tiers.TABLES._tables.clear()
+        monkeypatch.setenv("HEADWATER_ENCRYPTION_PROVIDER", "file")
+        monkeypatch.setenv("HEADWATER_ENCRYPTION_KEYRING_FILE", str(ring))
+        assert read(served, 0, 100).equals(plain)
+        assert asked == []

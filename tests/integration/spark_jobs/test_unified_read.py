@@ -28,8 +28,10 @@ from headwater import certificate, cut, cut_of, read, release
 from headwater.client import Client
 from headwater.reads.lease_keeper import KEEPER
 from simkit.brokers.memory_broker import numbered
-from simkit.tier.lake_broker import Served
+from simkit.encryption_keys import ENCRYPTION, FIRST, keys_in
+from simkit.tier.lake_broker import Served, serving
 from spark_jobs.source.columns import ROW_COLUMNS
+from tiering.store.location import StoreConfig
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -359,3 +361,28 @@ def _until(holds: Callable[[], bool], seconds: float = 10.0) -> bool:
             return False
         threading.Event().wait(0.05)
     return True
+
+
+def test_an_encrypted_table_is_read_by_tasks_that_decrypt(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Both tiers, once each, under a certificate; by the broker's keys, and by a keyring."""
+    ring = tmp_path / "keyring.toml"
+    ring.write_text(f'current = "one"\n[keys]\none = "{FIRST}"\n')
+    ring.chmod(0o600)
+    lake = StoreConfig.from_env(str(tmp_path / "lake"))
+    with serving(dataclasses.replace(lake, key_provider="file", keyring_file=str(ring))) as served:
+        served.broker.keys = keys_in(ring)
+        Client(served.server).create_stream(
+            "s", encryption=ENCRYPTION, table_encryption="ciphertext"
+        )
+        publish(served, 0, 120)
+        served.broker.ship("s", 0, Offset(100), files=2)
+        rows = read(spark, "s", server=served.server)
+        assert offsets(rows) == {0: list(range(120)), 1: []}
+        assert certificate(rows).records_count == 120
+        assert "Batched: true" not in rows._jdf.queryExecution().toString()
+        release(rows)
+        source = spark.read.format("headwater").option("encryptionKeyring", str(ring))
+        found = source.options(server=served.server, stream="s").load()
+        assert offsets(found) == {0: list(range(120)), 1: []}

@@ -44,6 +44,7 @@ from broker.ports.partition import PartitionWriter
 from broker.ports.tiering import HeldLease, TierStatus
 from broker.runtime.api.groups import Cursors, Groups
 from broker.runtime.api.members import Members
+from broker.runtime.stream_keys import StreamKeys
 from simkit.brokers.memory_partition import MemoryPartition
 from simkit.memory_metadata import MemoryMetadata
 
@@ -84,6 +85,7 @@ class MemoryBroker:
         self.cold_reads: list[OffsetRange] = []
         self.refuses_purges: dict[int, HeadwaterError] = {}  # by partition
         self._queue_batches_max = queue_batches_max
+        self.keys: StreamKeys | None = None  # data keys of encrypted streams; records stay plain
         self._streams: dict[str, Stream] = {}
         self._partitions: dict[str, list[MemoryPartition]] = {}
         self.metadata = MemoryMetadata(_BROKER)
@@ -131,9 +133,12 @@ class MemoryBroker:
             if not config.is_kept_by(known.config):
                 raise StreamExistsError(f"stream {name!r} has another configuration", stream=name)
             return known
+        stream_uuid = StreamUuid(str(uuid.uuid4()))
+        encrypts = self.keys is not None and config.encryption != "none"
         stream = Stream(
             name=name,
-            uuid=StreamUuid(str(uuid.uuid4())),
+            uuid=stream_uuid,
+            data_keys=self.keys.first(stream_uuid) if self.keys is not None and encrypts else (),
             config=config,
             created_us=self.clock.now_us(),
             table_name=name,

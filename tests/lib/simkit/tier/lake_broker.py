@@ -31,6 +31,7 @@ from tiering.read.reader import read_rows
 from tiering.read.times import first_reaching
 from tiering.ship.segment_writer import SegmentPlace, write_segment
 from tiering.store.location import StoreConfig
+from tiering.store.table_keys import encryption_of
 from tiering.table.delta_log import commit_digest
 from tiering.table.delta_table import DeltaStreamTable
 from tiering.table.ledger import Ledger, LedgerEntry, encode_ranges
@@ -200,6 +201,7 @@ class LakeBroker(MemoryBroker):
             partition=PartitionId(stream.uuid, PartitionNumber(number)),
             subject=handle.subject,
             path=path,
+            encryption=encryption_of(stream, table.store.config),
         )
         segment = write_segment(
             handle.read(wanted.start, wanted.end, bytes_max=1 << 62), wanted, place

@@ -100,6 +100,7 @@ class MemoryTierSource:
     """
 
     def __init__(self, stream: Stream, partition: int = 0, *, seed: int = 1) -> None:
+        self.stream = stream
         self._partition_id = PartitionId(stream.uuid, PartitionNumber(partition))
         self._subject = stream.config.partition_subject(partition)
         self._random = random.Random(f"{seed}/{partition}")

@@ -45,6 +45,7 @@ def test_a_setting_may_be_at_its_bound(values: dict[str, Any]) -> None:
         ("compression", "gzip"),
         ("encryption", "aes-128-cbc"),
         ("encryption", True),
+        ("table_encryption", "secret"),
         ("replication_factor", 8),
         ("replication_factor", -2),
         ("min_isr", 8),

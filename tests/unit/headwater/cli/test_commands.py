@@ -46,7 +46,7 @@ def test_create_uses_every_setting(run: Run, broker: MemoryBroker) -> None:
         "--record-bytes", "1MiB", "--segment-bytes", "8MiB", "--segment-age", "30s",
         "--index-interval", "4KiB",
         "--flush", "interval", "--flush-interval", "50ms", "--compression", "zstd",
-        "--encryption", "xaes-256-gcm",
+        "--encryption", "xaes-256-gcm", "--table-encryption", "ciphertext",
         "--compact", "--tombstone-delay", "1h", "--compact-dirty-percent", "30",
         "--replication-factor", "3", "--min-isr", "2",
         "--local-retention", "1GB", "--local-retention-age", "2d", "--unshipped", "64MiB",
@@ -64,7 +64,7 @@ def test_create_uses_every_setting(run: Run, broker: MemoryBroker) -> None:
         dedup_window_ms=600_000, dedup_ids_max=500, record_bytes_max=1 << 20,
         segment_bytes_max=8 << 20, segment_age_ms_max=30_000, index_interval_bytes=4096,
         flush="interval", flush_interval_ms=50, compression="zstd",
-        encryption="xaes-256-gcm",
+        encryption="xaes-256-gcm", table_encryption="ciphertext",
         compact=True, tombstone_delay_ms=3_600_000, compact_dirty_percent=30,
         replication_factor=3, min_isr=2,
         local_retention_bytes=10**9, local_retention_ms=172_800_000, unshipped_bytes_max=64 << 20,
@@ -134,6 +134,7 @@ def test_alter_changes_every_setting_that_may(run: Run, broker: MemoryBroker) ->
         "--subject": "o.in", "--queue-group": "g",
         "--partitioner": "each_client", "--index-interval": "4KiB", "--flush": "interval",
         "--replication-factor": "3", "--encryption": "xaes-256-gcm",
+        "--table-encryption": "ciphertext",
     }  # fmt: skip
     for option, value in fixed.items():
         refused = run("stream", "alter", "orders", option, value)

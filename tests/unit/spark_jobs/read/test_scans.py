@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -65,7 +66,7 @@ def test_spark_is_held_to_the_version_that_was_proved(monkeypatch: pytest.Monkey
         return Rows()
 
     monkeypatch.setattr(scans, "table_at", table_at)
-    proved: Any = object()
+    proved: Any = SimpleNamespace(is_encrypted=False)
     cut = cut_with((0, 10, 10, None))
     rows_of(cast("Any", None), cut, ["offset"], server="grpc://h:1", proved=True, table=proved)
     assert told == [proved]

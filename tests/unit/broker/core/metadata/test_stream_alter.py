@@ -102,6 +102,7 @@ REFUSED: dict[str, Any] = {
     "flush": "interval",
     "replication_factor": 3,
     "encryption": "xaes-256-gcm",
+    "table_encryption": "ciphertext",
     "tiering": False,
 }
 

@@ -1,0 +1,107 @@
+"""Encryption as an operator meets it: a keyring, an encrypted stream and table, a lost key."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from headwater.local import embedded
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+SECRET = "nobody-else-may-read-this"
+Run = Callable[..., str]
+_FREE_PORTS = ("--nats-port", "0", "--flight-port", "0", "--http-port", "0")
+
+
+@pytest.fixture
+def keyring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A keyring that `headwater keyring new` made, which servers of this test use."""
+    path = tmp_path / "keys" / "keyring.toml"
+    command = [sys.executable, "-m", "headwater.cli.main", "keyring", "new", str(path)]
+    subprocess.run([*command, "--name", "one"], check=True, capture_output=True)
+    monkeypatch.setenv("HEADWATER_ENCRYPTION_PROVIDER", "file")
+    monkeypatch.setenv("HEADWATER_ENCRYPTION_KEYRING_FILE", str(path))
+    return path
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """Return a function that runs ``headwater`` as a process of its own, without the keys."""
+
+    def command(*arguments: str, stdin: str = "", fails: bool = False, keys: bool = False) -> str:
+        environ = {
+            name: text
+            for name, text in os.environ.items()
+            if keys or not name.startswith("HEADWATER_ENCRYPTION")
+        }
+        done = subprocess.run(
+            [sys.executable, "-m", "headwater.cli.main", *arguments],
+            input=stdin, capture_output=True, text=True, cwd=tmp_path, timeout=120, check=False,
+            env={**environ, "HEADWATER_SERVER": str(tmp_path / "data"), "COLUMNS": "160"},
+        )  # fmt: skip
+        assert (done.returncode != 0) == fails, f"{arguments}: {done.stdout}\n{done.stderr}"
+        return done.stdout + done.stderr if fails else done.stdout
+
+    return command
+
+
+@pytest.fixture
+def up(tmp_path: Path) -> Iterator[Callable[[], embedded.EmbeddedServer]]:
+    """Return a function that starts ``headwater up``."""
+    started: list[embedded.EmbeddedServer] = []
+
+    def start() -> embedded.EmbeddedServer:
+        started.append(embedded.start_up(tmp_path / "data", *_FREE_PORTS))
+        return started[-1]
+
+    yield start
+    for server in started:
+        server.stop()
+
+
+def values(told: str) -> list[str]:
+    """Return the values of the records that `headwater read` printed as JSON."""
+    return [json.loads(line)["value"] for line in told.splitlines()]
+
+
+def test_nothing_on_any_disk_shows_a_record(
+    run: Run, up: Callable[[], embedded.EmbeddedServer], keyring: Path, tmp_path: Path
+) -> None:
+    """Published, shipped, rotated, restarted: readers get every record, the disks none."""
+    server = up()
+    run("stream", "create", "open")
+    run("stream", "create", "safe", "--encryption", "xaes-256-gcm",
+        "--table-encryption", "ciphertext", "--segment-bytes", "64KiB")  # fmt: skip
+    sent = [f"{SECRET}-{number}" for number in range(300)]
+    run("publish", "safe", "--via", "flight", stdin="\n".join(sent[:200]))
+    run("tier", "flush", "safe")
+    told = json.loads(run("stream", "rotate-key", "safe", "--json"))
+    assert (told["version"], told["wrapping_key"]) == (2, "one")
+    run("publish", "safe", "--via", "flight", stdin="\n".join(sent[200:]))
+    assert values(run("read", "safe", "--format", "jsonl")) == sent  # the broker decrypts
+    assert values(run("read", "safe", "--format", "jsonl", keys=True)) == sent  # and files, here
+    assert "EncryptionKeyError" in run("verify", "safe", fails=True)
+    run("verify", "safe", keys=True)
+
+    files = [one for one in (tmp_path / "data").rglob("*") if one.is_file()]
+    assert any(one.suffix == ".parquet" for one in files)
+    assert [one for one in files if SECRET.encode() in one.read_bytes()] == []
+    key = keyring.read_text().rpartition('= "')[2].partition('"')[0]
+    assert [one for one in files if key.encode() in one.read_bytes()] == []
+
+    server.stop()
+    keyring.rename(keyring.with_name("lost.toml"))
+    up()
+    refused = run("publish", "safe", "--via", "flight", stdin="more", fails=True)
+    assert "EncryptionKeyError" in refused
+    assert "cannot read the keyring" in refused
+    run("publish", "open", "--via", "flight", stdin="goes on")
+    keyring.with_name("lost.toml").rename(keyring)
+    assert values(run("read", "safe", "--format", "jsonl")) == sent  # without a restart

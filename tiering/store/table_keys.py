@@ -1,0 +1,245 @@
+"""Keys of encrypted tables: Parquet's own encryption, with the data keys of the stream.
+
+A file of an encrypted table has the columns of :data:`ENCRYPTED` as ciphertext (Parquet modular
+encryption, AES-GCM, random keys for each file and column). Offsets, times and leader epochs stay
+plain, and so does the footer: any reader can count, skip and list without a key. Each file names in
+its footer the stream's data key, wrapped, under which its own keys are wrapped (RFC 3394). So a
+file, and a lake without its cluster, can be read by everybody who has the key provider.
+
+Which provider this process has is part of a store's configuration, like credentials of S3.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any, Final
+
+import pyarrow.parquet.encryption as parquet
+
+from broker.codec.schema import FILE_SCHEMA
+from broker.errors import EncryptionKeyError, InvalidStreamError, ObjectCorruptError
+from broker.model.data_key import DATA_KEY_BYTES, DataKey
+from broker.model.stream import Stream
+from broker.ports.encryption import KeyProvider
+from tiering.store.location import StoreConfig
+
+# Leaves of FILE_SCHEMA, as Parquet names them.
+ENCRYPTED: Final = (
+    "key",
+    "value",
+    "headers.list.element.key",
+    "headers.list.element.value",
+    "subject",
+    "reply_subject",
+    "correlation_id",
+)
+_PLAIN: Final = frozenset({"offset", "timestamp", "leader_epoch"})
+assert {one.partition(".")[0] for one in ENCRYPTED} == set(FILE_SCHEMA.names) - _PLAIN
+
+FOOTER_KEY: Final = "headwater.encryption"  # of the footer's key-value pairs; its value: the cipher
+CIPHER: Final = "parquet-aes-gcm-v1"
+_NAME_BYTES_MAX: Final = 16 * 1024
+_KEYS_KEPT: Final = 1024
+
+
+def is_encrypted(stream: Stream) -> bool:
+    """Tell whether the table of a stream has ciphertext."""
+    return stream.config.table_encryption == "ciphertext"
+
+
+def needs_key(names: Iterable[str]) -> bool:
+    """Tell whether some of these columns are ciphertext in an encrypted table."""
+    return not _PLAIN.issuperset(names)
+
+
+class TableKeys:
+    """Encrypts and decrypts files of tables with one key provider. Any thread; calls may block."""
+
+    def __init__(self, provider: KeyProvider) -> None:
+        """Nothing is asked of ``provider`` before a file needs a key."""
+        self._provider = provider
+        self._lock = threading.Lock()  # of the two below
+        self._known: dict[tuple[str, int], DataKey] = {}  # as the metadata has them now
+        self._keys: OrderedDict[tuple[str, int], bytes] = OrderedDict()  # for files' keys, in plain
+        self._factory = parquet.CryptoFactory(self._kms)
+
+    def learn(self, stream: Stream) -> None:
+        """Remember how a stream's data keys are wrapped now; files may name an older wrapping."""
+        with self._lock:
+            self._known |= {(stream.uuid, one.version): one for one in stream.data_keys}
+
+    def newest(self, stream: Stream) -> Stream:
+        """Return a stream as an old table describes it, with the data keys that are known now."""
+        with self._lock:
+            known = [one for (uuid, _), one in self._known.items() if uuid == stream.uuid]
+        keys = {one.version: one for one in (*stream.data_keys, *known)}
+        return replace(stream, data_keys=tuple(keys[version] for version in sorted(keys)))
+
+    def for_writing(self, stream: Stream) -> Any:
+        """Return Parquet's properties of one new file, which has the newest data key.
+
+        Raises:
+            EncryptionKeyError, KeyProviderUnavailableError: the key cannot be used.
+        """
+        self.learn(stream)
+        newest = stream.data_keys[-1]
+        self._key(stream.uuid, newest)  # a clear error here, and none from within Parquet
+        name = _name_of(stream.uuid, newest)
+        settings = parquet.EncryptionConfiguration(
+            footer_key=name,
+            column_keys={name: list(ENCRYPTED)},
+            plaintext_footer=True,
+            double_wrapping=False,
+            internal_key_material=True,
+            encryption_algorithm="AES_GCM_V1",
+            data_key_length_bits=256,
+        )
+        return self._factory.file_encryption_properties(parquet.KmsConnectionConfig(), settings)
+
+    def for_reading(self) -> Any:
+        """Return Parquet's properties of one file to read; it may be plain.
+
+        Reading its columns raises EncryptionKeyError or KeyProviderUnavailableError if a key cannot
+        be used.
+        """
+        return self._factory.file_decryption_properties(
+            parquet.KmsConnectionConfig(), parquet.DecryptionConfiguration()
+        )
+
+    def key_named(self, name: str) -> bytes:
+        """Return the key that wraps the keys of a file; errors as :meth:`for_reading`."""
+        uuid, named = _parsed(name)
+        return self._key(uuid, named)
+
+    def _key(self, uuid: str, named: DataKey) -> bytes:
+        from broker.keys.derive import derived  # noqa: PLC0415 - few readers meet an encrypted table
+
+        at = uuid, named.version
+        with self._lock:
+            found = self._keys.get(at)
+            wrapped = self._known.get(at, named)
+        if found is None:
+            if wrapped.provider != self._provider.kind:
+                raise EncryptionKeyError(
+                    f"version {named.version} of the data key of stream {uuid} is wrapped by the "
+                    f"provider {wrapped.provider!r}, and this process has {self._provider.kind!r}",
+                    provider=wrapped.provider,
+                    wrapping_key=wrapped.wrapping_key,
+                )
+            context = {"headwater:stream": uuid, "headwater:version": str(named.version)}
+            plain = self._provider.unwrap(wrapped.wrapping_key, wrapped.wrapped_bytes, context)
+            if len(plain) != DATA_KEY_BYTES:
+                raise EncryptionKeyError("the provider returned a key of another size")
+            found = derived(plain, "table files")
+            with self._lock:
+                self._keys[at] = found
+                if len(self._keys) > _KEYS_KEPT:
+                    self._keys.popitem(last=False)
+        return found
+
+    def _kms(self, _connection: object) -> _Wrapping:
+        return _Wrapping(self)
+
+
+class _Wrapping(parquet.KmsClient):  # type: ignore[misc]  # pyarrow has no types
+    """Wraps the keys of files for Parquet."""
+
+    def __init__(self, keys: TableKeys) -> None:
+        super().__init__()
+        self._keys = keys
+
+    def wrap_key(self, key_bytes: bytes, master_key_identifier: str) -> bytes:
+        from broker.keys.derive import wrap_file_key  # noqa: PLC0415 - as above
+
+        wrapped = wrap_file_key(self._keys.key_named(master_key_identifier), key_bytes)
+        return base64.b64encode(wrapped)
+
+    def unwrap_key(self, wrapped_key: str, master_key_identifier: str) -> bytes:
+        from broker.keys.derive import unwrap_file_key  # noqa: PLC0415 - as above
+
+        try:
+            wrapped = base64.b64decode(wrapped_key, validate=True)
+        except (binascii.Error, ValueError):
+            wrapped = b""
+        found = unwrap_file_key(self._keys.key_named(master_key_identifier), wrapped)
+        if found is None:
+            raise ObjectCorruptError("a key of the file was changed, or another key wrapped it")
+        return found
+
+
+@lru_cache(maxsize=16)
+def keys_of(provider: str, keyring_file: str, kms_key_id: str) -> TableKeys | None:
+    """Return the keys of this process with one provider; None without a provider."""
+    if not provider:
+        return None
+    import os  # noqa: PLC0415 - only the provider `environment` reads it
+
+    from broker.keys.opening import open_provider  # noqa: PLC0415 - as above
+
+    return TableKeys(
+        open_provider(
+            provider, keyring_file=keyring_file, kms_key_id=kms_key_id, environ=os.environ
+        )
+    )
+
+
+def encryption_of(stream: Stream, config: StoreConfig) -> Callable[[], Any] | None:
+    """Return the encryption of new files of a stream's table; None if the table has plaintext.
+
+    The result is called for each file, and raises as :meth:`TableKeys.for_writing`.
+
+    Raises:
+        EncryptionKeyError: the table is encrypted, and this process has no key provider.
+    """
+    if not is_encrypted(stream):
+        return None
+    keys = keys_at(config)
+    if keys is None:
+        raise no_keys(f"the table of stream {stream.name!r}")
+    return lambda: keys.for_writing(keys.newest(stream))
+
+
+def no_keys(path: str) -> EncryptionKeyError:
+    """Return the error of a process that has no key provider, about an encrypted file."""
+    return EncryptionKeyError(
+        f"{path} is encrypted, and this process has no key provider: set "
+        "HEADWATER_ENCRYPTION_PROVIDER and its setting as for the brokers (docs/encryption.md)",
+        key=path,
+    )
+
+
+def _name_of(uuid: str, key: DataKey) -> str:
+    """Return the name under which a file has its data key: stream and version, then the rest."""
+    wrapping = [key.provider, key.wrapping_key, key.wrapped]
+    return f"{uuid}/{key.version} {json.dumps(wrapping, separators=(',', ':'))}"
+
+
+def _parsed(name: str) -> tuple[str, DataKey]:
+    try:
+        if len(name) > _NAME_BYTES_MAX:
+            raise ValueError("too long")
+        which, _, rest = name.partition(" ")
+        uuid, _, version = which.partition("/")
+        provider, wrapping_key, wrapped = json.loads(rest)
+        key = DataKey(
+            version=int(version),
+            provider=str(provider),
+            wrapping_key=str(wrapping_key),
+            wrapped=str(wrapped),
+            created_us=0,
+        )
+    except (ValueError, TypeError, RecursionError, InvalidStreamError) as cause:
+        raise ObjectCorruptError(f"a file names a key that is none: {name[:80]!r}") from cause
+    return uuid, key
+
+
+def keys_at(config: StoreConfig) -> TableKeys | None:
+    """Return the keys of this process for a store's tables; None if it has no provider."""
+    return keys_of(config.key_provider, config.keyring_file, config.kms_key_id)
