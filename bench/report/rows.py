@@ -164,6 +164,22 @@ def _cpu(case: str, peer: str = "kafka") -> Row:
     )
 
 
+def _encryption(size: str) -> tuple[Row, Row]:
+    case = f"encryption/{size}"
+    return (
+        Row(
+            path=f"Flight publish to a plain / an encrypted stream, {_SIZES[size]}",
+            unit="rec/s",
+            ours=(f"{case}/publish_plain", f"{case}/publish_encrypted"),
+        ),
+        Row(
+            path=f"… read from its start, {_SIZES[size]}",
+            unit="rec/s",
+            ours=(f"{case}/read_plain", f"{case}/read_encrypted"),
+        ),
+    )
+
+
 def _planning(files: int) -> tuple[Row, Row]:
     case = f"planning/{files}"
     return (
@@ -248,6 +264,7 @@ ROWS: Final[tuple[Row, ...]] = (
         default=("spark_log/fresh_kafka_p50", "spark_log/fresh_kafka_p99"),
     ),
     *(row for files in (10, 1_000, 100_000) for row in _planning(files)),
+    *(row for size in _SIZES for row in _encryption(size)),
     Row(
         path="planning in a new process, 1,000 versions: with kept proofs / proving them all",
         unit="s",

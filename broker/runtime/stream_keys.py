@@ -117,13 +117,6 @@ class StreamKeys:
         for one in stream.data_keys:
             self.cipher(stream, one.version)
 
-    def forget(self, uuid: StreamUuid) -> None:
-        """Drop the keys of a stream that is gone from this broker."""
-        with self._lock:
-            for kept in (self._ciphers, self._refused):
-                for at in [one for one in kept if one[0] == uuid]:
-                    del kept[at]
-
     def _plain(self, uuid: StreamUuid, key: DataKey) -> bytes:
         provider = self._provider
         if provider.kind != key.provider:

@@ -38,6 +38,7 @@ from simkit.house.changes import Changes
 from simkit.house.clients import RULES, CommittedReader, Publisher, rows_of, serve
 from simkit.house.cuts import CutTaker
 from simkit.house.damage import Damage
+from simkit.house.encryption import HouseKeys
 from simkit.house.expiring import Expiring
 from simkit.house.faults import Faults
 from simkit.house.flight_clients import FlightPublisher
@@ -85,6 +86,7 @@ class Choices(TypedDict, total=False):
     changing: bool  # an operator changes and purges the streams
     growing: bool  # an operator adds partitions to the streams
     expiring: bool  # an operator lets the tables expire; with a lake
+    encrypted: bool  # streams are encrypted; brokers lack keys now and then, and keys are rotated
     shape: Shape
 
 
@@ -120,6 +122,7 @@ class House:
         count = rng.choice((3, 3, 3, 4, 5))
         names = [f"b{one}" for one in range(shape.brokers or count)]
         machines = {name: Machine(name, world) for name in names}
+        self.keys = HouseKeys(self, seed) if choices.get("encrypted") else None
         self.setting = setting = self._draw_setting()
         self.nodes = {
             name: Node(name, world, self.network, setting, machines[name], serve) for name in names
@@ -180,6 +183,7 @@ class House:
             turn_ms_max=rng.choice((0, 3, 15, 60)),
             tick_ms=rng.choice((10, 20)),
             nats=self.mixed or self.shape.nats,
+            keys=None if self.keys is None else self.keys.of,
             **({} if self.lake is None else self._draw_tiering(self.lake)),
         )
 
@@ -215,6 +219,8 @@ class House:
             self.growth.begin()
         if self.expiring is not None:
             self.expiring.begin()
+        if self.keys is not None:
+            self.keys.begin()
         self.run_for(self.world.rng.choice((1500, 2500, 4000, 6000)))
         self.heal()
         self.look()
@@ -304,6 +310,9 @@ class House:
                 local_retention_bytes=rng.choice((0, 0, 6000)),
             )
         stream = Stream(name=name, uuid=stream_uuid, config=config, created_us=1, table_name=name)
+        if self.keys is not None:
+            config = replace(config, encryption="xaes-256-gcm")
+            stream = replace(stream, config=config, data_keys=self.keys.first(stream_uuid))
         rows = place(self.house.state, partitions=config.partitions, replication_factor=factor)
         error = self.house.propose(
             CreateStream(stream=stream, leader=rows[0][0], assignment=rows, min_isr=min_isr)
@@ -361,6 +370,8 @@ class House:
     def heal(self) -> None:
         """End all trouble; within a bounded time everything has to be well again."""
         self.faults.end()
+        if self.keys is not None:
+            self.keys.end()
         self.world.note("healing")
         for publisher in self.publishers:
             publisher.stopped = True

@@ -27,7 +27,7 @@ from broker.model.replica_messages import ReplicaMessage
 from broker.ports.cluster import ControlTransport, ReplicaAddress
 from broker.ports.partition import StoredBatch
 from broker.ports.pumps import NEVER_MS, Driven, Pump
-from broker.ports.system import Files
+from broker.ports.system import Clock, Files
 from broker.runtime.broker import Broker, BrokerName, BrokerPace, BrokerParts
 from broker.runtime.cluster.controller import Controller
 from broker.runtime.cluster.member import ClusterMember, MemberSetting
@@ -37,6 +37,7 @@ from broker.runtime.metadata.metadata_log import MetadataLog
 from broker.runtime.operations import ClusterOperations
 from broker.runtime.partition.driver import PartitionDriver
 from broker.runtime.partition.leadership_gate import SETTLE_MS
+from broker.runtime.stream_keys import StreamKeys
 from broker.storage.cached_files import CachedFiles
 from broker.storage.promises.promises import Promises
 from simkit.house.beneath.raft import HouseLog, RaftHouse, RaftLane
@@ -69,6 +70,7 @@ class Setting:
     claim_ms: int = SETTLE_MS
     store_ms_max: int = 0  # until a request to the store is done
     nats: bool = False  # brokers ingest from NATS too
+    keys: Callable[[str, Clock], StreamKeys] | None = None  # of a process that begins
 
 
 class _Lane:
@@ -245,6 +247,7 @@ class Node:
                     scheduler=WorldTurns(machine, setting.turn_ms_max),
                     promises=promises,
                     drive=drive,
+                    keys=None if setting.keys is None else setting.keys(self.name, machine),
                 ),
                 BrokerPace(
                     tick_ms=setting.tick_ms,

@@ -9,10 +9,19 @@ from typing import Any
 import pytest
 
 from broker.codec.record_batch import HEADER_SIZE, decode_header
-from broker.errors import EncryptionKeyError, HeadwaterError, InvalidRequestError
+from broker.errors import (
+    EncryptionKeyError,
+    FixedSettingError,
+    HeadwaterError,
+    InvalidRequestError,
+    StreamExistsError,
+)
+from broker.model.replica_state import ReplicaState
 from broker.model.stream import StreamConfig
+from broker.runtime import operations
 from broker.runtime.stream_keys import StreamKeys
 from simkit.brokers.lone_broker import STREAM, Running, image, running
+from simkit.brokers.memory_broker import FakeClock
 from simkit.encryption_keys import ENCRYPTION, FIRST, SECOND, stream_keys
 
 SECRET = b"a value that nobody else may read"
@@ -101,6 +110,7 @@ def test_a_broker_without_the_key_serves_the_other_streams(
                 live.broker.partitions.handle(STREAM, 0)
         assert live.broker.partitions.handle("open", 0).leads
         (refused,) = live.broker.replicas.unopened().values()
+        assert operations._state_of(refused) is ReplicaState.LOCKED
         assert refused.stream == STREAM or keys is None
     for path, data in before.items():
         assert path.read_bytes() == data
@@ -249,3 +259,29 @@ def test_no_log_line_and_no_error_has_a_key(
         for writing in (secret.hex(), repr(secret)[2:-1], FIRST):
             assert writing not in out
     assert bytes(range(32)) not in all_bytes(tmp_path)
+
+
+def test_a_plain_stream_does_not_become_an_encrypted_one(tmp_path: Path) -> None:
+    """Neither by creating it again nor by a change: the records on the disk would stay plain."""
+    with running(tmp_path, keys=stream_keys(KEYS)) as live:
+        live.broker.streams.create(STREAM, StreamConfig(subject="s", tiering=False))
+        with pytest.raises(StreamExistsError):
+            create(live)
+        with pytest.raises(FixedSettingError, match="encryption"):
+            live.broker.streams.alter(STREAM, {"encryption": ENCRYPTION})
+
+
+def test_a_provider_that_is_away_is_asked_again(tmp_path: Path) -> None:
+    """Without a restart, and not for every caller: the partition opens when the key is there."""
+    with running(tmp_path, keys=stream_keys(KEYS)) as live:
+        create(live)
+        live.put(SECRET)
+    keys, clock = stream_keys({"other": SECOND}), FakeClock()
+    keys._clock = clock
+    with running(tmp_path, keys=keys) as live:
+        keys._provider = stream_keys(KEYS)._provider  # the operator brings the key back
+        with pytest.raises(EncryptionKeyError):  # too soon: the provider is not asked again yet
+            live.broker._open_what_waits()
+        clock.advance(us=10_000_000)
+        live.broker._open_what_waits()
+        assert live.rows() == [SECRET]
