@@ -10,10 +10,10 @@ from typing import Final
 
 import structlog
 
+from broker.core.metadata.stream_expiry import lease_limit
 from broker.model.ids import PartitionId
 from broker.model.offsets import Offset
 from broker.ports.system import Clock
-from broker.runtime.api.leases import lease_floor
 from broker.runtime.hosted_partitions import HostedPartitions
 from broker.runtime.metadata.metadata_log import WaitingMetadata
 from broker.runtime.partition.driver import PartitionDriver
@@ -68,7 +68,7 @@ class KeyCompactor:
         return driver.compaction.step(partial(self._lease_floor, driver.partition_id))
 
     def _lease_floor(self, partition: PartitionId) -> Offset:
-        return lease_floor(self._metadata.state, partition, self._clock.now_us())
+        return lease_limit(self._metadata.state, partition, self._clock.now_us())
 
     def _are_publishers_busy(self) -> bool:
         appended = sum(driver.counters.appended_records for driver in self._replicas.all())

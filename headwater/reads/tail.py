@@ -30,11 +30,16 @@ def tail_batches(
         HeadwaterError: the broker refused the read, or does not answer.
     """
     wanted = OffsetRange(part.cold_end, max(part.cold_end, part.hot_stop))
-    yield from served_batches(client, cut, part.partition, wanted, columns)
+    yield from served_batches(client, cut, part.partition, wanted, columns, on_hole)
 
 
-def served_batches(
-    client: Client, cut: Cut, partition: int, wanted: OffsetRange, columns: Sequence[str]
+def served_batches(  # noqa: PLR0917  # what to read, and who is told of holes
+    client: Client,
+    cut: Cut,
+    partition: int,
+    wanted: OffsetRange,
+    columns: Sequence[str],
+    on_hole: Callable[[Hole], None] | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Yield a range of a partition, in order, as the broker serves it from log or table.
 

@@ -378,6 +378,8 @@ def _is_finished(api: BrokerApi, wanted: RowRange, position: Offset) -> bool:
     except NotLeaderError:
         return False  # nobody leads now: the next leader says how far the log reaches
     return position >= standing.high_watermark
+
+
 def _mark(reply: Reply, high_watermark: Offset, epoch: LeaderEpoch) -> RowsMark:
     whole = reply.rows.num_rows == reply.end_offset - reply.base_offset
     left = None if whole else reply.rows.num_rows
