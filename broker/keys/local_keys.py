@@ -150,7 +150,7 @@ class EnvironmentKeys(_LocalKeys):
 
     def _load(self) -> tuple[str, Mapping[str, WrappingKey]]:
         if self._error is not None:
-            raise self._error
+            raise self._error.with_traceback(None)  # else it grows with each caller
         return next(iter(self._keys)), self._keys
 
 

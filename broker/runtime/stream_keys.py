@@ -92,7 +92,7 @@ class StreamKeys:
         if known is not None:
             return known
         if refusal is not None and now_ms < retry_ms:
-            raise refusal
+            raise refusal.with_traceback(None)  # else it grows with each caller
         found = next((one for one in stream.data_keys if one.version == version), None)
         if found is None:
             raise EncryptionKeyError(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from broker.core.dedup import BATCHES_KEPT
 from broker.core.message_ids import Room
-from broker.errors import DiskFullError, SegmentCorruptError
+from broker.errors import DiskFullError, EncryptionKeyError, SegmentCorruptError
 from broker.model.epoch_history import EpochHistory
 from broker.model.ids import PartitionId
 from broker.model.offsets import Offset
@@ -78,6 +78,7 @@ class LocalLog:
         the message ids; None: nothing does.
         """
         self.cipher = cipher
+        self._ids_refusal: EncryptionKeyError | None = None  # why a leader lacks the message ids
         self.log = log  # :meth:`replace` sets another log; any thread reads
         self.retries = RetryTables(config, room)
         self.tier = TierView(
@@ -203,10 +204,24 @@ class LocalLog:
 
     def begin_leading(self) -> None:
         """Read the message ids from the log, because publishes are taken from now on."""
-        self.retries.begin_leading(self.log, self._clock.now_us(), self.cipher.opened)
+        try:
+            self.retries.begin_leading(self.log, self._clock.now_us(), self.cipher.opened)
+            self._ids_refusal = None
+        except EncryptionKeyError as error:  # a key was rotated that this broker cannot use yet
+            self._ids_refusal = error
+
+    def ids_refusal(self) -> EncryptionKeyError | None:
+        """Return why a leader cannot tell retries apart, so that it takes no write; None if it can.
+
+        The ids are read now, if a key could not be used before.
+        """
+        if self._ids_refusal is not None:
+            self.begin_leading()
+        return self._ids_refusal
 
     def end_leading(self) -> None:
         """Return the memory of the message ids: publishes are not taken any more."""
+        self._ids_refusal = None
         self.retries.end_leading()
 
     def grown(self, size_bytes: int) -> None:

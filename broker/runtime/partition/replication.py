@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from broker.core.replication.leader import PartitionLeader
 from broker.core.replication.view import PartitionView, Role
-from broker.errors import EncryptionKeyError, HeadwaterError, NotLeaderError
+from broker.errors import HeadwaterError, NotLeaderError
 from broker.model.epochs import LeaderEpoch
 from broker.model.lineage import Lineage
 from broker.model.offsets import Offset
@@ -179,10 +179,7 @@ class Replication:
 
     def begin_leading(self) -> None:
         """See ``ReplicaOwner``."""
-        try:
-            self._local.begin_leading()
-        except EncryptionKeyError as error:  # message ids cannot be read, so retries not recognised
-            self._health.fail(error)
+        self._local.begin_leading()
 
     def end_leading(self) -> None:
         """See ``ReplicaOwner``: publishers must retry at the next leader, with the same ids."""

@@ -144,6 +144,8 @@ class PartitionWrites:
             refusal = stopped
         else:  # the leader's own refusal comes before the refusal by the claim in the lake
             refusal = leader.refusal(write.policy, self._clock.monotonic_ms()) or self._gate.refusal
+        if refusal is None:
+            refusal = self._local.ids_refusal()
         if refusal is None and self._queue.closing and self._gate.is_held():
             refusal = ShuttingDownError(
                 f"partition {self._name} closes before its claim in the lake was settled"

@@ -16,6 +16,7 @@ from broker.codec.record_batch import decode_body, prepare
 from broker.errors import (
     CorruptDataError,
     DiskFullError,
+    EncryptionKeyError,
     ExpiredError,
     ForeignHistoryError,
     HeadwaterError,
@@ -446,7 +447,7 @@ class CommittedReader:
             return
         try:
             rows = self._rows(node, driver, end)
-        except (CorruptDataError, RemoteTierUnavailableError):
+        except (CorruptDataError, EncryptionKeyError, RemoteTierUnavailableError):
             return
         self._history.poll(
             f"reader{self._partition}",

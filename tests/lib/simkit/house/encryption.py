@@ -91,6 +91,17 @@ class HouseKeys:
         for provider in self._providers.values():
             provider.refusal = None
 
+    def are_usable(self) -> bool:
+        """Tell whether every open replica can use all its keys: a refusal is kept for seconds."""
+        try:
+            for node in self._house.nodes.values():
+                for one in [] if node.broker is None else node.broker.replicas.all():
+                    for key in one.stream.data_keys:
+                        one._local.cipher._cipher(key.version)
+        except EncryptionKeyError:
+            return False
+        return True
+
     def _act(self) -> None:
         house, rng = self._house, self._rng
         if not house.faults.is_trouble:

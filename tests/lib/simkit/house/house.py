@@ -391,6 +391,7 @@ class House:
             and (self.expiring is None or all(map(self.expiring.is_done, self.partitions)))
             and all(self._serves_what_it_leads(node) for node in self.nodes.values())
             and self.damage.is_legible()
+            and (self.keys is None or self.keys.are_usable())
         )
 
     def _is_well(self, partition_id: PartitionId) -> bool:
