@@ -357,7 +357,13 @@ class MemoryBroker:
             first_lineage(first_lineage_id(stream.uuid, number))
             for number in range(stream.config.partitions)
         ]
-        refused = refusal(name, lineages, positions, believe_forgotten=believe_forgotten)
+        refused = refusal(
+            name,
+            lineages,
+            positions,
+            believe_forgotten=believe_forgotten,
+            partitions_min=stream.grown_from,
+        )
         if refused is not None:
             raise refused
 
