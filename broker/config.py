@@ -44,6 +44,7 @@ class NodeConfig:
     commit_threads: int = 4  # partitions that may sync at the same time
     message_ids_bytes_max: int = 64 * 1024 * 1024  # of memory, for the ids of all partitions
     arrow_bytes_max: int = 0  # of memory; 0: 1 GiB if Flight is beyond the loopback, else no bound
+    activity_stream: bool = False  # make __activity, the stream of what happens to streams
 
     def __post_init__(self) -> None:
         for name in ("id", "cluster", "namespace"):

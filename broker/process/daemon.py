@@ -39,6 +39,7 @@ from broker.errors import (
 )
 from broker.model.ids import BrokerId
 from broker.ports.partition import PartitionWriter
+from broker.process.activity import begin_activity, encode_event
 from broker.process.allocator import keep_freed_memory
 from broker.process.descriptors import SPARES, DescriptorBudget, limit_here
 from broker.process.encryption import stream_keys
@@ -183,6 +184,7 @@ class _Daemon:
                 on_commit=self._commit_done,
                 id_budget=IdBudget(config.node.message_ids_bytes_max),
                 keys=stream_keys(config.encryption, clock),
+                encode_event=encode_event,
             ),
             node.pace,
         )
@@ -211,6 +213,8 @@ class _Daemon:
             undo=self._undo,
             connections_max=max(1, self._budget.liftbridge),
         )
+        if config.node.activity_stream:
+            self._undo.append(begin_activity(broker, clock, self._crashed))
         self._undo.append(node.hand_over)
         addresses = ServingAddresses(
             flight_port=flight.port,

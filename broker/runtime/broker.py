@@ -19,9 +19,10 @@ from broker.core.replication.isr import LagLimits
 from broker.errors import HeadwaterError
 from broker.model.epochs import BrokerEpoch
 from broker.model.ids import BrokerId
-from broker.ports.pumps import Drive
+from broker.ports.pumps import Drive, Driven
 from broker.ports.system import Clock, Files
 from broker.ports.tiering import TierCatalog
+from broker.runtime.activity import ActivityWriter, EncodeEvent
 from broker.runtime.api.cold_tier import ColdEnds, ColdTier
 from broker.runtime.api.cuts import Cuts
 from broker.runtime.api.groups import Cursors, Groups
@@ -81,6 +82,7 @@ class BrokerParts:
     id_budget: IdBudget = field(default_factory=IdBudget)
     on_commit: OnCommit = ignore_commit
     keys: StreamKeys | None = None  # of encrypted streams; None: they are refused
+    encode_event: EncodeEvent | None = None  # of the activity stream; None: it is not written
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +161,7 @@ class Broker:
         self.groups = Groups(self._me, metadata, clock)
         self.members = Members(self._me, metadata, clock, self.groups)
         self._expelling = drive("groups", self.groups.turn)
+        self._activity = self._activity_writer(ports.encode_event, drive)
         self.cuts = Cuts(
             name.cluster,
             metadata,
@@ -228,6 +231,20 @@ class Broker:
         self._background.start()
         self._expelling.start()
         self._compacting.start()
+        if self._activity is not None:
+            self._activity.start()
+
+    def _activity_writer(self, encode: EncodeEvent | None, drive: Drive) -> Driven | None:
+        if encode is None:
+            return None
+        writer = ActivityWriter(
+            self._metadata, self.replicas, encode=encode, wake=self._wake_activity
+        )
+        return drive("activity", writer.turn)
+
+    def _wake_activity(self) -> None:
+        if self._activity is not None:
+            self._activity.wake()
 
     def registered(self, broker_epoch: BrokerEpoch) -> None:
         """See ``StartedBroker.registered``."""
@@ -285,6 +302,8 @@ class Broker:
 
     def stop(self) -> None:
         """Finish queued writes and close every log. Blocks; call after the services stopped."""
+        if self._activity is not None:
+            self._activity.stop()
         self._expelling.stop()
         self._compacting.stop()
         self._background.stop()

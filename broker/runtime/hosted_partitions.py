@@ -18,6 +18,7 @@ import structlog
 from broker.core.metadata.state import MetadataState, PartitionState
 from broker.core.replication.view import view_of
 from broker.errors import HeadwaterError
+from broker.model.activity import RESERVED_STREAMS
 from broker.model.epochs import BrokerEpoch
 from broker.model.ids import BrokerId, PartitionId, PartitionNumber, StreamUuid
 from broker.model.stream import Stream
@@ -349,7 +350,10 @@ class HostedPartitions:
         led = (
             number
             for number, one in drivers.items()
-            if one.leads and not one.is_paused and number not in gone
+            if one.leads
+            and not one.is_paused
+            and number not in gone
+            and stream.name not in RESERVED_STREAMS  # written by the cluster itself only
         )
         return LedPartitions(stream, frozenset(led))
 

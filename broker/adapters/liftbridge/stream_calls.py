@@ -19,14 +19,13 @@ from broker.errors import (
     UnknownPartitionError,
     UnknownStreamError,
 )
+from broker.model.activity import CURSORS_STREAM, RESERVED_STREAMS
 from broker.model.ids import is_stream_name
 from broker.model.stream import Stream, StreamConfig
 from broker.ports.api import BrokerApi, BrokerPlace, PartitionPlace
 from broker.wire.liftbridge import api_pb2 as api
 
 PROTOCOL: Final = "liftbridge"  # under this name a broker registers its address
-CURSORS: Final = "__cursors"
-RESERVED: Final = frozenset({"__activity", CURSORS})
 
 _Request = TypeVar("_Request", bound=Message)
 Unary = Callable[[bytes], bytes]
@@ -61,7 +60,7 @@ class StreamCalls:
         request = decode(api.CreateStreamRequest, payload)
         if not request.name:
             raise StatusError(Code.INVALID_ARGUMENT, "Name cannot be empty")
-        if request.name in RESERVED:
+        if request.name in RESERVED_STREAMS:
             raise StatusError(Code.INVALID_ARGUMENT, "Stream is reserved")
         if not is_stream_name(request.name):
             raise InvalidStreamError(
@@ -106,7 +105,7 @@ class StreamCalls:
     def delete(self, payload: bytes) -> bytes:
         """DeleteStream. The stream's table stays."""
         request = decode(api.DeleteStreamRequest, payload)
-        if request.name in RESERVED:
+        if request.name in RESERVED_STREAMS:
             raise StatusError(Code.INVALID_ARGUMENT, "Stream is reserved")
         self._api.streams.delete(request.name)
         return api.DeleteStreamResponse().SerializeToString()
@@ -132,9 +131,9 @@ class StreamCalls:
         request = decode(api.FetchMetadataRequest, payload)
         places: dict[str, list[PartitionPlace]] = {}
         answer = api.FetchMetadataResponse()
-        every = [*(one.name for one in self._api.streams.all()), CURSORS]
+        every = [*(one.name for one in self._api.streams.all()), CURSORS_STREAM]
         for name in request.streams or every:
-            if name == CURSORS:
+            if name == CURSORS_STREAM:
                 self._describe_cursors(answer)
                 continue
             try:
@@ -166,9 +165,9 @@ class StreamCalls:
             str(one.broker) for one in brokers if self._address(one, alone=alone)[0] is not None
         ]
         if not serving:
-            answer.streamMetadata.add(name=CURSORS, error=api.StreamMetadata.UNKNOWN_STREAM)
+            answer.streamMetadata.add(name=CURSORS_STREAM, error=api.StreamMetadata.UNKNOWN_STREAM)
             return
-        found = answer.streamMetadata.add(name=CURSORS, subject="cursors")
+        found = answer.streamMetadata.add(name=CURSORS_STREAM, subject="cursors")
         found.partitions[0].CopyFrom(
             api.PartitionMetadata(
                 leader=serving[0],

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Final, cast, get_args
 
+from broker.core.metadata.activity import noted, trim_activity
+from broker.core.metadata.activity_commands import TrimActivity
 from broker.core.metadata.broker_apply import apply_broker
 from broker.core.metadata.commands import Command, StreamCommand
 from broker.core.metadata.group_apply import apply_group
@@ -33,6 +35,15 @@ _PARTITION_KINDS: Final = get_args(PartitionCommand)
 
 def apply(state: MetadataState, command: Command) -> Applied:
     """Return the next state and the reply, for every command. Deterministic."""
+    after, reply = _apply(state, command)
+    if after is state:
+        return after, reply
+    return noted(state, command, after), reply
+
+
+def _apply(state: MetadataState, command: Command) -> Applied:
+    if isinstance(command, TrimActivity):
+        return trim_activity(state, command)
     if isinstance(command, _STREAM_KINDS):
         return apply_stream(state, cast("StreamCommand", command))
     if isinstance(command, _PARTITION_KINDS):

@@ -12,6 +12,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, Final, cast, get_args
 
+from broker.core.metadata.activity_commands import TrimActivity
 from broker.core.metadata.group_commands import (
     CursorWrite,
     GroupCommand,
@@ -111,6 +112,7 @@ __all__ = [
     "StopBroker",
     "TakeLease",
     "TakeOffline",
+    "TrimActivity",
     "UnfenceBroker",
     "WithdrawReplica",
     "decode",
@@ -275,7 +277,13 @@ StreamCommand = (
     | DropLease
 )
 Command = (
-    StreamCommand | BrokerCommand | PartitionCommand | GroupCommand | MemberCommand | PauseCommand
+    StreamCommand
+    | BrokerCommand
+    | PartitionCommand
+    | GroupCommand
+    | MemberCommand
+    | PauseCommand
+    | TrimActivity
 )
 _STREAM_FIELDS: Final = frozenset({"stream", "expected", "wanted"})
 _LIMITED: Final = (  # commands that may make the metadata grow

@@ -82,6 +82,14 @@ class WeighedGroup(Protocol):
         """Who reads which partition."""
 
 
+class WeighedOutbox(Protocol):
+    """The events that wait for the activity stream."""
+
+    @property
+    def weight(self) -> int:
+        """Of the events."""
+
+
 class WeighedState(Protocol):
     """The parts of the metadata that grow."""
 
@@ -108,6 +116,10 @@ class WeighedState(Protocol):
     @property
     def positions(self) -> Mapping[str, Mapping[str, object]]:
         """Positions of groups, by group, then by partition."""
+
+    @property
+    def activity(self) -> WeighedOutbox | None:
+        """The outbox of the activity stream."""
 
 
 def weight_of_stream(stream: Stream, partitions_count: int) -> int:
@@ -159,8 +171,9 @@ def weigh(state: WeighedState) -> int:
     cursors = sum(weight_of_cursor(key, one) for key, one in state.cursors.items())
     groups = sum(weight_of_group(key, one) for key, one in state.groups.items())
     positions = sum(weight_of_positions(key, one) for key, one in state.positions.items())
+    outbox = 0 if state.activity is None else state.activity.weight
     leases = sum(map(weight_of_lease, state.leases.values()))
-    return streams + leases + cursors + groups + positions
+    return streams + leases + cursors + groups + positions + outbox
 
 
 def refused_growth(weight: int, weight_max: int | None) -> MetadataFullError | None:

@@ -24,6 +24,7 @@ from broker.core.metadata.group_state import GroupPosition, GroupState
 from broker.core.metadata.size import weigh
 from broker.core.metadata.typed_json import build
 from broker.errors import HeadwaterError, MetadataCorruptError
+from broker.model.activity import ActivityEvent, ActivityOutbox
 from broker.model.epochs import BrokerEpoch, LeaderEpoch, PartitionEpoch
 from broker.model.ids import BrokerId, LeaseId, PartitionId, StreamUuid
 from broker.model.lineage import Leadership
@@ -167,6 +168,7 @@ class MetadataState:
     group_epoch: int = 0  # the newest of all groups that there ever were
     # Of groups, by group, then by "<stream uuid>/<partition>": see group_positions.py.
     positions: Mapping[str, Mapping[str, GroupPosition]] = field(default_factory=dict)
+    activity: ActivityOutbox | None = None  # None: there never was an activity stream
     weight: int = field(default=0, compare=False)  # of the whole state, not stored: see size.py
 
     @property
@@ -189,7 +191,7 @@ class MetadataState:
         body = {"v": STATE_VERSION, **_fields(self)}
         del body["weight"]
         # A build of a lower feature level does not know these fields, and must get the same text.
-        for name in ("cursors", "groups", "group_epoch", "positions"):
+        for name in ("cursors", "groups", "group_epoch", "positions", "activity"):
             if not body[name]:
                 del body[name]
         return json.dumps(body, default=_fields, sort_keys=True, separators=(",", ":"))
@@ -222,6 +224,8 @@ def _fields(value: Any) -> dict[str, Any]:
     write the same text.
     """
     body = {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
+    if isinstance(value, ActivityEvent):
+        return {name: one for name, one in body.items() if one}
     for name in _LATER_FIELDS:
         if name in body and not body[name]:
             del body[name]

@@ -25,6 +25,7 @@ from broker.core.replication.view import view_of
 from broker.errors import (
     HeadwaterError,
     InvalidRequestError,
+    InvalidStreamError,
     NotLeaderError,
     OffsetOutOfRangeError,
     StreamChangedError,
@@ -32,6 +33,7 @@ from broker.errors import (
     UnknownPartitionError,
     UnknownStreamError,
 )
+from broker.model.activity import ACTIVITY_STREAM, RESERVED_STREAMS
 from broker.model.data_key import DataKey
 from broker.model.ids import BrokerId, PartitionId, PartitionNumber, StreamUuid
 from broker.model.offsets import Offset
@@ -48,6 +50,10 @@ from broker.runtime.stream_keys import StreamKeys, no_keys, require_keys
 
 _OPEN_S: Final = 10.0  # to wait for the local replicas of a new stream
 _ALTER_ATTEMPTS: Final = 5  # of one change, if other changes come first
+# A day: so that a leader that was away for long does not store an event twice.
+ACTIVITY_CONFIG: Final = StreamConfig(
+    subject=ACTIVITY_STREAM, tiering=False, dedup_window_ms=86_400_000
+)
 _log = structlog.get_logger(__name__)
 
 TableName = Callable[[str, StreamUuid, str], str]  # of a new stream: name, uuid, namespace
@@ -91,6 +97,26 @@ class Streams:
 
     def create(self, name: str, config: StreamConfig, *, exclusive: bool = False) -> Stream:
         """See ``StreamsApi.create``. Replicas are placed by the newest metadata."""
+        if name in RESERVED_STREAMS:
+            raise InvalidStreamError(
+                f"stream {name!r} is made by the cluster itself: node.activity_stream in the "
+                "configuration of its brokers",
+                stream=name,
+            )
+        return self._create(name, config, exclusive=exclusive)
+
+    def create_activity(self) -> Stream:
+        """Make the stream of the cluster's events, unless it is there. Blocks.
+
+        Raises:
+            FeatureLevelError: a broker of the cluster runs a build that knows no such stream.
+            HeadwaterError: see ``StreamsApi.create``.
+        """
+        raise_level(self._metadata, FEATURE_LEVEL_STREAMS)
+        present = self._metadata.state.streams.get(ACTIVITY_STREAM)
+        return present or self._create(ACTIVITY_STREAM, ACTIVITY_CONFIG, exclusive=False)
+
+    def _create(self, name: str, config: StreamConfig, *, exclusive: bool) -> Stream:
         self._metadata.barrier(timeout_ms=CONFIRM_MS)
         config = self._membership.resolve(config)
         self._raise_level_for(config)

@@ -10,9 +10,11 @@ from broker.codec.record_batch import PreparedBatch
 from broker.codec.sealed_body import SEAL_BYTES
 from broker.errors import (
     HeadwaterError,
+    InvalidRequestError,
     OverloadedError,
     ShuttingDownError,
 )
+from broker.model.activity import RESERVED_STREAMS
 from broker.model.offsets import Offset
 from broker.model.records import AckPolicy, AppendResult
 from broker.model.stopped import stopped_error
@@ -87,8 +89,21 @@ class PartitionWrites:
         size = prepared.size
         self._enqueue(RecordsWrite(batch, prepared, message_ids, done, size, policy, expected_end))
 
-    def _enqueue(self, write: Write, *, may_block: bool = False) -> None:
+    def submit_own(
+        self,
+        batch: pa.RecordBatch,
+        message_ids: Sequence[str | None],
+        done: Callable[[RecordsOutcome | HeadwaterError], None],
+    ) -> None:
+        """Do the same for records of the cluster itself, in a stream that takes no others."""
+        prepared = self._commits.encode(batch)
+        write = RecordsWrite(batch, prepared, message_ids, done, prepared.size)
+        self._enqueue(write, is_own=True)
+
+    def _enqueue(self, write: Write, *, may_block: bool = False, is_own: bool = False) -> None:
         refuse_too_large(write, self._segment_bytes_max - self._sealing_bytes)
+        if self._stream in RESERVED_STREAMS and not is_own:
+            raise InvalidRequestError(f"only the cluster itself writes to stream {self._stream}")
         self._refuse_if_unable()
         try:
             self._local.tier.accept(write.size_bytes)

@@ -22,6 +22,16 @@ class StopPosition(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     STOP_OFFSET: _ClassVar[StopPosition]
     STOP_LATEST: _ClassVar[StopPosition]
     STOP_TIMESTAMP: _ClassVar[StopPosition]
+
+class ActivityStreamOp(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    CREATE_STREAM: _ClassVar[ActivityStreamOp]
+    DELETE_STREAM: _ClassVar[ActivityStreamOp]
+    PAUSE_STREAM: _ClassVar[ActivityStreamOp]
+    RESUME_STREAM: _ClassVar[ActivityStreamOp]
+    SET_STREAM_READONLY: _ClassVar[ActivityStreamOp]
+    JOIN_CONSUMER_GROUP: _ClassVar[ActivityStreamOp]
+    LEAVE_CONSUMER_GROUP: _ClassVar[ActivityStreamOp]
 NEW_ONLY: StartPosition
 OFFSET: StartPosition
 EARLIEST: StartPosition
@@ -31,6 +41,13 @@ STOP_ON_CANCEL: StopPosition
 STOP_OFFSET: StopPosition
 STOP_LATEST: StopPosition
 STOP_TIMESTAMP: StopPosition
+CREATE_STREAM: ActivityStreamOp
+DELETE_STREAM: ActivityStreamOp
+PAUSE_STREAM: ActivityStreamOp
+RESUME_STREAM: ActivityStreamOp
+SET_STREAM_READONLY: ActivityStreamOp
+JOIN_CONSUMER_GROUP: ActivityStreamOp
+LEAVE_CONSUMER_GROUP: ActivityStreamOp
 
 class NullableInt64(_message.Message):
     __slots__ = ("value",)
@@ -498,3 +515,87 @@ class ReportConsumerGroupCoordinatorRequest(_message.Message):
 class ReportConsumerGroupCoordinatorResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class CreateStreamOp(_message.Message):
+    __slots__ = ("stream", "partitions")
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    stream: str
+    partitions: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, stream: _Optional[str] = ..., partitions: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class DeleteStreamOp(_message.Message):
+    __slots__ = ("stream",)
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    stream: str
+    def __init__(self, stream: _Optional[str] = ...) -> None: ...
+
+class PauseStreamOp(_message.Message):
+    __slots__ = ("stream", "partitions", "resumeAll")
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    RESUMEALL_FIELD_NUMBER: _ClassVar[int]
+    stream: str
+    partitions: _containers.RepeatedScalarFieldContainer[int]
+    resumeAll: bool
+    def __init__(self, stream: _Optional[str] = ..., partitions: _Optional[_Iterable[int]] = ..., resumeAll: _Optional[bool] = ...) -> None: ...
+
+class ResumeStreamOp(_message.Message):
+    __slots__ = ("stream", "partitions")
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    stream: str
+    partitions: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, stream: _Optional[str] = ..., partitions: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class SetStreamReadonlyOp(_message.Message):
+    __slots__ = ("stream", "partitions", "readonly")
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    READONLY_FIELD_NUMBER: _ClassVar[int]
+    stream: str
+    partitions: _containers.RepeatedScalarFieldContainer[int]
+    readonly: bool
+    def __init__(self, stream: _Optional[str] = ..., partitions: _Optional[_Iterable[int]] = ..., readonly: _Optional[bool] = ...) -> None: ...
+
+class JoinConsumerGroupOp(_message.Message):
+    __slots__ = ("groupId", "consumerId", "streams")
+    GROUPID_FIELD_NUMBER: _ClassVar[int]
+    CONSUMERID_FIELD_NUMBER: _ClassVar[int]
+    STREAMS_FIELD_NUMBER: _ClassVar[int]
+    groupId: str
+    consumerId: str
+    streams: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, groupId: _Optional[str] = ..., consumerId: _Optional[str] = ..., streams: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class LeaveConsumerGroupOp(_message.Message):
+    __slots__ = ("groupId", "consumerId", "expired")
+    GROUPID_FIELD_NUMBER: _ClassVar[int]
+    CONSUMERID_FIELD_NUMBER: _ClassVar[int]
+    EXPIRED_FIELD_NUMBER: _ClassVar[int]
+    groupId: str
+    consumerId: str
+    expired: bool
+    def __init__(self, groupId: _Optional[str] = ..., consumerId: _Optional[str] = ..., expired: _Optional[bool] = ...) -> None: ...
+
+class ActivityStreamEvent(_message.Message):
+    __slots__ = ("id", "op", "createStreamOp", "deleteStreamOp", "pauseStreamOp", "resumeStreamOp", "setStreamReadonlyOp", "joinConsumerGroupOp", "leaveConsumerGroupOp")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    OP_FIELD_NUMBER: _ClassVar[int]
+    CREATESTREAMOP_FIELD_NUMBER: _ClassVar[int]
+    DELETESTREAMOP_FIELD_NUMBER: _ClassVar[int]
+    PAUSESTREAMOP_FIELD_NUMBER: _ClassVar[int]
+    RESUMESTREAMOP_FIELD_NUMBER: _ClassVar[int]
+    SETSTREAMREADONLYOP_FIELD_NUMBER: _ClassVar[int]
+    JOINCONSUMERGROUPOP_FIELD_NUMBER: _ClassVar[int]
+    LEAVECONSUMERGROUPOP_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    op: ActivityStreamOp
+    createStreamOp: CreateStreamOp
+    deleteStreamOp: DeleteStreamOp
+    pauseStreamOp: PauseStreamOp
+    resumeStreamOp: ResumeStreamOp
+    setStreamReadonlyOp: SetStreamReadonlyOp
+    joinConsumerGroupOp: JoinConsumerGroupOp
+    leaveConsumerGroupOp: LeaveConsumerGroupOp
+    def __init__(self, id: _Optional[int] = ..., op: _Optional[_Union[ActivityStreamOp, str]] = ..., createStreamOp: _Optional[_Union[CreateStreamOp, _Mapping]] = ..., deleteStreamOp: _Optional[_Union[DeleteStreamOp, _Mapping]] = ..., pauseStreamOp: _Optional[_Union[PauseStreamOp, _Mapping]] = ..., resumeStreamOp: _Optional[_Union[ResumeStreamOp, _Mapping]] = ..., setStreamReadonlyOp: _Optional[_Union[SetStreamReadonlyOp, _Mapping]] = ..., joinConsumerGroupOp: _Optional[_Union[JoinConsumerGroupOp, _Mapping]] = ..., leaveConsumerGroupOp: _Optional[_Union[LeaveConsumerGroupOp, _Mapping]] = ...) -> None: ...

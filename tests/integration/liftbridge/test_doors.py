@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import grpc
@@ -128,11 +130,34 @@ def check_subjects(stub: APIStub) -> None:
         assert refused.value.code() is code
 
 
+def check_activity(stub: APIStub, request: api.CreateStreamRequest) -> None:
+    """Create a stream, read what the activity stream tells of it, and try to write there."""
+    deadline_s = time.monotonic() + WAIT_S
+    start = api.SubscribeRequest(stream="__activity", startPosition=api.EARLIEST)
+    call = stub.Subscribe(start, timeout=WAIT_S)
+    while time.monotonic() < deadline_s:  # the server makes the stream a moment after its start
+        with suppress(grpc.RpcError):
+            next(call)
+            break
+        call = stub.Subscribe(start, timeout=WAIT_S)
+    stub.CreateStream(request, timeout=WAIT_S)
+    events = [api.ActivityStreamEvent.FromString(next(call).value) for _ in range(2)]
+    assert [(one.id, one.op, one.createStreamOp.stream) for one in events] == [
+        (1, api.CREATE_STREAM, "__activity"),
+        (2, api.CREATE_STREAM, "s"),
+    ]
+    call.cancel()
+    with pytest.raises(grpc.RpcError) as refused:
+        stub.Publish(api.PublishRequest(stream="__activity", value=b"x"), timeout=WAIT_S)
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
 def test_a_whole_server_serves_its_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`headwater up` with the API on: records that only the table has, after a restart."""
     port = embedded.free_port()
     monkeypatch.setenv("HEADWATER_LIFTBRIDGE_ENABLED", "true")
     monkeypatch.setenv("HEADWATER_LIFTBRIDGE_PORT", str(port))
+    monkeypatch.setenv("HEADWATER_NODE_ACTIVITY_STREAM", "true")
     data = tmp_path / "data"
     options = ("--nats-port", "0", "--flight-port", "0", "--http-port", "0")
     request = api.CreateStreamRequest(
@@ -144,7 +169,7 @@ def test_a_whole_server_serves_its_table(tmp_path: Path, monkeypatch: pytest.Mon
     with embedded.start_up(data, *options) as server, grpc.insecure_channel(address) as channel:
         assert f"Liftbridge  {address}" in server.log_path.read_text(), "its banner names it"
         stub = stub_of(channel)
-        stub.CreateStream(request, timeout=WAIT_S)
+        check_activity(stub, request)
         with Client(RuntimeFile.read(data).flight) as client:
             client.alter_stream("s", local_retention_bytes=1)
         requests = (api.PublishRequest(stream="s", value=b"%05d" % one) for one in range(2000))

@@ -11,6 +11,7 @@ from broker.adapters.clock import SystemClock
 from broker.adapters.disk.files import DiskFiles
 from broker.model.ids import BrokerId
 from broker.ports.system import Clock, Files
+from broker.runtime.activity import EncodeEvent
 from broker.runtime.broker import Broker, BrokerName, BrokerPace, BrokerParts
 from broker.runtime.cluster.membership import Alone
 from broker.runtime.metadata.lone import open_alone
@@ -34,6 +35,7 @@ def disk_broker(
     clock: Clock | None = None,
     workers: int = 1,
     keys: StreamKeys | None = None,
+    encode_event: EncodeEvent | None = None,
     **settings: Any,
 ) -> Iterator[Broker]:
     """Run a broker without tiering and services in ``folder``, with fsync, until the block ends.
@@ -74,6 +76,7 @@ def disk_broker(
             scheduler=scheduler,
             promises=promises,
             keys=keys,
+            encode_event=encode_event,
         ),
         BrokerPace(**settings),
     )
