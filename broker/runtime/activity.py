@@ -15,6 +15,8 @@ from typing import Final
 import pyarrow as pa
 import structlog
 
+from broker.codec.nats.conditions import MESSAGE_ID
+from broker.codec.schema import HEADERS_TYPE
 from broker.core.metadata.commands import TrimActivity
 from broker.errors import HeadwaterError
 from broker.model.activity import ACTIVITY_STREAM, ActivityEvent
@@ -106,11 +108,18 @@ class ActivityWriter:
             error = outcome if isinstance(outcome, HeadwaterError) else None
             self._inbox.put(_Stored, _Stored(leading, through, error))
 
-        values = pa.array([self._encode(one) for one in events], pa.binary())
-        rows = pa.RecordBatch.from_pydict({"value": values})
+        ids = [f"activity-{one.id}" for one in events]
+        # In the record, too: a log that is opened again reads the ids that it knows from there.
+        named = [[{"key": MESSAGE_ID, "value": one.encode()}] for one in ids]
+        rows = pa.RecordBatch.from_pydict(
+            {
+                "value": pa.array([self._encode(one) for one in events], pa.binary()),
+                "headers": pa.array(named, HEADERS_TYPE),
+            }
+        )
         self._writing = True
         try:
-            driver.writes.submit_own(rows, [f"activity-{one.id}" for one in events], done)
+            driver.writes.submit_own(rows, ids, done)
         except HeadwaterError as error:
             self._inbox.put(_Stored, _Stored(leading, through, error))
 

@@ -151,9 +151,8 @@ class Broker:
             follow=self.reconcile,
             keys=ports.keys,
         )
-        self.pauses = Pauses(
-            metadata, clock, self.streams, follow_soon=self._background.reconcile_soon
-        )
+        soon = self._background.reconcile_soon
+        self.pauses = Pauses(metadata, clock, self.streams, follow_soon=soon)
         self.cold = ColdTier(self.streams, ends)
         lineages = KnownLineages(metadata, confirm_ms=CONFIRM_MS)
         self.partitions = Partitions(metadata, membership, self.streams, self.replicas, lineages)

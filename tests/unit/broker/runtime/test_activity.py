@@ -76,6 +76,21 @@ def test_what_happened_while_nobody_could_store_it_is_stored_later(tmp_path: Pat
         assert stored(broker, 2) == [b"1 create_stream __activity", b"2 create_stream s"]
 
 
+def test_what_was_stored_and_not_trimmed_is_recognised_after_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log knows the events that it has, so no reader gets one twice."""
+    with monkeypatch.context() as patched:
+        patched.setattr(ActivityWriter, "_trim", lambda *_: None)
+        with disk_broker(tmp_path, encode_event=text) as broker:
+            broker.streams.create_activity()
+            broker.streams.create("s", CONFIG)
+            first = stored(broker, 2)
+    with disk_broker(tmp_path, encode_event=text) as broker:
+        broker.streams.delete("s")
+        assert stored(broker, 3) == [*first, b"3 delete_stream s"]
+
+
 def test_nobody_else_makes_it_or_writes_to_it(tmp_path: Path) -> None:
     """A forged event would be believed."""
     with disk_broker(tmp_path) as broker:
