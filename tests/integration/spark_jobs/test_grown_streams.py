@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +29,7 @@ GONE = next(key for key in KEYS if partition_of_key(key, 2) == 1)
 def build(spark: SparkSession, served: Served) -> Any:
     """Build or advance the key snapshot, and compare it with the history."""
     args = argparse.Namespace(stream="s", server=served.server, check=True)
-    return snapshot.run(spark, args, Report("snapshot", sys.stderr, threading.Event()))
+    return snapshot.run(spark, args, Report("snapshot", sys.stderr))
 
 
 def latest(rows: DataFrame) -> dict[bytes, bytes]:
