@@ -23,14 +23,18 @@ _NOTHING: Final = Offset(0)
 class CompactionRule:
     """A stream's settings for key compaction."""
 
-    tombstone_us: int  # how long a tombstone stays after its segment was sealed
+    tombstone_us: int | None  # how long a tombstone stays after its segment was sealed; None: ever
     dirty_percent_min: int  # of the bytes below the line, so many must be new
 
     @classmethod
-    def of(cls, config: StreamConfig) -> CompactionRule:
-        """Return the rule of a stream's configuration."""
+    def of(cls, config: StreamConfig, *, keeps_tombstones: bool = False) -> CompactionRule:
+        """Return the rule of a stream's configuration.
+
+        ``keeps_tombstones``: of a partition that was added. Its tombstones hide the older records
+        that their keys have in lower partitions (`Stream.keys_from`).
+        """
         return cls(
-            tombstone_us=config.tombstone_delay_ms * 1000,
+            tombstone_us=None if keeps_tombstones else config.tombstone_delay_ms * 1000,
             dirty_percent_min=config.compact_dirty_percent,
         )
 
@@ -122,4 +126,5 @@ def _is_over(following: SegmentInfo, rule: CompactionRule, now_us: int) -> bool:
 
     Timestamps of records do not count: publishers choose them.
     """
-    return bool(following.created_us) and now_us - following.created_us >= rule.tombstone_us
+    began_us = following.created_us
+    return rule.tombstone_us is not None and 0 < began_us <= now_us - rule.tombstone_us

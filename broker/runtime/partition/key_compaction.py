@@ -59,6 +59,8 @@ class KeyCompaction:
         self._owner = owner
         self._name = context.name
         self._config = context.stream.config
+        keys_from = context.stream.keys_from  # a partition that was added is opened as such
+        self._was_added = keys_from is not None and context.partition_id.number >= keys_from
         self._local = context.local
         self._queue = context.queue
         self._clock = context.clock
@@ -136,7 +138,7 @@ class KeyCompaction:
             local.log.segments(),
             line=line,
             so_far=self._so_far,
-            rule=CompactionRule.of(config),
+            rule=CompactionRule.of(config, keeps_tombstones=self._was_added),
             now_us=now_us,
             forced=self.forced,
         )

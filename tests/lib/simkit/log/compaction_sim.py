@@ -213,8 +213,10 @@ class CompactionSim(LogSim):
             if not within or row.value is not None:
                 continue
             begun_us = self.begun_us.get(within[0].end_offset)  # the batch that began the next one
-            if begun_us is not None and self.now_us - begun_us >= self.rule.tombstone_us:
-                self.may_be_gone.add(row.offset)
+            delay_us = self.rule.tombstone_us
+            if begun_us is None or delay_us is None or self.now_us - begun_us < delay_us:
+                continue
+            self.may_be_gone.add(row.offset)
 
     # ------------------------------------------------------------------ the model
 

@@ -117,3 +117,19 @@ def test_a_plan_is_a_prefix_below_the_line(seed: int) -> None:
     assert plan.end <= min(line, found[-1].base_offset)
     drops = [one.drops_tombstones for one in plan.segments]
     assert drops == sorted(drops, reverse=True), "the older segments may drop them first"
+
+
+def test_tombstones_of_an_added_partition_stay_for_ever() -> None:
+    """They hide what their keys have in lower partitions, where the keys were before."""
+    config = StreamConfig(subject="s", compact=True, tombstone_delay_ms=0)
+    assert _drops(CompactionRule.of(config)) == [True, True, True]
+    assert _drops(CompactionRule.of(config, keeps_tombstones=True)) == [False, False, False]
+
+
+def _drops(rule: CompactionRule) -> list[bool]:
+    plan = plan_compaction(
+        segments(1, 1, 1, 1), line=Offset(100), so_far=CompactedSoFar(), rule=rule,
+        now_us=1 << 50, forced=True,
+    )  # fmt: skip
+    assert plan is not None
+    return [one.drops_tombstones for one in plan.segments]
