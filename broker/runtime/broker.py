@@ -124,7 +124,7 @@ class Broker:
             reconcile=self.reconcile,
             drive=drive,
         )
-        ends = ColdEnds(metadata)
+        soon, ends = self._background.reconcile_soon, ColdEnds(metadata)
         folders = ReplicaFolders(ports.files, promises)
         setting = self._replica_setting(ports, pace, record_cold_end=ends.record)
         self.replicas = HostedPartitions(
@@ -132,7 +132,7 @@ class Broker:
             ReplicaOpener(setting, folders),
             folders,
             OpenedMarks(self._me, metadata),
-            on_late=self._background.reconcile_soon,
+            on_late=soon,
             patience_s=pace.patience_s,
         )
         self._upkeep = Upkeep(self.replicas, metadata, clock, tick_ms=pace.tick_ms)
@@ -151,7 +151,6 @@ class Broker:
             follow=self.reconcile,
             keys=ports.keys,
         )
-        soon = self._background.reconcile_soon
         self.pauses = Pauses(metadata, clock, self.streams, follow_soon=soon)
         self.cold = ColdTier(self.streams, ends)
         lineages = KnownLineages(metadata, confirm_ms=CONFIRM_MS)
