@@ -54,7 +54,10 @@ def batch_start(log: PartitionLog, end: Offset) -> Offset:
 
 
 class LocalLog:
-    """Owner: the partition's turns, except for methods that say "any thread"."""
+    """Owner: the partition's turns, except for methods that say "any thread".
+
+    The class is not split: each method is one short question or step, and all share one log.
+    """
 
     def __init__(
         self,

@@ -62,7 +62,10 @@ class _Pending:
 
 
 class MemoryPartition:
-    """A PartitionHandle over a list of encoded batches."""
+    """A PartitionHandle over a list of encoded batches.
+
+    The class is not split: it has the methods of the ports that it stands for.
+    """
 
     def __init__(self, stream: Stream, number: int, clock: Clock, queue_batches_max: int) -> None:
         self.config = stream.config
