@@ -80,7 +80,7 @@ def test_metadata_names_the_roles(wheel: Path) -> None:
     assert metadata["Name"] == "headwater"
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata["Requires-Python"] == ">=3.11"
-    roles = {"broker", "tiering", "cli", "spark", "sql", "demo", "dev"}
+    roles = {"broker", "tiering", "cli", "spark", "sql", "liftbridge", "demo", "dev"}
     assert set(metadata.get_all("Provides-Extra", [])) == roles
 
 
