@@ -79,7 +79,9 @@ class ShortClient:
         yield from batches[:-1]
         last = batches[-1].batch
         yield SimpleNamespace(
-            batch=last.slice(0, last.num_rows - 1), base_offset=batches[-1].base_offset
+            removed_count=0,
+            batch=last.slice(0, last.num_rows - 1),
+            base_offset=batches[-1].base_offset,
         )
 
 
