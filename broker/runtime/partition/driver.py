@@ -97,6 +97,7 @@ class PartitionDriver:
         )
         self._committed = CommittedEnd(self._local.committed_for_certain())
         self._gate = gate = Gatekeeper(self.partition_id, ports.clock, notices.claims)
+        self._closed = False  # the log is: nothing that is queued later touches it
         self._commits = commits = Commits(
             name=context.name,
             config=self.stream.config,
@@ -261,6 +262,7 @@ class PartitionDriver:
             self._local.save_producers()
         self._local.end_leading()
         self._local.log.close()
+        self._closed = True
 
     # ------------------------------------------------------------------ the owner's turns
 
@@ -284,12 +286,14 @@ class PartitionDriver:
 
     def _run_call(self, call: OwnerCall) -> None:
         try:
+            if self._closed:  # e.g. a message of another replica came after the close
+                raise ShuttingDownError(f"partition {self._context.name} is closed")
             call.result = call.function()
         except HeadwaterError as error:
             call.error = error
             if isinstance(error, LogFailedError | CorruptDataError):
                 self.health.fail(error)
-            elif call.finished is None:
+            elif call.finished is None and not self._closed:
                 _log.warning("turn_refused", partition=self._context.name, reason=error.message)
         call.finish()
         self.maintenance.notice_roll()

@@ -128,6 +128,31 @@ def test_a_log_that_begins_anew_waits_for_room() -> None:
     assert asked[-1].fetch_from == 10
 
 
+def test_an_answer_that_comes_after_the_close_leaves_the_log_alone() -> None:
+    """The stop stays clean: nothing has failed, and the closed log has what it had."""
+    links = Links()
+    rig = DriverRig(SimDisk(random.Random(1)).files(), links=links)
+    request = _following(rig, links)
+    closing = rig.driver.begin_close()
+    rig.driver.replication.deliver(
+        FetchAnswer(
+            leader_epoch=LeaderEpoch(1),
+            request_id=request.request_id,
+            start=Offset(10),
+            high_watermark=Offset(10),
+            log_end=Offset(10),
+            refusal="below_start",
+            prefix=LogPrefix(
+                epochs=((LeaderEpoch(1), Offset(0)),), producers=b'{"v":1,"producers":[]}'
+            ),
+        )
+    )
+    rig.turns.run()
+    rig.driver.closed(closing)
+    assert rig.driver.health.failure is None
+    assert rig.driver.reads.log_end == 0
+
+
 def test_a_full_disk_of_a_follower_is_logged_once_until_there_is_room() -> None:
     """It fetches again every second, for as long as the disk is full."""
     leader = DriverRig(SimDisk(random.Random(1)).files())
