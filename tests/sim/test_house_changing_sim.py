@@ -41,7 +41,7 @@ def test_changed_and_purged_streams_keep_every_promise(group: int, with_lake: bo
     counts = sum((_life(seed, with_lake=with_lake) for seed in seeds), Counter[str]())
     if len(seeds) >= 6:
         assert counts.keys() >= {"altered", "purged", "CommitTimeoutError"}, counts
-        if not with_lake:
+        if not with_lake and len(seeds) >= 40:  # one life in six has such a reader
             assert counts["reader told"], "no reader was behind a purge"
 
 

@@ -43,7 +43,9 @@ def test_streams_that_grow_keep_every_promise(group: int, with_lake: bool) -> No
     seeds = seeds_of(group, GROUPS, SEEDS)
     counts = sum((_life(seed, with_lake=with_lake) for seed in seeds), Counter[str]())
     if len(seeds) >= 4:
-        assert counts.keys() >= {"adopted", "held"}, counts
+        assert counts["adopted"], counts
+    if len(seeds) >= 12:  # two lives in three hold records of keys that move
+        assert counts["held"], counts
 
 
 @pytest.mark.timeout(1800)
