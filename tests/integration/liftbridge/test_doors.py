@@ -167,7 +167,8 @@ def test_a_whole_server_serves_its_table(tmp_path: Path, monkeypatch: pytest.Mon
     )
     address = f"127.0.0.1:{port}"
     with embedded.start_up(data, *options) as server, grpc.insecure_channel(address) as channel:
-        assert f"Liftbridge  {address}" in server.log_path.read_text(), "its banner names it"
+        banner = f"Liftbridge  {address}"  # written when programs can already see the addresses
+        embedded.wait_ready(server, lambda: banner in server.log_path.read_text())
         stub = stub_of(channel)
         check_activity(stub, request)
         with Client(RuntimeFile.read(data).flight) as client:
