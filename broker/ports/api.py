@@ -174,6 +174,7 @@ class PartitionsApi(Protocol):
         Raises:
             UnknownStreamError, UnknownPartitionError.
             NotLeaderError: no broker leads the partition now, or the leader cannot be reached.
+            HeadwaterError: the leader is this broker and cannot open its log; the error says why.
         """
 
     def brokers(self) -> list[BrokerPlace]:
@@ -188,6 +189,7 @@ class PartitionsApi(Protocol):
         Raises:
             UnknownStreamError, UnknownPartitionError.
             NotLeaderError: no leader answers now.
+            HeadwaterError: the leader is this broker and cannot open its log; the error says why.
         """
 
     def history_position(self, name: str, partition: int) -> CutPosition:

@@ -74,7 +74,7 @@ class HostedPartitions:
         When that replica has taken the view, ``on_late`` is called, on any thread, and
         :meth:`reconcile` has to run again. ``on_late`` must be quick.
         """
-        self._me = me
+        self.me = me
         self._opener = opener
         self._folders = folders
         self._marks = marks
@@ -145,7 +145,7 @@ class HostedPartitions:
 
     def _reconcile(self, state: MetadataState, patience_s: float) -> Reconciled:
         before, self._state = self._state, state
-        self._refused = {}
+        refused: dict[PartitionId, HeadwaterError] = {}
         opened = False
         streams = {stream.uuid: stream for stream in state.streams.values()}
         same_brokers = before.brokers is state.brokers
@@ -155,7 +155,7 @@ class HostedPartitions:
         for uuid, rows in state.partitions.items():
             known = before.partitions.get(uuid, ())
             for number, row in enumerate(rows):
-                if self._me not in row.replicas:
+                if self.me not in row.replicas:
                     continue
                 partition_id = PartitionId(uuid, PartitionNumber(number))
                 driver = self._drivers.get(uuid, {}).get(number)
@@ -167,7 +167,7 @@ class HostedPartitions:
                         driver = self._open(streams[uuid], number, row)
                         opened = True
                     except HeadwaterError as error:
-                        self._refused[partition_id] = failure = error
+                        refused[partition_id] = failure = error
                         _log.warning("replica_not_opened", stream_uuid=uuid, reason=error.message)
                         continue
                 else:
@@ -182,6 +182,7 @@ class HostedPartitions:
                     fresh.append(driver)
                 else:
                     begun.append(_shown(driver, state))
+        self._refused = refused  # now, so that no reader finds a closed replica without its reason
         try:
             if opened:
                 self._folders.sync_promises()
@@ -240,7 +241,7 @@ class HostedPartitions:
         for uuid, drivers in list(self._drivers.items()):
             rows = state.partitions.get(uuid, ())
             for number, driver in list(drivers.items()):
-                here = number < len(rows) and self._me in rows[number].replicas
+                here = number < len(rows) and self.me in rows[number].replicas
                 if not here:
                     begun.append((driver, driver.replication.take_view(None)))
                     gone.setdefault(uuid, []).append(number)
@@ -306,7 +307,7 @@ class HostedPartitions:
         """See ``ReplicaFolders.remove_leftovers``."""
         with self._lock:
             self._folders.remove_leftovers(
-                state, self._me, is_open=lambda one: self.find(one) is not None
+                state, self.me, is_open=lambda one: self.find(one) is not None
             )
 
     @property

@@ -44,7 +44,7 @@ class Partitions:
         if driver is None:
             refusal = self._replicas.refusal(partition_id)
             if refusal is not None:
-                raise refusal
+                raise refusal.with_traceback(None)  # else it grows with each caller
             raise not_leader(f"{name}/{partition}", view_of(self._metadata.state, partition_id))
         return driver
 
@@ -58,6 +58,8 @@ class Partitions:
         row = self._metadata.state.partition(partition_id)
         if row is None or row.leader is None:
             raise not_leader(f"{name}/{partition}", view_of(self._metadata.state, partition_id))
+        if driver is None:
+            self._refuse_unopened(partition_id)
         return self._membership.leaders_writer(partition_id, f"{name}/{partition}")
 
     def brokers(self) -> list[BrokerPlace]:
@@ -90,6 +92,16 @@ class Partitions:
             newest = reads.high_watermark if failed else driver.replication.newest_committed
             if newest is not None:
                 return PartitionStanding(reads.log_start, newest, reads.leader_epoch)
+        if driver is None:
+            self._refuse_unopened(partition_id)
         told = self._membership.newest(partition_id, f"{stream.name}/{number}")
         assert told.high_watermark is not None, "an answer has a high watermark"
         return PartitionStanding(told.log_start, told.high_watermark, told.leader_epoch)
+
+    def _refuse_unopened(self, partition_id: PartitionId) -> None:
+        """Raise why the replica here is not open, if it is the leader: no other broker can help."""
+        row, refusal = self._metadata.state.partition(partition_id), None
+        if row is not None and row.leader == self._replicas.me:
+            refusal = self._replicas.refusal(partition_id)
+        if refusal is not None:
+            raise refusal.with_traceback(None)  # else it grows with each caller

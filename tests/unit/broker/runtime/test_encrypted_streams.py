@@ -108,6 +108,10 @@ def test_a_broker_without_the_key_serves_the_other_streams(
         for _ in range(2):
             with pytest.raises(EncryptionKeyError, match=told):
                 live.broker.partitions.handle(STREAM, 0)
+            with pytest.raises(EncryptionKeyError, match=told):
+                live.broker.partitions.standing(STREAM, 0)
+            with pytest.raises(EncryptionKeyError, match=told):
+                live.broker.partitions.writer(STREAM, 0)
         assert live.broker.partitions.handle("open", 0).leads
         (refused,) = live.broker.replicas.unopened().values()
         assert operations._state_of(refused) is ReplicaState.LOCKED
@@ -285,3 +289,29 @@ def test_a_provider_that_is_away_is_asked_again(tmp_path: Path) -> None:
         clock.advance(us=10_000_000)
         live.broker._open_what_waits()
         assert live.rows() == [SECRET]
+
+
+def test_the_reason_is_known_while_the_provider_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slow provider leaves no moment in which the closed partition has no reason."""
+    with running(tmp_path, keys=stream_keys(KEYS)) as live:
+        create(live)
+    keys, clock = stream_keys({"other": SECOND}), FakeClock()
+    keys._clock = clock
+    with running(tmp_path, keys=keys) as live:
+        told: list[type[Exception]] = []
+        unwrap = keys._provider.unwrap
+
+        def slow(*arguments: Any) -> bytes:
+            for ask in (live.broker.partitions.handle, live.broker.partitions.standing):
+                with pytest.raises(HeadwaterError) as caught:
+                    ask(STREAM, 0)
+                told.append(caught.type)
+            return unwrap(*arguments)
+
+        monkeypatch.setattr(keys._provider, "unwrap", slow)
+        clock.advance(us=10_000_000)
+        with pytest.raises(EncryptionKeyError):
+            live.broker._open_what_waits()
+    assert told == [EncryptionKeyError] * 2
