@@ -81,7 +81,10 @@ def packed(tasks: Sequence[SliceTask], given: SourceOptions) -> list[InputPartit
     """Return the input partitions of a read; a range that is only named keeps its own."""
     if given.emit == "ranges":
         return [InputPartition((task,)) for task in tasks]
-    return [InputPartition(one) for one in partitions.pack(tasks, packs_min=given.partitions_min)]
+    packs = partitions.pack(
+        tasks, packs_min=given.partitions_min, records_max=given.records_per_partition_max
+    )
+    return [InputPartition(one) for one in packs]
 
 
 def server_of(given: SourceOptions) -> str | None:

@@ -18,6 +18,8 @@ from spark_jobs.source.positions import EARLIEST, AtMs, Position, Positions, is_
 # A Spark task costs milliseconds to start, a slice one call; a pack should cost both about equally.
 PACK_RECORDS_MAX: Final = 100_000
 PACK_SLICES_MAX: Final = 64
+# Without `minPartitions`: a plan does not know the size of records, and large ones need many cores.
+PACKS_MIN: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,22 +139,26 @@ def plan(
     return slices
 
 
-def pack(tasks: Sequence[SliceTask], *, packs_min: int) -> list[tuple[SliceTask, ...]]:
+def pack(
+    tasks: Sequence[SliceTask], *, packs_min: int, records_max: int
+) -> list[tuple[SliceTask, ...]]:
     """Join neighbouring small slices; each pack becomes one Spark partition.
 
-    A pack has at most ``PACK_SLICES_MAX`` slices and ``PACK_RECORDS_MAX`` records, or one larger
-    slice. There are at least ``packs_min`` packs, unless there are fewer slices.
+    A pack has at most ``PACK_SLICES_MAX`` slices, and of ``PACK_RECORDS_MAX`` and ``records_max``
+    the fewer records; or it is one larger slice. There are at least ``packs_min`` packs (0: at
+    least ``PACKS_MIN``), unless there are fewer slices.
     """
+    packs_min = packs_min or PACKS_MIN
     records = sum(task.piece.records_count for task in tasks)
-    records_max = min(PACK_RECORDS_MAX, records // max(1, packs_min))
-    slices_max = max(1, min(PACK_SLICES_MAX, len(tasks) // max(1, packs_min)))
+    room_max = min(PACK_RECORDS_MAX, records_max, records // packs_min)
+    slices_max = max(1, min(PACK_SLICES_MAX, len(tasks) // packs_min))
     packs: list[list[SliceTask]] = []
     room = 0
     for task in tasks:
         room -= task.piece.records_count
         if not packs or room < 0 or len(packs[-1]) == slices_max:
             packs.append([])
-            room = records_max - task.piece.records_count
+            room = room_max - task.piece.records_count
         packs[-1].append(task)
     return [tuple(one) for one in packs]
 

@@ -12,6 +12,7 @@ from spark_jobs.source.options import parse_batch
 from spark_jobs.source.partitions import (
     PACK_RECORDS_MAX,
     PACK_SLICES_MAX,
+    PACKS_MIN,
     OffsetSlice,
     SliceTask,
     pack,
@@ -114,9 +115,10 @@ def test_slices_cover_each_range_exactly(
         st.one_of(st.integers(1, 50), st.integers(1, 2 * PACK_RECORDS_MAX)), max_size=300
     ),
     packs_min=st.integers(0, 40),
+    records_max=st.integers(1, 2 * PACK_RECORDS_MAX),
 )
 def test_packs_are_the_slices_in_order_and_within_bounds(
-    lengths: list[int], packs_min: int
+    lengths: list[int], packs_min: int, records_max: int
 ) -> None:
     """No slice is lost or moved; a pack is bounded, and there are as many as were asked for."""
     tasks = [
@@ -124,17 +126,37 @@ def test_packs_are_the_slices_in_order_and_within_bounds(
         for number, length in enumerate(lengths)
     ]
 
-    packs = pack(tasks, packs_min=packs_min)
+    packs = pack(tasks, packs_min=packs_min, records_max=records_max)
 
     assert [task for one in packs for task in one] == tasks
     assert all(packs)
     for one in packs:
         assert len(one) <= PACK_SLICES_MAX
-        assert len(one) == 1 or sum(t.piece.records_count for t in one) <= PACK_RECORDS_MAX
-    assert len(packs) >= min(packs_min, len(tasks))
+        bound = min(PACK_RECORDS_MAX, records_max)
+        assert len(one) == 1 or sum(t.piece.records_count for t in one) <= bound
+    assert len(packs) >= min(packs_min or PACKS_MIN, len(tasks))
 
 
 def test_a_thousand_small_partitions_are_few_tasks() -> None:
     """A Spark task for each of them took longer than all of their rows."""
     tasks = [SliceTask("s", None, OffsetSlice(n, Offset(0), Offset(40))) for n in range(1000)]
-    assert len(pack(tasks, packs_min=0)) == 16
+    assert len(pack(tasks, packs_min=0, records_max=2_000_000)) == 16
+
+
+def test_a_range_that_was_cut_is_not_joined_again() -> None:
+    """`maxRecordsPerPartition` bounds what a Spark task reads, so packs keep to it, too."""
+    ranges = {0: OffsetRange(Offset(0), Offset(1000)), 1: OffsetRange(Offset(0), Offset(301))}
+    slices = plan(ranges, partitions_min=0, records_max=100)
+    tasks = [SliceTask("s", None, piece) for piece in slices]
+
+    assert len(pack(tasks, packs_min=0, records_max=100)) == 10 + 4
+    assert len(pack(tasks, packs_min=1, records_max=200)) == 5 + 2
+
+
+def test_few_slices_stay_work_for_several_cores() -> None:
+    """A few records may be many bytes; `minPartitions` allows fewer tasks, as it allows more."""
+    tasks = [SliceTask("s", None, OffsetSlice(n, Offset(0), Offset(100))) for n in range(64)]
+
+    assert len(pack(tasks, packs_min=0, records_max=2_000_000)) == PACKS_MIN
+    assert len(pack(tasks, packs_min=1, records_max=2_000_000)) == 1
+    assert len(pack(tasks, packs_min=32, records_max=2_000_000)) == 32
