@@ -65,8 +65,7 @@ class PartitionDriver:
         notices: PartitionNotices,
     ) -> None:
         """Take over an open log; the first view gives the replica its role."""
-        self.stream = partition.stream
-        self.partition_id = partition.partition_id
+        self.stream, self.partition_id = partition.stream, partition.partition_id
         self.counters = PartitionCounters()
         self._followers = threading.Lock()  # for their count
         self._local = LocalLog(
