@@ -25,6 +25,7 @@ from broker.errors import (
     HeadwaterError,
     InvalidRequestError,
     PartitionsAddedError,
+    ShuttingDownError,
 )
 from broker.model.partitioner import partition_of_key
 from broker.model.records import AppendResult
@@ -89,6 +90,7 @@ class PartitionedProducer:
         self._producers: dict[int, Producer] = {}
         self._turn = 0
         self._place = 0
+        self._closed = False
         self._lock = threading.Lock()  # guards the fields above, and the order within partitions
         self._changed = threading.Condition(
             threading.RLock()
@@ -107,9 +109,12 @@ class PartitionedProducer:
         Raises:
             InvalidRequestError, SchemaMismatchError: the argument is not a batch of records.
             CommitTimeoutError: a partition's producer has given up.
+            ShuttingDownError: the producer is closed.
         """
         batch = to_batch(records)
         with self._lock:
+            if self._closed:
+                raise ShuttingDownError("the producer is closed")
             self._place += 1
             parts = [
                 _Part(self._place, number, rows, _running())
@@ -147,10 +152,16 @@ class PartitionedProducer:
 
     def close(self, timeout_ms: int = 60_000) -> None:
         """Flush, then end the connections; a second call does nothing."""
-        with ExitStack() as stack:  # closes each of them, then raises what a close has raised
-            for producer in list(self._producers.values()):
-                stack.callback(producer.close, timeout_ms)
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        try:
             self.flush(timeout_ms)
+        finally:  # the flush may have placed batches anew, by other producers
+            with ExitStack() as stack:  # closes each of them, then raises what a close has raised
+                for producer in list(self._producers.values()):
+                    stack.callback(producer.close, timeout_ms)
 
     def __enter__(self) -> Self:
         return self

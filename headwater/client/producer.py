@@ -167,13 +167,14 @@ class Producer:
                 self._closed = True
                 self._watch.end()
                 self._failed = self._failed or ShuttingDownError("the producer is closed")
-                session = self._session
-            self._give_up(
-                CommitTimeoutError(
-                    "the producer was closed before the broker acknowledged the batch, which may "
-                    "be stored"
+                session, unsettled = self._session, bool(self._window)
+            if unsettled:
+                self._give_up(
+                    CommitTimeoutError(
+                        "the producer was closed before the broker acknowledged the batch, which "
+                        "may be stored"
+                    )
                 )
-            )
             if session is not None:
                 session.finish()
                 session.join(5_000)

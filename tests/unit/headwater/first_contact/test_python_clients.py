@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 import headwater
-from broker.errors import OffsetOutOfRangeError, UnknownStreamError
+from broker.errors import OffsetOutOfRangeError, ShuttingDownError, UnknownStreamError
 from broker.model.partitioner import partition_of_key
 from headwater.client import Client
 from simkit.brokers.memory_broker import MemoryBroker
@@ -110,3 +110,18 @@ def test_read_without_spark_is_one_call(client: Client, address: str) -> None:
     client.create_stream("empty")
     nothing, _ = headwater.read_table("empty", columns=["value"], server=address)
     assert (nothing.num_rows, nothing.column_names) == (0, ["value"])
+
+
+def test_a_producer_is_closed_more_than_once(client: Client) -> None:
+    """A clean-up may close again what is closed: nothing is raised, nothing more is sent."""
+    client.create_stream("orders", partitions=2)
+    producer = client.partitioned_producer("orders")
+    producer.send([{"key": b"%d" % number, "value": b"v"} for number in range(8)]).result(30)
+    single = client.producer("orders", 0)
+    single.send([b"v"]).result(30)
+    for one in (producer, single):
+        one.close()
+        one.close()
+        one.flush()  # nothing is unsettled
+        with pytest.raises(ShuttingDownError):
+            one.send([b"v"])
