@@ -26,6 +26,7 @@ from chaoskit.proxy import ProxyMesh
 from chaoskit.replica_reads import read_replica
 from checkkit.readings import Reading, Source
 from clusterkit import forked_brokers
+from freezing import freeze
 from headwater.client import Client
 from headwater.client.operations import Operations, known_broker
 from headwater.local import embedded
@@ -208,7 +209,7 @@ class ProcessCluster:
 
     def pause(self, broker: str) -> None:
         """See ClusterUnderTest."""
-        os.kill(self._servers[broker].process.pid, signal.SIGSTOP)
+        freeze(self._servers[broker].process.pid)
         self._paused.add(broker)
         self._forget(broker)
 

@@ -17,6 +17,7 @@ from broker.errors import HeadwaterError, UnknownStreamError
 from broker.model.cluster_status import PartitionInfo
 from clusterkit import forked_brokers
 from clusterkit.load import publish
+from freezing import freeze
 from headwater.client.address import resolve_addresses
 from headwater.client.brokers import Brokers
 from headwater.client.client import Client
@@ -117,8 +118,8 @@ class Cluster:
         self.servers[self.name(number)] = self.plan.start(self.name(number))
 
     def pause(self, number: int) -> None:
-        """Let a broker stand still, as a virtual machine that is not scheduled."""
-        self.servers[self.name(number)].process.send_signal(signal.SIGSTOP)
+        """Let a broker stand still, as an unscheduled virtual machine; return when it does."""
+        freeze(self.servers[self.name(number)].process.pid)
         self._paused.add(number)
 
     def resume(self, number: int) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 
 from broker.errors import HeadwaterError
 from clusterkit import forked_brokers
+from freezing import freeze
 from headwater.client import Client
 from headwater.local import embedded
 
@@ -174,7 +175,7 @@ class BrokerProcess:
 
     def pause(self) -> None:
         """Freeze it (SIGSTOP)."""
-        os.kill(self.pid, signal.SIGSTOP)
+        freeze(self.pid)
 
     def resume(self) -> None:
         """Let it go on (SIGCONT)."""

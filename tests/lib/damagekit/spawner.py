@@ -30,6 +30,7 @@ from broker.config import (
     NodeConfig,
 )
 from broker.process import daemon
+from freezing import freeze
 
 _PR_SET_PDEATHSIG: Final = 1
 _LINE_BYTES_MAX: Final = 64 * 1024
@@ -137,7 +138,7 @@ class Broker:
 
     def pause(self) -> None:
         """Freeze it (SIGSTOP)."""
-        os.kill(self.pid, signal.SIGSTOP)
+        freeze(self.pid)
 
     def resume(self) -> None:
         """Let it go on (SIGCONT)."""
