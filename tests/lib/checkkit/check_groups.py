@@ -78,7 +78,7 @@ class GroupHistory:
     chosen: list[ChosenPosition] = field(default_factory=list)
     lost: list[tuple[str, int, int]] = field(default_factory=list)  # partition, claim, at
     expelled: list[tuple[str, int, int]] = field(default_factory=list)  # process, at, belief
-    heartbeats: dict[str, list[int]] = field(default_factory=dict)  # answered, when sent
+    heartbeats: dict[str, list[tuple[int, int]]] = field(default_factory=dict)  # sent, answered at
 
     def give(self, *place: str, epoch: int, start: int, end: int, at: int) -> None:
         """Note records that ``place``, a partition and a process, were given."""
@@ -134,7 +134,11 @@ def judge_group(
 
 def _expelled(history: GroupHistory) -> Iterator[GroupViolation]:
     for process, at, belief in history.expelled:
-        heard = [one for one in history.heartbeats.get(process, ()) if at - belief < one <= at]
+        heard = [
+            sent
+            for sent, answered_at in history.heartbeats.get(process, ())
+            if answered_at <= at < sent + belief  # a later answer is about another membership
+        ]
         if heard:
             detail = f"{process} was expelled at {at}; its heartbeat of {heard[-1]} was answered"
             yield GroupViolation(GroupAnomaly.EXPELLED_ALIVE, "", 0, detail)

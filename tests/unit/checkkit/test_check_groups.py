@@ -95,7 +95,7 @@ def test_nothing_is_committed_that_was_not_given() -> None:
 def test_who_is_heard_is_not_expelled() -> None:
     """While an answered heartbeat lets it believe in its claims."""
     history = read_by_two()
-    history.heartbeats[A] = [10]
+    history.heartbeats[A] = [(10, 12), (18, 21)]
     history.expelled.append((A, 20, 10))
     assert kinds(history) == set()
     history.expelled.append((A, 19, 10))

@@ -183,8 +183,6 @@ class SimMember:
             if isinstance(event, PositionsStored):
                 for one in commits:
                     one.confirmed_at = self._clock.ms
-            if isinstance(event, Beaten):
-                self._history.heartbeats.setdefault(self.instance, []).append(sent_ms)
             self._take(event)
 
         def perform() -> None:
@@ -197,6 +195,9 @@ class SimMember:
                 event = self._performed(request, broker, sent_ms)
             except HeadwaterError as error:
                 event = RequestFailed(request, error)
+            if isinstance(event, Beaten):
+                beat = (sent_ms, self._clock.ms)
+                self._history.heartbeats.setdefault(self.instance, []).append(beat)
             if not self.is_cut and self._chance.random() > 0.03:
                 network.at(self._clock.ms + network.delay_ms(), lambda: answer(event))
 
