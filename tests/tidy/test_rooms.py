@@ -41,6 +41,7 @@ PLACES: Final[dict[str, tuple[str, ...]]] = {
     "tests/lib/sourcefiles.py": (),
     "tests/lib/docclaims.py": (),
     "tests/lib/cpu_report.py": (),
+    "tests/lib/freezing.py": (),
     "tests/lib/lanes.py": (),
     "tests/lib/lean_jvm.py": ("spark_jobs/*",),
     "tests/lib/stale_seeds.py": (),
@@ -49,15 +50,16 @@ PLACES: Final[dict[str, tuple[str, ...]]] = {
     "tests/lib/checkkit": ("broker/*",),
     "tests/lib/plantkit": (*_PRODUCT, "tests/lib/checkkit/*", "tests/lib/projectfiles.py"),
     "tests/lib/simkit": (*_PRODUCT, "tests/lib/checkkit/*", "tests/lib/projectfiles.py"),
-    "tests/lib/clusterkit": (*_PRODUCT, "tests/lib/simkit/*"),
+    "tests/lib/clusterkit": (*_PRODUCT, "tests/lib/simkit/*", "tests/lib/freezing.py"),
     "tests/lib/crashkit": (
         *_PRODUCT, "tests/lib/checkkit/*", "tests/lib/clusterkit/*", "tests/lib/plantkit/*",
-        "tests/lib/simkit/*",
+        "tests/lib/simkit/*", "tests/lib/freezing.py",
     ),
     "tests/lib/chaoskit": (
         *_PRODUCT, "tests/lib/checkkit/*", "tests/lib/clusterkit/*", "tests/lib/crashkit/*",
+        "tests/lib/freezing.py",
     ),
-    "tests/lib/damagekit": _PRODUCT,
+    "tests/lib/damagekit": (*_PRODUCT, "tests/lib/freezing.py"),
     # Tests import kits and what they test, never each other: shared code belongs into a kit.
     "tests/conftest.py": _TEST,
     "tests/airflow": ("tests/lib/airflowkit/*", "airflow_dags/*"),
