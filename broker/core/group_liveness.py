@@ -5,6 +5,9 @@ first knows of the member, so a new coordinator gives every member a whole time-
 has coordinated the group before. After a pause of the coordinator itself (a stopped process, a
 suspended machine) every time begins again, because the coordinator could not receive anything
 meanwhile.
+
+A member that was found silent is not heard any more until its removal is applied: an answer would
+let the member go on after others have its partitions.
 """
 
 from __future__ import annotations
@@ -37,11 +40,23 @@ class GroupLiveness:
         self._consumer_ms = consumer_ms
         self._heard: dict[tuple[str, str, str], int] = {}  # by group, member, process
         self._appointed: dict[str, int] = {}  # by group: when this broker was named coordinator
+        self._removals: dict[tuple[str, str, str], int] = {}  # group epoch of the last one proposed
         self._last_ms: int | None = None
 
-    def heard(self, group: str, member: str, now_ms: int, *, instance: str = "") -> None:
-        """Note that a member has sent a request."""
+    def heard(self, group: str, member: str, now_ms: int, *, instance: str = "") -> bool:
+        """Note that a member has sent a request; False: its removal is under way, so refuse it."""
+        if (group, member, instance) in self._removals:
+            return False
         self._heard[group, member, instance] = now_ms
+        return True
+
+    def removed(self, command: LeaveGroup | LeaveMember) -> None:
+        """Note that a removal is applied: the same process may be a member again."""
+        if isinstance(command, LeaveMember):
+            key = (command.group, command.member, command.instance)
+            if self._removals.get(key) == command.epoch:
+                del self._removals[key]
+                self._heard.pop(key, None)
 
     def step(self, groups: Mapping[str, GroupState], now_ms: int) -> list[Silent]:
         """Return the silent members, at most one of a group: each removal changes its epoch."""
@@ -49,6 +64,7 @@ class GroupLiveness:
         self._last_ms = now_ms
         heard: dict[tuple[str, str, str], int] = {}
         appointed: dict[str, int] = {}
+        removals: dict[tuple[str, str, str], int] = {}
         silent: dict[str, Silent] = {}
         for group, one in sorted(groups.items()):
             if one.coordinator != self._me:
@@ -63,9 +79,14 @@ class GroupLiveness:
                 if gap_ms > max(limit_ms // 2, 2 * LOOK_MS):
                     at_ms = now_ms  # this broker stood still, and received nothing meanwhile
                 heard[key] = at_ms
-                if now_ms - at_ms > limit_ms and group not in silent:
+                is_under_way = key in self._removals and not is_new
+                if is_under_way:
+                    removals[key] = self._removals[key]
+                if (is_under_way or now_ms - at_ms > limit_ms) and group not in silent:
                     silent[group] = Silent(_removal(group, member, one, self._me))
-        self._heard, self._appointed = heard, appointed
+                    if session is not None:
+                        removals[key] = one.epoch
+        self._heard, self._appointed, self._removals = heard, appointed, removals
         return list(silent.values())
 
 
@@ -75,4 +96,10 @@ def _removal(
     session = present.sessions.get(member)
     if session is None:
         return LeaveGroup(group=group, member=member, epoch=present.epoch)
-    return LeaveMember(group=group, member=member, instance=session.instance, expelled_by=me)
+    return LeaveMember(
+        group=group,
+        member=member,
+        instance=session.instance,
+        expelled_by=me,
+        epoch=present.epoch,
+    )

@@ -183,6 +183,8 @@ def _leave(state: MetadataState, command: LeaveMember) -> Applied:
                 group=command.group,
             )
         )
+    if command.epoch not in (None, present.epoch):
+        return state, Rejected(_other_epoch(command.group, command.epoch, present.epoch))
     epoch = state.group_epoch + 1
     changed = replace(
         present,
@@ -328,14 +330,7 @@ def _rebalance(state: MetadataState, command: RebalanceGroup) -> Applied:
     if present is None:
         return state, Rejected(unknown_group(state, command.group))
     if present.epoch != command.epoch:
-        return state, Rejected(
-            GroupChangedError(
-                f"group {command.group!r} is at epoch {present.epoch}, not {command.epoch}",
-                group=command.group,
-                got=command.epoch,
-                current=present.epoch,
-            )
-        )
+        return state, Rejected(_other_epoch(command.group, command.epoch, present.epoch))
     if not lacks_claims(state, present):
         return state, _reply(present)
     epoch = state.group_epoch + 1
@@ -357,6 +352,12 @@ def _put(state: MetadataState, group: str, changed: GroupState, epoch: int) -> M
 
 def _reply(group: GroupState) -> CommandReply:
     return {"group_epoch": group.epoch, "coordinator": group.coordinator}
+
+
+def _other_epoch(group: str, got: int | None, current: int) -> GroupChangedError:
+    return GroupChangedError(
+        f"group {group!r} is at epoch {current}, not {got}", group=group, got=got, current=current
+    )
 
 
 def stale_member(group: str, member: str, *, replaced: bool) -> StaleMemberError:

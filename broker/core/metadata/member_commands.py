@@ -35,14 +35,16 @@ class JoinMember:
 class LeaveMember:
     """End a membership; the member's partitions go to others at once.
 
-    A coordinator that expels a silent member names itself: the command is rejected if the group has
-    another coordinator by now.
+    A coordinator that expels a silent member names itself and the group's epoch: the command is
+    rejected if the group has another coordinator or epoch by now. A late one would else end the
+    next membership of the same process.
     """
 
     group: str
     member: str
     instance: str
     expelled_by: BrokerId | None = None
+    epoch: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

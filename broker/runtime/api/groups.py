@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Final
 
 import structlog
@@ -15,6 +16,7 @@ from broker.core.metadata.commands import (
     CursorWrite,
     JoinGroup,
     LeaveGroup,
+    LeaveMember,
     RebalanceGroup,
     ReportCoordinator,
     SetCursors,
@@ -87,9 +89,15 @@ class Groups:
             silent = self._liveness.step(groups, now_ms)
         for one in silent:
             _log.info("group_member_expelled", group=one.command.group, member=one.command.member)
-            self._metadata.propose_soon(one.command, lambda _: None, timeout_ms=_PROPOSE_MS)
+            removed = partial(self._removed, one.command)
+            self._metadata.propose_soon(one.command, removed, timeout_ms=_PROPOSE_MS)
         self._give_out()
         return now_ms + LOOK_MS
+
+    def _removed(self, command: LeaveGroup | LeaveMember, error: HeadwaterError | None) -> None:
+        if error is None:  # else it is proposed again, unless it was applied after all
+            with self._lock:
+                self._liveness.removed(command)
 
     def _give_out(self) -> None:
         """Let groups take up partitions that their streams have gained or lost."""
@@ -109,9 +117,19 @@ class Groups:
             self._seen = ({}, {})  # look again
 
     def heard(self, group: str, member: str, instance: str) -> None:
-        """Note that a member with Headwater's client has sent a request."""
+        """Note that a member with Headwater's client has sent a request.
+
+        Raises GroupChangedError: the member was silent for too long, and is being expelled.
+        """
+        now_ms = self._clock.monotonic_ms()
         with self._lock:
-            self._liveness.heard(group, member, self._clock.monotonic_ms(), instance=instance)
+            stays = self._liveness.heard(group, member, now_ms, instance=instance)
+        if not stays:
+            raise GroupChangedError(
+                f"member {member!r} of group {group!r} was silent for too long, and is being "
+                "expelled: it may join again then",
+                group=group,
+            )
 
     def join(self, group: str, member: str, streams: Sequence[str]) -> GroupPlace:
         """See ``GroupsApi.join``."""

@@ -100,6 +100,8 @@ class Members:
         present = self._metadata.state.groups.get(group)
         session = None if present is None else present.sessions.get(member)
         known = present is not None and session is not None and session.instance == instance
+        if known:  # before anything is looked up: who is heard now is not expelled meanwhile
+            self._groups.heard(group, member, instance)
         self._confirm(0 if not known or session is None else session.session_ms // 4)
         state = self._metadata.state
         present = state.groups.get(group)
@@ -112,7 +114,8 @@ class Members:
                 group=group,
                 coordinator=present.coordinator,
             )
-        self._groups.heard(group, member, instance)
+        if not known:
+            self._groups.heard(group, member, instance)
         settled = not any(one.heir for one in present.claims.values())
         claims = None if epoch == present.epoch else tuple(told_claims(state, group, member))
         return MemberView(

@@ -357,6 +357,8 @@ class MemberCore:
             if error.coordinator != self.coordinator:
                 self.coordinator, self._next_beat_ms = error.coordinator, now_ms
             return []
+        if isinstance(error, GroupChangedError):
+            return []  # it is being expelled, and asks again until it is
         if self.phase != "member" or self._reporting:
             return []
         self._reporting = True

@@ -8,6 +8,7 @@ answer lost.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 
 from broker.core.metadata import apply as applying
@@ -30,6 +31,8 @@ from broker.runtime.api.members import Members
 from broker.runtime.metadata.metadata_log import Answered
 
 UUID = StreamUuid("00000000-0000-0000-0000-000000000001")
+_PROPOSAL_MS = (5, 5, 20, 20, 100, 400, 1_500)  # a new leader of the controllers takes a second
+Soon = Callable[[int, Callable[[], None]], None]  # does something after so many milliseconds
 FENCED_MS = 3_000  # a broker that is away for so long is fenced
 
 
@@ -120,9 +123,10 @@ class MetadataHistory:
 class SimMetadata:
     """Implements ``SharedMetadata`` for one broker."""
 
-    def __init__(self, history: MetadataHistory, chance: random.Random) -> None:
+    def __init__(self, history: MetadataHistory, chance: random.Random, soon: Soon) -> None:
         self._history = history
         self._chance = chance
+        self._soon = soon
         self._index = len(history.states) - 1
         self.is_cut = False
 
@@ -155,22 +159,32 @@ class SimMetadata:
         return self._index
 
     def propose_soon(self, command: Command, answered: Answered, *, timeout_ms: int) -> None:
-        """See ``ProposingMetadata.propose_soon``."""
-        try:
-            self.propose(command)
-        except HeadwaterError as error:
-            answered(error)
-        else:
-            answered(None)
+        """See ``ProposingMetadata.propose_soon``: a while passes until it is applied."""
+
+        def propose() -> None:
+            try:
+                self.propose(command)
+            except HeadwaterError as error:
+                answered(error)
+            else:
+                answered(None)
+
+        self._soon(self._chance.choice(_PROPOSAL_MS), propose)
 
 
 class SimBroker:
     """One broker: up or down, in touch or cut off, running or paused."""
 
     def __init__(
-        self, name: BrokerId, history: MetadataHistory, clock: SimClock, chance: random.Random
+        self,
+        name: BrokerId,
+        history: MetadataHistory,
+        clock: SimClock,
+        chance: random.Random,
+        soon: Soon,
     ) -> None:
         self.name = name
+        self._soon = soon
         self.is_up = True
         self.paused_until_ms = 0
         self.away_since_ms: int | None = None
@@ -180,7 +194,7 @@ class SimBroker:
     def start(self) -> None:
         """Begin a process: what members it has heard is not known any more."""
         self.is_up = True
-        self.metadata = SimMetadata(self._history, self._chance)
+        self.metadata = SimMetadata(self._history, self._chance, self._soon)
         self.groups = Groups(self.name, self.metadata, self._clock)
         self.members = Members(self.name, self.metadata, self._clock, self.groups)
 

@@ -43,7 +43,8 @@ class _World:
         self.ends = [0] * self.chance.randint(2, 5)
         self.metadata = MetadataHistory(list(_NAMES), len(self.ends))
         self.brokers = {
-            name: SimBroker(name, self.metadata, self.clock, self.chance) for name in _NAMES
+            name: SimBroker(name, self.metadata, self.clock, self.chance, self.soon)
+            for name in _NAMES
         }
         self.history = GroupHistory()
         self.members: list[SimMember] = []
@@ -57,6 +58,9 @@ class _World:
 
     def at(self, time_ms: int, what: Callable[[], None]) -> None:
         heapq.heappush(self._due, (max(time_ms, self.clock.ms + 1), next(self._count), what))
+
+    def soon(self, after_ms: int, what: Callable[[], None]) -> None:
+        self.at(self.clock.ms + after_ms, what)
 
     def new_member(self, name: str | None = None, session_ms: int = 0) -> None:
         number = next(self._instances)

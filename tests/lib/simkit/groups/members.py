@@ -131,13 +131,16 @@ class SimMember:
                 self._take(GivenUp(tuple(claim.key for claim in one.claims)))
 
     def _read(self) -> None:
-        if not self._reads:
+        unread = [
+            key
+            for key, (claim, at) in sorted(self._reads.items())
+            if at < self._ends[claim.partition]
+        ]
+        if not unread:
             return
-        key = self._chance.choice(sorted(self._reads))
+        key = self._chance.choice(unread)
         claim, at = self._reads[key]
         end = min(self._ends[claim.partition], at + self._chance.randint(1, 40))
-        if end <= at:
-            return
         if self.core.give(key, claim.epoch, Offset(end), 1, self._clock.ms):
             self._reads[key] = (claim, end)
             self._history.give(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Final
 
+from broker.core.group_liveness import GroupLiveness
 from broker.core.metadata import apply as applying
 from broker.core.metadata import group_positions, member_apply
 from broker.core.metadata.group_claims import rebalanced
@@ -69,6 +70,29 @@ def heartbeats_are_not_heard() -> Any:
     return replaced(Groups, "heard", lambda *_, **__: None)
 
 
+def who_is_being_expelled_is_answered() -> Any:
+    """Answer a heartbeat that comes between the proposal of an expulsion and its end."""
+    honest = GroupLiveness.heard
+
+    def hears(self: Any, group: str, member: str, now_ms: int, *, instance: str = "") -> bool:
+        honest(self, group, member, now_ms, instance=instance)
+        return True
+
+    return replaced(GroupLiveness, "heard", hears)
+
+
+def late_expulsions_count() -> Any:
+    """Apply each expulsion, also one of a membership that is over."""
+    honest = member_apply.apply_member
+
+    def late(state: Any, command: Any) -> Any:
+        if isinstance(command, LeaveMember):
+            command = replace(command, epoch=None)
+        return honest(state, command)
+
+    return replaced(applying, "apply_member", late)
+
+
 def static_members_are_forgotten() -> Any:
     """Take a member that comes back for a new one."""
     honest = member_apply.apply_member
@@ -128,6 +152,8 @@ MUTANTS: Final[dict[str, Mutant]] = {
         positions_move_back,
         new_owner_begins_one_later,
         heartbeats_are_not_heard,
+        who_is_being_expelled_is_answered,
+        late_expulsions_count,
         static_members_are_forgotten,
         coordinators_are_not_confirmed,
         a_session_begins_with_the_answer,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from broker.core.group_liveness import LOOK_MS, GroupLiveness
 from broker.core.metadata.group_commands import LeaveGroup
 from broker.core.metadata.group_state import GroupState, MemberState
@@ -56,12 +58,12 @@ def test_a_coordinator_that_stood_still_expels_nobody() -> None:
     assert told(liveness, group("a"), 62_500) == ["a"]
 
 
-def own(appointed: int = 1, session_ms: int = 1_000) -> dict[str, GroupState]:
+def own(appointed: int = 1, session_ms: int = 1_000, epoch: int = 9) -> dict[str, GroupState]:
     """Return group g with member a of Headwater's client."""
     session = MemberState(instance="A", session_ms=session_ms)
     return {
         "g": GroupState(
-            coordinator=ME, epoch=9, members={"a": ("s",)}, sessions={"a": session},
+            coordinator=ME, epoch=epoch, members={"a": ("s",)}, sessions={"a": session},
             appointed=appointed,
         )
     }  # fmt: skip
@@ -75,7 +77,9 @@ def test_a_member_with_a_session_has_its_own_time() -> None:
         assert told(liveness, own(), now) == []
         liveness.heard("g", "a", now, instance="former")
     (silent,) = liveness.step(own(), 1_250)
-    assert silent.command == LeaveMember(group="g", member="a", instance="A", expelled_by=ME)
+    assert silent.command == LeaveMember(
+        group="g", member="a", instance="A", expelled_by=ME, epoch=9
+    )
 
 
 def test_a_coordinator_that_is_named_again_begins_again() -> None:
@@ -87,3 +91,41 @@ def test_a_coordinator_that_is_named_again_begins_again() -> None:
     for now in range(1_500, 2_251, LOOK_MS):
         assert told(liveness, own(appointed=7), now) == []
     assert told(liveness, own(appointed=7), 2_500) == ["a"]
+
+
+def silent_member(liveness: GroupLiveness) -> LeaveMember:
+    """Let member a be silent until it has to leave, at 1 250 ms; return the command."""
+    for now in range(0, 1_001, LOOK_MS):
+        assert told(liveness, own(), now) == []
+    (silent,) = liveness.step(own(), 1_250)
+    assert isinstance(silent.command, LeaveMember)
+    return silent.command
+
+
+def test_who_is_being_expelled_is_not_heard_any_more() -> None:
+    """The removal is proposed again at each look until it is applied, with the epoch of then."""
+    liveness = GroupLiveness(ME, consumer_ms=60_000)
+    first = silent_member(liveness)
+    assert not liveness.heard("g", "a", 1_300, instance="A")
+    assert liveness.heard("g", "a", 1_300, instance="another process")
+    (again,) = liveness.step(own(epoch=10), 1_500)
+    assert again.command == replace(first, epoch=10)
+    liveness.removed(first)  # late: the newer one is under way
+    assert not liveness.heard("g", "a", 1_600, instance="A")
+
+
+def test_a_process_that_was_expelled_and_joins_again_has_a_whole_session() -> None:
+    """Also between two looks of the coordinator."""
+    liveness = GroupLiveness(ME, consumer_ms=60_000)
+    liveness.removed(silent_member(liveness))
+    for now in range(1_500, 2_501, LOOK_MS):
+        assert told(liveness, own(epoch=11), now) == []
+    assert liveness.heard("g", "a", 2_501, instance="A")
+
+
+def test_another_appointment_forgets_what_was_under_way() -> None:
+    """The removal named an older epoch, so it is rejected."""
+    liveness = GroupLiveness(ME, consumer_ms=60_000)
+    silent_member(liveness)
+    assert told(liveness, own(appointed=12, epoch=12), 1_500) == []
+    assert liveness.heard("g", "a", 1_600, instance="A")
