@@ -44,6 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
         cases=given.cases,
         seed=given.seed,
         slice_only=given.slice,
+        cover_only=given.cover,
     )
     print(
         f"damage: {len(cases)} of {len(every)} cases, seed {given.seed}, files in {folder}, "
@@ -94,6 +95,11 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--cases", type=int, default=0, help="so many, drawn by the seed")
     parser.add_argument(
         "--slice", action="store_true", help="each kind of thing with each damage once"
+    )
+    parser.add_argument(
+        "--cover",
+        action="store_true",
+        help="each kind of thing, and each pair of damage, place, state and retention, once",
     )
     parser.add_argument("--replay", metavar="CASE", default="", help="one case, and all it saw")
     parser.add_argument(

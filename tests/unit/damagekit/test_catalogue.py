@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from damagekit.case import damage_of
-from damagekit.catalogue import FILE_DAMAGES, Case, cases_of, entries_of
-from damagekit.choice import chosen, sliced
+from damagekit.catalogue import FILE_DAMAGES, NOTHING, Case, cases_of, entries_of
+from damagekit.choice import chosen, covering, sliced
 from damagekit.damages import damage
 from damagekit.golden import RETENTIONS
 
@@ -133,6 +133,26 @@ def test_the_slice_has_each_kind_with_each_damage(worlds: Path) -> None:
     assert picked == sliced(cases, 3)
     assert {one.state for one in picked} == {"running", "stopped", "killed"}
     assert RETENTIONS == ("kept", "freed")
+
+
+def test_a_cover_meets_each_kind_each_damage_and_each_pair_of_choices(worlds: Path) -> None:
+    """It is smaller than the slice, and a seed always gives the same one."""
+    cases = cases_of(worlds, "kept")
+
+    def met(some: list[Case]) -> set[tuple[str, str]]:
+        """Return what two of the choices of a case were together, and its kind and damage."""
+        found = {pair for one in some for pair in (("kind", one.entry.kind), ("is", one.damage))}
+        for one in some:
+            if one.damage != NOTHING:
+                found.add((one.damage.partition("-")[0], one.state))
+                found.add((one.damage.partition("-")[0], one.entry.path.partition("/")[0]))
+        return found
+
+    picked = covering(cases, 3)
+    assert met(picked) == met(cases)
+    assert len(picked) < len(sliced(cases, 3))
+    assert picked == covering(cases, 3)
+    assert len([one for one in picked if one.damage == NOTHING]) == 3
 
 
 def test_cases_are_chosen_by_name_and_number(worlds: Path) -> None:
