@@ -385,8 +385,9 @@ def test_a_follower_of_a_deleted_stream_is_told(client: Client) -> None:
         next(tail)
 
 
-def test_too_many_streams_are_refused(broker: MemoryBroker) -> None:
+def test_too_many_calls_are_refused(broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each long call holds a thread, so their number is bounded, for each kind by itself."""
+    monkeypatch.setattr(read_route, "RETRY_MS", 100)  # what is refused is tried again for so long
     service = FlightService(broker, broker.clock, FlightServiceConfig(port=0, streams_max=1))
     service.start()
     assert service._server is not None
@@ -397,8 +398,7 @@ def test_too_many_streams_are_refused(broker: MemoryBroker) -> None:
         wait_until(lambda: followers.taken_count == 1)
         with pytest.raises(OverloadedError):
             next(client.fetch("s", start="latest", follow=True))
-        with client.producer("s", retry_ms_max=0) as producer:
-            producer.send([b"x"]).result(WAIT_S)
+        client.producer("s", retry_ms_max=0).send([b"x"]).result(WAIT_S)
         assert values(list(client.fetch("s"))) == [b"x"]
         tail.cancel()
     assert service.close()
