@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import Literal, Self, Unpack
+from typing import Any, Literal, Self, Unpack
 
 from broker.codec.flight.protocol import AtTime
+from broker.errors import InvalidRequestError
 from broker.model.purge import Purged
 from broker.model.records import AppendResult
 from broker.model.stream import AlteredStream, Stream
@@ -47,31 +48,81 @@ class AsyncProducer:
 
 
 class AsyncGroupConsumer:
-    """A member of a consumer group, for coroutines; made by :meth:`AsyncClient.consumer`."""
+    """A member of a consumer group, for coroutines; made by :meth:`AsyncClient.consumer`.
+
+    One coroutine at a time reads, by iterating or by :meth:`poll`. A coroutine that is cancelled
+    while it waits, as ``asyncio.wait_for`` does, loses nothing: the next call of the same kind
+    returns what has arrived for it.
+    """
 
     def __init__(self, consumer: GroupConsumer) -> None:
         self.consumer = consumer
+        self._records: Iterator[GroupRecord] | None = None
+        self._taking: asyncio.Future[Any] | None = None  # on a worker thread
+        self._kind = ""
+        self._left = False  # who began it was cancelled
+
+    @property
+    def has_undelivered(self) -> bool:
+        """Whether a cancelled call has taken, or may take, records that nobody was given."""
+        return self._left
 
     async def __aiter__(self) -> AsyncIterator[GroupRecord]:
         """Iterate over records, as :class:`GroupConsumer`."""
-        records = iter(self.consumer)
-        while True:
-            found = await asyncio.to_thread(next, records, None)
-            if found is None:
-                return
+        while (found := await self._take("iteration", self._next)) is not None:
             yield found
 
     async def poll(self, timeout_s: float | None) -> GroupBatch | None:
         """Return the next rows, as :meth:`GroupConsumer.poll`."""
-        return await asyncio.to_thread(self.consumer.poll, timeout_s)
+        found: GroupBatch | None = await self._take("poll", lambda: self.consumer.poll(timeout_s))
+        return found
 
     async def commit(self, timeout_s: float = 30.0) -> None:
-        """Commit what was given, as :meth:`GroupConsumer.commit`."""
+        """Commit what was given, as :meth:`GroupConsumer.commit`.
+
+        Raises also:
+            InvalidRequestError: a cancelled call has taken records that it did not return.
+        """
+        if self._left:
+            raise InvalidRequestError(
+                f"a cancelled {self._kind} has taken records that nobody was given, and a commit "
+                "would leave them out: read once more, then commit"
+            )
         await asyncio.to_thread(self.consumer.commit, timeout_s)
 
     async def seek(self, stream: str, partition: int, offset: int) -> None:
         """Go on at another offset, as :meth:`GroupConsumer.seek`."""
         await asyncio.to_thread(self.consumer.seek, stream, partition, offset)
+
+    def _next(self) -> GroupRecord | None:
+        """Return the next record; on a worker thread, one call at a time."""
+        if self._records is None:
+            self._records = iter(self.consumer)
+        try:
+            return next(self._records, None)
+        except BaseException:
+            self._records = None  # the iteration may go on with the other partitions
+            raise
+
+    async def _take(self, kind: str, call: Callable[[], Any]) -> Any:
+        """Return what a call returns, or what one that was cancelled has left."""
+        if self._taking is not None and (kind != self._kind or not self._left):
+            raise InvalidRequestError(
+                f"a {self._kind} of this consumer is under way: await it first"
+            )
+        if self._taking is None:
+            self._taking, self._kind = asyncio.ensure_future(asyncio.to_thread(call)), kind
+        self._left = False
+        try:
+            found = await asyncio.shield(self._taking)
+        except asyncio.CancelledError:
+            self._left = True
+            raise
+        except BaseException:
+            self._taking = None
+            raise
+        self._taking = None
+        return found
 
 
 class AsyncClient:
@@ -181,6 +232,7 @@ class AsyncClient:
         auto_offset_reset: OffsetReset = "earliest",
         commit_ms: int | None = 5_000,
         session_ms: int = 10_000,
+        processing_ms_max: int = 300_000,
         on_assigned: CallBack | None = None,
         on_revoked: CallBack | None = None,
         on_lost: CallBack | None = None,
@@ -199,14 +251,15 @@ class AsyncClient:
             auto_offset_reset=auto_offset_reset,
             commit_ms=commit_ms,
             session_ms=session_ms,
+            processing_ms_max=processing_ms_max,
             on_assigned=on_assigned,
             on_revoked=on_revoked,
             on_lost=on_lost,
         )
-        processed = False
+        given, processed = AsyncGroupConsumer(made), False
         try:
-            yield AsyncGroupConsumer(made)
-            processed = True
+            yield given
+            processed = not given.has_undelivered
         finally:
             await asyncio.shield(asyncio.to_thread(made.close, processed=processed))
 
