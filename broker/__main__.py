@@ -21,10 +21,17 @@ def main(arguments: list[str] | None = None) -> int:
         "HEADWATER_<SECTION>_<KEY> in the environment, which wins.",
     )
     parser.add_argument("--config", type=Path, help="TOML file; without it, defaults")
+    parser.add_argument(
+        "--insecure",
+        action="store_true",
+        help="listen beyond the loopback without TLS or identity; as access.insecure = true",
+    )
     parsed = parser.parse_args(arguments)
     path = parsed.config or (Path(found) if (found := os.environ.get("HEADWATER_CONFIG")) else None)
     try:
         loaded = config.load(path, os.environ)
+        if parsed.insecure:
+            loaded = config.insecure(loaded)
     except InvalidConfigError as error:
         sys.stderr.write(f"headwater-broker: {error.message}\n")
         return EXIT_CONFIG

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, get_args, get_type_hints
 
-from broker.errors import InvalidConfigError
+from broker.errors import InvalidConfigError, InvalidRequestError
+from broker.model.access import check_name
 from broker.model.ids import is_stream_name
 from broker.model.raft import RaftName
 from broker.model.secret import Secret
@@ -28,7 +29,8 @@ _FOREIGN: Final = frozenset(
     {
         "HEADWATER_SERVER", "HEADWATER_IVY_DIR", "HEADWATER_CONFIG", "HEADWATER_DATA",
         "HEADWATER_AIRFLOW_CONFIG", "HEADWATER_TLS_CA_FILE", "HEADWATER_TLS_CERT_FILE",
-        "HEADWATER_TLS_KEY_FILE", "HEADWATER_ENCRYPTION_KEY",
+        "HEADWATER_TLS_KEY_FILE", "HEADWATER_ENCRYPTION_KEY", "HEADWATER_TOKEN",
+        "HEADWATER_TOKEN_FILE",
     }
 )  # fmt: skip
 
@@ -290,6 +292,42 @@ class EncryptionConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AccessConfig:
+    """Whether clients are asked who they are and what they may do. Equal on all brokers."""
+
+    enabled: bool = False
+    insecure: bool = False  # listen beyond the loopback all the same, without TLS or identity
+    admins: str = ""  # principals that may do everything, with commas
+    owner_token_file: str = ""  # who can read it may do everything; made if it is not there
+    certificates: bool = True  # a client certificate that TLS has verified names a principal
+    jwt_keys_file: str = ""  # a JWKS, or a public key in PEM; it is read again when it changes
+    jwt_issuer: str = ""  # of accepted tokens; needed with jwt_keys_file
+    jwt_audience: str = ""  # the same
+    jwt_principal_claim: str = "sub"
+
+    def __post_init__(self) -> None:
+        for name in self.admin_names():
+            try:
+                check_name(name, "access.admins")
+            except InvalidRequestError as cause:
+                raise InvalidConfigError(cause.message) from cause
+        if self.jwt_keys_file and not (self.jwt_issuer and self.jwt_audience):
+            raise InvalidConfigError(
+                "access.jwt_keys_file needs jwt_issuer and jwt_audience: without them a token that "
+                "was made for another service would be taken"
+            )
+        if not self.enabled and (self.admins or self.owner_token_file or self.jwt_keys_file):
+            raise InvalidConfigError(
+                "access.admins, owner_token_file and jwt_keys_file have no effect before "
+                "access.enabled = true"
+            )
+
+    def admin_names(self) -> tuple[str, ...]:
+        """Return the administrators of the configuration."""
+        return tuple(one.strip() for one in self.admins.split(",") if one.strip())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoggingConfig:
     """The daemon's log: its level and its form."""
 
@@ -319,6 +357,7 @@ class BrokerConfig:
     lake: LakeConfig = field(default_factory=LakeConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     encryption: EncryptionConfig = field(default_factory=EncryptionConfig)
+    access: AccessConfig = field(default_factory=AccessConfig)
     log: LoggingConfig = field(default_factory=LoggingConfig)
 
     def __post_init__(self) -> None:
@@ -339,6 +378,30 @@ class BrokerConfig:
             )
         if self.cluster.replica_transport == "nats" and not self.nats.url:
             raise InvalidConfigError("cluster.replica_transport nats needs nats.url")
+
+
+def insecure(config: BrokerConfig) -> BrokerConfig:
+    """Return the configuration with the word for unguarded doors (``--insecure``)."""
+    access = dataclasses.replace(config.access, insecure=True)
+    return dataclasses.replace(config, access=access)
+
+
+def unguarded_doors(config: BrokerConfig) -> list[str]:
+    """Return a sentence for each door beyond the loopback that strangers may walk through."""
+    told: list[str] = []
+    doors: list[tuple[str, FlightConfig | LiftbridgeConfig]] = [("flight", config.flight)]
+    if config.liftbridge.enabled:
+        doors.append(("liftbridge", config.liftbridge))
+    for name, door in doors:
+        if is_loopback(door.host):
+            continue
+        if door.tls_cert_file is None:
+            told.append(f"{name} on {door.host} has no TLS ({name}.tls_cert_file)")
+        if not config.access.enabled and door.tls_client_ca_file is None:
+            told.append(f"{name} on {door.host} asks nobody who they are (access.enabled)")
+    if not is_loopback(config.http.host) and not config.access.enabled:
+        told.append(f"http on {config.http.host} shows /metrics to everybody (access.enabled)")
+    return told
 
 
 def arrow_bytes_max(config: BrokerConfig) -> int:

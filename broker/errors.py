@@ -9,6 +9,7 @@
     │    FeatureLevelError · TruncatedError · MetadataFullError · ConditionFailedError
     │    FixedSettingError · UnknownGroupError · NoPositionError
     │    PartitionsAddedError · PartitionReadonlyError
+    │    AccessError (UnauthenticatedError, AccessDeniedError)
     ├─ FencedError           the caller must refresh its metadata, then retry
     │    NotLeaderError · StaleLeaderEpochError · StaleColdEndError · StreamRecreatedError
     │    StalePartitionEpochError · StaleBrokerEpochError · IneligibleReplicaError
@@ -196,6 +197,21 @@ class PartitionReadonlyError(InvalidRequestError):
     """The partition is read-only: an operator decided that it takes no records. Facts: stream,
     partition.
     """  # noqa: D205 - one thought
+
+
+class AccessError(InvalidRequestError):
+    """The caller may not do this. Raised as one of its two kinds."""
+
+
+class UnauthenticatedError(AccessError):
+    """The caller has not proved who they are, or the proof is wrong, has ended or was revoked.
+
+    The message does not say which of these it is.
+    """
+
+
+class AccessDeniedError(AccessError):
+    """The caller is known, and nothing lets them do this. Facts: principal, action, resource."""
 
 
 class FencedError(HeadwaterError):

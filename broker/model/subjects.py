@@ -35,6 +35,19 @@ def overlap(first: str, second: str) -> bool:
     return len(ours) == len(theirs)
 
 
+def covers(pattern: str, wanted: str) -> bool:
+    """Tell whether every subject that reaches ``wanted``, itself a pattern, reaches ``pattern``."""
+    ours, theirs = pattern.split("."), wanted.split(".")
+    for place, word in enumerate(ours):
+        if place == len(theirs):
+            return False
+        if word == ">":
+            return True
+        if theirs[place] == ">" or word not in ("*", theirs[place]):
+            return False
+    return len(ours) == len(theirs)
+
+
 def any_overlap(first: Iterable[str], second: Iterable[str]) -> bool:
     """Tell whether a pattern of one side overlaps a pattern of the other."""
     theirs = list(second)

@@ -39,6 +39,7 @@ from broker.errors import (
 )
 from broker.model.ids import BrokerId
 from broker.ports.partition import PartitionWriter
+from broker.process.access import make_access, require_guarded
 from broker.process.activity import begin_activity, encode_event
 from broker.process.allocator import keep_freed_memory
 from broker.process.descriptors import SPARES, DescriptorBudget, limit_here
@@ -160,6 +161,7 @@ class _Daemon:
 
     async def _start(self) -> None:
         config = self._config
+        require_guarded(config)
         files, directory, promises = await asyncio.to_thread(self._open_data_dir)
         health = self._start_health()
         clock = SystemClock()
@@ -234,6 +236,7 @@ class _Daemon:
                 config.flight, nats_url=config.nats.url, connections_max=self._budget.flight
             ),
             operations=_operations(config, broker, node.metadata, clock, self._cannot_reach),
+            access=make_access(config, node.metadata, clock),
         )
         flight.start()
         self._undo.append(flight.close)

@@ -60,6 +60,10 @@ _HINTS: Final = {
     "keys of the configuration.",
     "UnfencedStoreError": "Use a store with conditional PUT (If-None-Match), such as AWS S3, "
     "MinIO or a local directory.",
+    "UnauthenticatedError": "Give a token: `headwater --token-file FILE …`, HEADWATER_TOKEN_FILE "
+    "or HEADWATER_TOKEN. `headwater token create` makes one, for who may administer the cluster.",
+    "AccessDeniedError": "`headwater access grant` lets a principal do something, for who may "
+    "administer the cluster; docs/security.md has what each call asks.",
     "FencedError": "The cluster's state changed during the command. Run the command again.",
     "IneligibleReplicaError": "`headwater cluster partitions` shows which replicas are in sync.",
     "CommitTimeoutError": "Whether it was done is not known. `headwater cluster status` shows "

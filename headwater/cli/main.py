@@ -35,6 +35,8 @@ _COMMANDS: Final = {
     "verify": ("verify", "verify"),
     "stream": ("stream", "app"),
     "group": ("group", "app"),
+    "access": ("access", "app"),
+    "token": ("token", "app"),
     "keyring": ("keyring", "app"),
     "lease": ("lease", "app"),
     "tier": ("tier", "app"),
@@ -139,6 +141,16 @@ def _root(
     debug: Annotated[
         bool, typer.Option("--debug", help="Show the traceback of an error, to report it.")
     ] = False,
+    token_file: Annotated[
+        str | None,
+        typer.Option(
+            "--token-file",
+            envvar="HEADWATER_TOKEN_FILE",
+            metavar="FILE",
+            help="File with the token that says who you are, for brokers that ask.",
+            show_default=False,
+        ),
+    ] = None,
     version: Annotated[
         bool,
         typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
@@ -153,6 +165,8 @@ def _root(
       headwater subscribe orders --follow
       headwater query 'select count(*) from orders'
     """
+    if token_file is not None:  # what the command starts, a Spark session for example, sees it too
+        os.environ["HEADWATER_TOKEN_FILE"] = token_file
 
 
 def main() -> None:

@@ -214,6 +214,12 @@ def broker(
     java: Annotated[
         bool, typer.Option("--java", help="With --check: also look for the Java that Spark needs.")
     ] = False,
+    insecure: Annotated[
+        bool,
+        typer.Option(
+            "--insecure", help="Listen beyond this machine even without TLS or identity of clients."
+        ),
+    ] = False,
 ) -> None:
     """Run a broker as a daemon, from a configuration file and the environment.
 
@@ -228,6 +234,8 @@ def broker(
     from broker import config as broker_config
 
     loaded = broker_config.load(config, os.environ)
+    if insecure:
+        loaded = broker_config.insecure(loaded)
     if check:
         from headwater.cli.broker_check import check as look
 

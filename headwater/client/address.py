@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import ssl
 from collections.abc import Mapping
@@ -11,9 +12,11 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from broker.errors import InvalidConfigError
+from broker.model.secret import Secret
 
 DEFAULT_URL: Final = "grpc://127.0.0.1:7410"
 DEFAULT_PORT: Final = 7410
+_TOKEN_BYTES_MAX: Final = 16 * 1024
 _SCHEMES: Final = {"grpc": False, "grpc+tcp": False, "grpc+tls": True}
 
 
@@ -27,6 +30,7 @@ class Address:
     ca: bytes | None = None  # None: the system's authorities
     cert: bytes | None = None  # the client's own, for mutual TLS
     key: bytes | None = None
+    token: Secret | None = None  # who the client is, for brokers that ask
 
     @property
     def url(self) -> str:
@@ -58,7 +62,9 @@ class Addresses:
             return None
         if told.tls != first.tls:
             return None
-        return replace(told, ca=first.ca, cert=first.cert, key=first.key)
+        if first.token is not None and not _may_carry_token(told):
+            return None
+        return replace(told, ca=first.ca, cert=first.cert, key=first.key, token=first.token)
 
 
 def resolve_addresses(
@@ -67,6 +73,7 @@ def resolve_addresses(
     tls_ca_file: str | os.PathLike[str] | None = None,
     tls_cert_file: str | os.PathLike[str] | None = None,
     tls_key_file: str | os.PathLike[str] | None = None,
+    token: Secret | str | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Addresses:
     """Return the addresses in a list with commas; see :func:`resolve_address`.
@@ -88,6 +95,7 @@ def resolve_addresses(
             tls_ca_file=tls_ca_file,
             tls_cert_file=tls_cert_file,
             tls_key_file=tls_key_file,
+            token=token,
             environment=env,
         )
         for one in dict.fromkeys(texts)
@@ -109,15 +117,18 @@ def resolve_address(
     tls_ca_file: str | os.PathLike[str] | None = None,
     tls_cert_file: str | os.PathLike[str] | None = None,
     tls_key_file: str | os.PathLike[str] | None = None,
+    token: Secret | str | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Address:
     """Return the address of ``url``: ``grpc://host:port``, ``grpc+tls://host:port``, ``host:port``.
 
     The default of an argument is HEADWATER_SERVER, HEADWATER_TLS_CA_FILE, HEADWATER_TLS_CERT_FILE
-    or HEADWATER_TLS_KEY_FILE. With a CA file, ``host:port`` means TLS.
+    or HEADWATER_TLS_KEY_FILE. With a CA file, ``host:port`` means TLS. The token's default is
+    HEADWATER_TOKEN, or the file that HEADWATER_TOKEN_FILE names. It goes over TLS or the loopback.
 
     Raises:
-        InvalidConfigError: the text is not an address, or a certificate file cannot be read.
+        InvalidConfigError: the text is not an address, a file cannot be read, or the token would be
+            sent in plain text.
     """
     env = os.environ if environment is None else environment
     text = (url or env.get("HEADWATER_SERVER") or DEFAULT_URL).strip()
@@ -129,7 +140,44 @@ def resolve_address(
         raise InvalidConfigError("a client certificate needs its key, and a key its certificate")
     if cert_file and key_file:
         _require_pair(cert_file, key_file)
-    return replace(_parse(text, tls=ca is not None), ca=ca, cert=cert, key=key)
+    found = _parse(text, tls=ca is not None)
+    secret = Secret.of(token) or _token_of(env)
+    if secret is not None and not _may_carry_token(found):
+        raise InvalidConfigError(
+            f"{found.url} has no TLS, so the token would be sent in plain text: use grpc+tls://"
+        )
+    return replace(found, ca=ca, cert=cert, key=key, token=secret)
+
+
+def _token_of(env: Mapping[str, str]) -> Secret | None:
+    """Return the token of the environment, if there is one."""
+    if text := env.get("HEADWATER_TOKEN", "").strip():
+        return Secret(text)
+    path = env.get("HEADWATER_TOKEN_FILE")
+    return read_token(path) if path else None
+
+
+def read_token(path: str | os.PathLike[str]) -> Secret:
+    """Return the token in a file; raises InvalidConfigError if there is none."""
+    try:
+        with Path(path).open("rb") as file:
+            text = file.read(_TOKEN_BYTES_MAX + 1)
+    except OSError as cause:
+        raise InvalidConfigError(f"cannot read the token file {path}: {cause.strerror}") from cause
+    token = text.decode(errors="replace").strip()
+    if not token or len(text) > _TOKEN_BYTES_MAX or not token.isascii() or not token.isprintable():
+        raise InvalidConfigError(f"the token file {path} holds no token")
+    return Secret(token)
+
+
+def _may_carry_token(address: Address) -> bool:
+    """Tell whether nobody on the way can read what is sent to an address."""
+    if address.tls or address.host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(address.host).is_loopback
+    except ValueError:
+        return False
 
 
 def _parse(text: str, *, tls: bool) -> Address:

@@ -17,6 +17,7 @@ from broker.codec.flight.protocol import AtTime
 from broker.errors import InvalidRequestError
 from broker.model.purge import Purged
 from broker.model.records import AppendResult
+from broker.model.secret import Secret
 from broker.model.stream import AlteredStream, Stream
 from headwater.client.client import Client
 from headwater.client.consumer import Consumed, Consumer
@@ -135,9 +136,14 @@ class AsyncClient:
         tls_ca_file: str | os.PathLike[str] | None = None,
         tls_cert_file: str | os.PathLike[str] | None = None,
         tls_key_file: str | os.PathLike[str] | None = None,
+        token: Secret | str | None = None,
     ) -> None:
         self.client = Client(
-            url, tls_ca_file=tls_ca_file, tls_cert_file=tls_cert_file, tls_key_file=tls_key_file
+            url,
+            tls_ca_file=tls_ca_file,
+            tls_cert_file=tls_cert_file,
+            tls_key_file=tls_key_file,
+            token=token,
         )
 
     async def close(self) -> None:

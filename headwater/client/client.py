@@ -24,6 +24,7 @@ from broker.codec.flight.protocol import (
 from broker.errors import (
     EnvelopeError,
     InvalidRequestError,
+    UnavailableError,
     UnknownPartitionError,
 )
 from broker.model.cut import Cut, Lease
@@ -31,6 +32,7 @@ from broker.model.epochs import LeaderEpoch
 from broker.model.ids import LeaseId, ProducerId, StreamUuid
 from broker.model.offsets import Offset, OffsetRange
 from broker.model.purge import Purged
+from broker.model.secret import Secret
 from broker.model.stream import AlteredStream, Stream
 from broker.ports.tiering import HeldLease, TierStatus
 from headwater.client.address import Addresses, resolve_addresses
@@ -62,10 +64,13 @@ class Client(GroupClient, PausingCalls):
     For a cluster, give the addresses of some of its brokers, with commas: the client asks any that
     answers for the addresses of the others. The default of ``url`` is HEADWATER_SERVER, then
     grpc://127.0.0.1:7410. The first call connects. For TLS with a private authority give its
-    ``tls_ca_file``; for mutual TLS also a certificate and its key (PEM files).
+    ``tls_ca_file``; for mutual TLS also a certificate and its key (PEM files). A broker that asks
+    who calls takes a ``token``; its default is HEADWATER_TOKEN, or the text of the file that
+    HEADWATER_TOKEN_FILE names.
 
     Raises:
-        InvalidConfigError: the address or a certificate file is not usable.
+        InvalidConfigError: the address or a file is not usable, or the token would be sent in plain
+            text to another machine.
 
     The class is not split: it is the page on which users find every call; each call is one request,
     and the work is done in the modules beside it.
@@ -78,10 +83,15 @@ class Client(GroupClient, PausingCalls):
         tls_ca_file: str | os.PathLike[str] | None = None,
         tls_cert_file: str | os.PathLike[str] | None = None,
         tls_key_file: str | os.PathLike[str] | None = None,
+        token: Secret | str | None = None,
     ) -> None:
         self._brokers = Brokers(
             resolve_addresses(
-                url, tls_ca_file=tls_ca_file, tls_cert_file=tls_cert_file, tls_key_file=tls_key_file
+                url,
+                tls_ca_file=tls_ca_file,
+                tls_cert_file=tls_cert_file,
+                tls_key_file=tls_key_file,
+                token=token,
             )
         )
         self._knows_placed_by: bool | None = None  # do the brokers? see `producer`
@@ -90,6 +100,21 @@ class Client(GroupClient, PausingCalls):
     def address(self) -> Addresses:
         """The addresses that were given, as resolved."""
         return self._brokers.addresses
+
+    def at(self, url: str) -> Client:
+        """Return a client of one broker of this cluster, with the same certificates and token.
+
+        Raises:
+            UnavailableError: it is not an address, or has less protection than these have.
+        """
+        told = self.address.learn(url)
+        if told is None:
+            raise UnavailableError(
+                f"{url!r} cannot be asked: it is no address, or has no TLS unlike the others"
+            )
+        found = Client(self.address.url)
+        found._brokers = Brokers(Addresses((told,)))
+        return found
 
     def close(self) -> None:
         """Close the connections; running reads end with an error."""

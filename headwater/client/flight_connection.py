@@ -61,6 +61,12 @@ class Connection:
         self._lock = threading.Lock()
         self._channel: _Channel | None = None
 
+    def _options(self, timeout_ms: int | None = None) -> flight.FlightCallOptions:
+        token = self.address.token
+        headers = [] if token is None else [(b"authorization", f"Bearer {token.reveal()}".encode())]
+        timeout_s = None if timeout_ms is None else timeout_ms / 1000
+        return flight.FlightCallOptions(timeout=timeout_s, headers=headers)
+
     def close(self) -> None:
         """Close the channel; running calls end with an error."""
         channel = self._open()
@@ -96,7 +102,7 @@ class Connection:
             HeadwaterError: the error that the broker answered.
             NoAnswerError: the broker does not answer.
         """
-        options = flight.FlightCallOptions(timeout=timeout_ms / 1000)
+        options = self._options(timeout_ms)
         channel = self._open()
         with translated(self.address, partial(self._give_up, channel)):
             results = channel.client.do_action(
@@ -110,7 +116,7 @@ class Connection:
         unreachable = partial(self._give_up, channel)
         with translated(self.address, unreachable):
             descriptor = flight.FlightDescriptor.for_path(*path.to_path())
-            writer, reader = channel.client.do_put(descriptor, schema)
+            writer, reader = channel.client.do_put(descriptor, schema, self._options())
         return PutCall(self.address, writer, reader, unreachable)
 
     def get(self, request: ReadRequest) -> GetCall:
@@ -118,7 +124,7 @@ class Connection:
         channel = self._open()
         unreachable = partial(self._give_up, channel)
         with translated(self.address, unreachable):
-            reader = channel.client.do_get(flight.Ticket(request.to_ticket()))
+            reader = channel.client.do_get(flight.Ticket(request.to_ticket()), self._options())
         return GetCall(self.address, reader, unreachable)
 
 

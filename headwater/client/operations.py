@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Final
 
 from broker.errors import (
@@ -48,7 +49,7 @@ class Operations:
         if leader is None:
             return found
         try:
-            with Client(leader) as client:
+            with self._client.at(leader) as client:
                 return ControllersStatus.from_dict(_one(client, "cluster_controllers", {}))
         except UnavailableError:
             return found
@@ -66,7 +67,7 @@ class Operations:
         leader = self._address_of(found.leader) if found.leader != found.told_by else None
         if found.done or leader is None:
             return found
-        with Client(leader) as client:
+        with self._client.at(leader) as client:
             return ControllerChanged.from_dict(_one(client, "change_controller", values))
 
     def _address_of(self, broker: str | None) -> str | None:
@@ -85,7 +86,8 @@ class Operations:
         if not addresses:
             return _replicas(self._client, timeout_ms=_ASK_TIMEOUT_MS)
         with ThreadPoolExecutor(len(addresses)) as pool:
-            return [one for told in pool.map(_ask, addresses) for one in told]
+            told = pool.map(partial(_ask, self._client), addresses)
+            return [one for found in told for one in found]
 
     def move(self, name: str, partition: int, target: Sequence[str]) -> Proposed:
         """Begin to move a partition.
@@ -139,7 +141,7 @@ class Operations:
             raise UnavailableError(
                 f"the cluster has no Flight address of broker {broker.broker}; start that broker"
             )
-        with Client(address) as client:
+        with self._client.at(address) as client:
             return Proposed.from_dict(_one(client, "elect_unclean", values))
 
     def remove_broker(self, broker: str) -> None:
@@ -158,10 +160,10 @@ def known_broker(status: ClusterStatus, broker: str) -> BrokerStatus:
     return found
 
 
-def _ask(address: str) -> list[ReplicaStatus]:
+def _ask(client: Client, address: str) -> list[ReplicaStatus]:
     try:
-        with Client(address) as client:
-            return _replicas(client, timeout_ms=_ASK_TIMEOUT_MS)
+        with client.at(address) as other:
+            return _replicas(other, timeout_ms=_ASK_TIMEOUT_MS)
     except (UnavailableError, InvalidRequestError):
         return []  # the broker is away or runs an older version; the reports are optional
 

@@ -47,6 +47,7 @@ CLIENTS: Final[dict[str, tuple[str, ...]]] = {
     "crc32c": ("broker/codec/checksum.py",),
     # objects, and the wrapping of data keys: a broker without a lake may use the latter alone
     "boto3": ("tiering/store/s3.py", "broker/keys/aws_kms.py"),
+    "joserfc": ("broker/adapters/access/jwt_tokens.py",),
     "h2": ("broker/adapters/liftbridge/http2.py",),
     "botocore": ("tiering/store/s3.py", "broker/keys/aws_kms.py"),
     "deltalake": ("tiering/table/delta_*.py",),  # the library and its two kinds of tables

@@ -14,6 +14,7 @@ from pyarrow import flight
 
 from broker.codec.flight.protocol import bounded_text, bounded_wire
 from broker.errors import (
+    AccessDeniedError,
     CommitTimeoutError,
     CorruptDataError,
     FencedError,
@@ -22,6 +23,7 @@ from broker.errors import (
     InvalidRequestError,
     LogFailedError,
     NotLeaderError,
+    UnauthenticatedError,
     UnavailableError,
 )
 
@@ -29,6 +31,8 @@ from broker.errors import (
 # their text, and without extra_info.
 FLIGHT_KINDS: Final[Mapping[type[HeadwaterError], type[flight.FlightError]]] = {
     InvalidRequestError: flight.FlightServerError,
+    UnauthenticatedError: flight.FlightUnauthenticatedError,
+    AccessDeniedError: flight.FlightUnauthorizedError,
     FencedError: flight.FlightServerError,
     UnavailableError: flight.FlightUnavailableError,
     CommitTimeoutError: flight.FlightTimedOutError,

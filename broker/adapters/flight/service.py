@@ -19,7 +19,10 @@ import pyarrow as pa
 import structlog
 from pyarrow import flight
 
+from broker.adapters.access.gate import Gate
+from broker.adapters.flight.access_actions import AccessActions
 from broker.adapters.flight.actions import StreamActions
+from broker.adapters.flight.callers import HEADERS, KeepHeaders, caller_of
 from broker.adapters.flight.config import FlightServiceConfig
 from broker.adapters.flight.errors import to_flight, with_address
 from broker.adapters.flight.group_actions import GroupActions
@@ -35,6 +38,7 @@ from broker.adapters.reading.rows import (
     read_rows,
     resolve,
 )
+from broker.codec.flight.access_actions import ACCESS_ACTIONS
 from broker.codec.flight.actions import ACTIONS, decode_body
 from broker.codec.flight.group_actions import GROUP_ACTIONS
 from broker.codec.flight.operations import OPERATIONS
@@ -47,6 +51,8 @@ from broker.errors import (
     OverloadedError,
     ShuttingDownError,
 )
+from broker.model.access import Caller
+from broker.ports.access import AccessApi, AuditSink
 from broker.ports.api import BrokerApi
 from broker.ports.operators import OperatorApi
 from broker.ports.system import Clock
@@ -68,7 +74,12 @@ class FlightService:
         config: FlightServiceConfig,
         *,
         operations: OperatorApi | None = None,
+        access: AccessApi | None = None,
+        audit: AuditSink | None = None,
     ) -> None:
+        """Without ``access`` nobody is asked who they are."""
+        self._access = access
+        self._gate = Gate("flight", access, audit)
         self._api = api
         self._clock = clock
         self._config = config
@@ -85,7 +96,14 @@ class FlightService:
         assert self._server is None, "started twice"
         where = f"{self._config.host}:{self._config.port}"
         try:
-            self._server = _Server(self._api, self._clock, self._config, self._operations)
+            self._server = _Server(
+                self._api,
+                self._clock,
+                self._config,
+                self._operations,
+                access=self._access,
+                gate=self._gate,
+            )
         except (pa.ArrowException, OSError) as cause:
             raise InvalidConfigError(
                 f"Flight cannot serve on {where}: the address is in use or not of this machine, or "
@@ -143,6 +161,9 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
         clock: Clock,
         config: FlightServiceConfig,
         operations: OperatorApi | None,
+        *,
+        access: AccessApi | None,
+        gate: Gate,
     ) -> None:
         tls = config.tls_cert is not None
         super().__init__(
@@ -150,7 +171,9 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
             tls_certificates=[(config.tls_cert, config.tls_key)] if tls else None,
             verify_client=config.tls_client_ca is not None,
             root_certificates=config.tls_client_ca,
+            middleware=None if gate.is_open else {HEADERS: KeepHeaders()},
         )
+        self._gate = gate
         self._api = api
         self._operations = operations
         self._clock = clock
@@ -158,6 +181,7 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
         self._listing = Listing(api)
         self._actions = StreamActions(api, clock, self._listing, nats_url=config.nats_url)
         self._group_actions = GroupActions(api.members)
+        self._access_actions = AccessActions(access)
         self._closing = False
         self._writers = Places("do_put calls", config.streams_max)
         self._readers = Places("reads", config.streams_max)
@@ -220,9 +244,10 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
     # ------------------------------------------------------------------ data
 
     @_border
-    def do_put(self, _context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+    def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """Take batches and answer each with its base offset or its error."""
         path, partition = put_path(descriptor.path)
+        may_go_on = self._admitted(context, "do_put", path.stream)
         stream = self._api.streams.get(path.stream)
         check_incarnation(stream, path.stream_uuid)
         handle = self._api.partitions.handle(path.stream, partition)
@@ -240,7 +265,7 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
                 placed_by=path.placed_by,
             )
             with self._registered(put):
-                put.run(_chunks(reader))
+                put.run(_chunks(reader, may_go_on))
 
     @contextmanager
     def _registered(self, put: PutStream) -> Iterator[None]:
@@ -256,12 +281,26 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
     @_border
     def do_get(self, context: Any, ticket: Any) -> Any:
         """Serve a range of rows, or the live tail."""
-        wanted = resolve(self._api, ReadRequest.from_ticket(ticket.ticket))
-        return flight.GeneratorStream(wanted.schema, self._rows(context, wanted))
+        request = ReadRequest.from_ticket(ticket.ticket)
+        may_go_on = self._admitted(context, "do_get", request.stream)
+        wanted = resolve(self._api, request)
+        return flight.GeneratorStream(wanted.schema, self._rows(context, wanted, may_go_on))
 
-    def _rows(self, context: Any, wanted: RowRange) -> Iterator[tuple[pa.RecordBatch, bytes]]:
+    def _admitted(self, context: Any, call: str, stream: str) -> Callable[[], None]:
+        """Return the check of an open call on a stream; raises AccessError if it may not begin."""
+        caller, values = self._caller(context), {"name": stream}
+        self._gate.admit(caller, call, values)
+        return self._gate.watch(caller, call, values)
+
+    def _caller(self, context: Any) -> Caller:
+        return caller_of(self._gate, context)
+
+    def _rows(
+        self, context: Any, wanted: RowRange, may_go_on: Callable[[], None]
+    ) -> Iterator[tuple[pa.RecordBatch, bytes]]:
         def check_stop() -> bool:
             self.check_open()
+            may_go_on()
             return bool(context.is_cancelled())
 
         idle_check_ms = self._config.idle_check_ms
@@ -276,23 +315,29 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
                 yield rows, mark.to_bytes()
 
     @_border
-    def do_exchange(self, *_call: Any) -> None:
+    def do_exchange(self, context: Any, *_call: Any) -> None:
         """Refuse the call. Without this method pyarrow would refuse it with a traceback."""
+        self._gate.admit(self._caller(context), "do_exchange", {})
         raise InvalidRequestError("do_exchange is not offered; use do_put and do_get")
 
     # ------------------------------------------------------------------ discovery
 
     @_border
-    def list_flights(self, _context: Any, criteria: bytes) -> Any:
-        """Return one info per stream."""
-        if criteria:
-            raise InvalidRequestError("list_flights takes no criteria", field="criteria")
-        return iter([self._listing.info(stream, None) for stream in self._api.streams.all()])
+    def list_flights(self, context: Any, criteria: bytes) -> Any:
+        """Return one info per stream that the caller may describe."""
+        caller = self._caller(context)
+        with self._gate.call(caller, "list_flights", {}):
+            if criteria:
+                raise InvalidRequestError("list_flights takes no criteria", field="criteria")
+            present = {one.name: one for one in self._api.streams.all()}
+            shown = self._gate.shown(caller, "stream", list(present))
+            return iter([self._listing.info(present[name], None) for name in shown])
 
     @_border
-    def get_flight_info(self, _context: Any, descriptor: Any) -> Any:
+    def get_flight_info(self, context: Any, descriptor: Any) -> Any:
         """Return the partitions of a stream, or one partition, with their positions."""
         path = StreamPath.from_path(descriptor.path)
+        self._gate.admit(self._caller(context), "get_flight_info", {"name": path.stream})
         stream = self._api.streams.get(path.stream)
         check_incarnation(stream, path.stream_uuid)
         return self._listing.info(stream, path.partition)
@@ -313,22 +358,48 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
     @_border
     def do_action(self, context: Any, action: Any) -> Any:
         """Run one action and return its results."""
+        caller = self._caller(context)
         values = decode_body(action.type, action.body.to_pybytes())
-        if action.type in OPERATIONS:
-            results = operate(self._operations, action.type, values)
-        elif action.type in GROUP_ACTIONS:
-            results = getattr(self._group_actions, action.type)(**values)
-        elif action.type == "tier_flush":
+        with self._gate.call(caller, action.type, values):
+            results = self._act(context, caller, action.type, values)
+        return iter([to_json(result) for result in self._shown(caller, action.type, results)])
+
+    def _act(
+        self, context: Any, caller: Caller, action: str, values: dict[str, Any]
+    ) -> list[dict[str, Any]]:
+        if action in OPERATIONS:
+            return operate(self._operations, action, values)
+        if action in ACCESS_ACTIONS:
+            return self._access_actions.run(caller, action, values)
+        if action in GROUP_ACTIONS:
+            found = getattr(self._group_actions, action)(**values)
+        elif action == "tier_flush":
             with self._waits.take():
-                results = self._actions.tier_flush(
+                found = self._actions.tier_flush(
                     **values, is_wanted=lambda: not (self._closing or context.is_cancelled())
                 )
         else:
-            results = getattr(self._actions, action.type)(**values)
-        return iter([to_json(result) for result in results])
+            found = getattr(self._actions, action)(**values)
+        return list(found)
+
+    def _shown(
+        self, caller: Caller, action: str, results: list[dict[str, Any]]
+    ) -> list[dict[str, Any]]:
+        """Return the results that the caller may see, of an action that lists what there is."""
+        match action:
+            case "list_streams":
+                names = set(self._gate.shown(caller, "stream", [one["name"] for one in results]))
+                return [one for one in results if one["name"] in names]
+            case "list_groups":
+                names = set(self._gate.shown(caller, "group", [one["group"] for one in results]))
+                return [one for one in results if one["group"] in names]
+            case _:
+                return results
 
 
-def _chunks(reader: Any) -> Iterator[tuple[pa.RecordBatch | None, bytes | None]]:
+def _chunks(
+    reader: Any, may_go_on: Callable[[], None]
+) -> Iterator[tuple[pa.RecordBatch | None, bytes | None]]:
     """Yield the batches and metadata of a do_put's client, until it finishes or disconnects."""
     while True:
         try:
@@ -339,5 +410,6 @@ def _chunks(reader: Any) -> Iterator[tuple[pa.RecordBatch | None, bytes | None]]
             return  # the client has disconnected, so no answer can be sent
         except (pa.ArrowInvalid, OSError) as cause:
             raise InvalidRequestError(f"the data of this do_put is not Arrow: {cause}") from cause
+        may_go_on()
         metadata = chunk.app_metadata
         yield chunk.data, None if metadata is None else bytes(metadata)

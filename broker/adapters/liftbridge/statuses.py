@@ -13,6 +13,7 @@ from enum import IntEnum
 from typing import Final
 
 from broker.errors import (
+    AccessDeniedError,
     CommitTimeoutError,
     ConditionFailedError,
     CorruptDataError,
@@ -26,6 +27,7 @@ from broker.errors import (
     RecordTooLargeError,
     StreamExistsError,
     StreamRecreatedError,
+    UnauthenticatedError,
     UnavailableError,
     UnknownGroupError,
     UnknownPartitionError,
@@ -67,6 +69,8 @@ OK: Final = Status(Code.OK)
 
 # The first class that an error is an instance of counts.
 _CODES: Final[tuple[tuple[type[HeadwaterError], Code], ...]] = (
+    (UnauthenticatedError, Code.UNAUTHENTICATED),
+    (AccessDeniedError, Code.PERMISSION_DENIED),
     (UnknownStreamError, Code.NOT_FOUND),
     (UnknownGroupError, Code.NOT_FOUND),
     (UnknownPartitionError, Code.NOT_FOUND),

@@ -3,9 +3,9 @@
 The table :data:`ACTIONS` has two uses: the server validates bodies with it, and ``list_actions``
 returns its help texts. The client builds bodies with the same field names. An action is performed
 by the method of the same name in ``broker/adapters/flight/actions.py``, which takes the fields as
-keywords; ``group_actions.py`` beside it performs those of consumer groups, and ``operations.py``
-those of operators. An action must be harmless when it is done twice, because a client that got no
-answer asks the next broker.
+keywords; beside it, ``group_actions.py`` performs those of consumer groups, ``access_actions.py``
+those of grants and tokens, and ``operations.py`` those of operators. An action must be harmless
+when it is done twice, because a client that got no answer asks the next broker.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
+from broker.codec.flight.access_actions import ACCESS_ACTIONS
 from broker.codec.flight.group_actions import GROUP_ACTIONS
 from broker.codec.flight.operations import OPERATIONS, ActionSpec
 from broker.codec.flight.protocol import (
@@ -290,6 +291,7 @@ ACTIONS: Final[Mapping[str, ActionSpec]] = {
         {"name": _name, "timeout_ms": _timeout_ms},
         {},
     ),
+    **ACCESS_ACTIONS,
     **GROUP_ACTIONS,
     **OPERATIONS,
 }

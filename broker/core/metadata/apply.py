@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Final, cast, get_args
 
+from broker.core.metadata.access_apply import apply_access
+from broker.core.metadata.access_commands import AccessCommand
 from broker.core.metadata.activity import noted, trim_activity
 from broker.core.metadata.activity_commands import TrimActivity
 from broker.core.metadata.broker_apply import apply_broker
@@ -30,6 +32,7 @@ _STREAM_KINDS: Final = get_args(StreamCommand)
 _GROUP_KINDS: Final = get_args(GroupCommand)
 _MEMBER_KINDS: Final = get_args(MemberCommand)
 _PAUSE_KINDS: Final = get_args(PauseCommand)
+_ACCESS_KINDS: Final = get_args(AccessCommand)
 _PARTITION_KINDS: Final = get_args(PartitionCommand)
 
 
@@ -54,4 +57,6 @@ def _apply(state: MetadataState, command: Command) -> Applied:
         return apply_member(state, cast("MemberCommand", command))
     if isinstance(command, _PAUSE_KINDS):
         return apply_pause(state, cast("PauseCommand", command))
+    if isinstance(command, _ACCESS_KINDS):
+        return apply_access(state, cast("AccessCommand", command))
     return apply_broker(state, cast("BrokerCommand", command))

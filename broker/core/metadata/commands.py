@@ -12,6 +12,13 @@ import json
 from dataclasses import dataclass
 from typing import Any, Final, cast, get_args
 
+from broker.core.metadata.access_commands import (
+    AccessCommand,
+    CreateToken,
+    GrantAccess,
+    RevokeAccess,
+    RevokeToken,
+)
 from broker.core.metadata.activity_commands import TrimActivity
 from broker.core.metadata.group_commands import (
     CursorWrite,
@@ -79,6 +86,7 @@ __all__ = [
     "CommitPositions",
     "ConfirmLeader",
     "CreateStream",
+    "CreateToken",
     "CursorWrite",
     "DeleteGroup",
     "DeleteStream",
@@ -86,6 +94,7 @@ __all__ = [
     "ElectUnclean",
     "ExpireRecords",
     "FenceBroker",
+    "GrantAccess",
     "JoinGroup",
     "JoinMember",
     "LeaveGroup",
@@ -104,6 +113,8 @@ __all__ = [
     "ReportCoordinator",
     "ResetPositions",
     "ResumePartitions",
+    "RevokeAccess",
+    "RevokeToken",
     "RotateDataKey",
     "SetCursors",
     "SetFeatureLevel",
@@ -283,6 +294,7 @@ Command = (
     | GroupCommand
     | MemberCommand
     | PauseCommand
+    | AccessCommand
     | TrimActivity
 )
 _STREAM_FIELDS: Final = frozenset({"stream", "expected", "wanted"})
@@ -296,6 +308,8 @@ _LIMITED: Final = (  # commands that may make the metadata grow
     | JoinMember
     | CommitPositions
     | ResetPositions
+    | GrantAccess
+    | CreateToken
 )
 _KINDS: Final[dict[str, type[Any]]] = {kind.__name__: kind for kind in get_args(Command)}
 

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
 from broker.errors import MetadataFullError
+from broker.model.access import AccessState
 from broker.model.ids import LeaseId, StreamUuid
 from broker.model.stream import Stream
 
@@ -31,6 +32,8 @@ _CURSOR_WEIGHT: Final = 64
 _GROUP_WEIGHT: Final = 128
 _POSITION_WEIGHT: Final = 256  # its key, numbers, and a lineage id
 _CLAIM_WEIGHT: Final = 128
+_GRANT_WEIGHT: Final = 96  # names of fields
+_TOKEN_WEIGHT: Final = 256  # the id, the digest, times, names of fields
 _FLOOR_WEIGHT: Final = 20  # an offset's digits and a comma
 
 
@@ -90,6 +93,14 @@ class WeighedOutbox(Protocol):
         """Of the events."""
 
 
+class WeighedAccess(Protocol):
+    """Grants and tokens."""
+
+    @property
+    def weight(self) -> int:
+        """Of all of it."""
+
+
 class WeighedState(Protocol):
     """The parts of the metadata that grow."""
 
@@ -120,6 +131,10 @@ class WeighedState(Protocol):
     @property
     def activity(self) -> WeighedOutbox | None:
         """The outbox of the activity stream."""
+
+    @property
+    def access(self) -> WeighedAccess | None:
+        """Grants and tokens."""
 
 
 def weight_of_stream(stream: Stream, partitions_count: int) -> int:
@@ -162,6 +177,14 @@ def weight_of_positions(group_id: str, positions: Mapping[str, object]) -> int:
     return _CURSOR_WEIGHT + len(json.dumps(group_id)) + _POSITION_WEIGHT * len(positions)
 
 
+def weight_of_access(access: AccessState) -> int:
+    """Return the weight of all grants and tokens."""
+    grants = [(one.principal, one.namespace, one.pattern, one.actions) for one in access.grants]
+    tokens = [(one.principal, one.created_by, one.note) for one in access.tokens.values()]
+    named = len(json.dumps(grants)) + len(json.dumps(tokens)) if grants or tokens else 0
+    return named + _GRANT_WEIGHT * len(grants) + _TOKEN_WEIGHT * len(tokens)
+
+
 def weigh(state: WeighedState) -> int:
     """Return the weight of a whole state, which its field ``weight`` must have."""
     streams = sum(
@@ -173,7 +196,8 @@ def weigh(state: WeighedState) -> int:
     positions = sum(weight_of_positions(key, one) for key, one in state.positions.items())
     outbox = 0 if state.activity is None else state.activity.weight
     leases = sum(map(weight_of_lease, state.leases.values()))
-    return streams + leases + cursors + groups + positions + outbox
+    access = 0 if state.access is None else state.access.weight
+    return streams + leases + cursors + groups + positions + outbox + access
 
 
 def refused_growth(weight: int, weight_max: int | None) -> MetadataFullError | None:

@@ -24,6 +24,7 @@ from broker.core.metadata.group_state import GroupPosition, GroupState
 from broker.core.metadata.size import weigh
 from broker.core.metadata.typed_json import build
 from broker.errors import HeadwaterError, MetadataCorruptError
+from broker.model.access import AccessState
 from broker.model.activity import ActivityEvent, ActivityOutbox
 from broker.model.epochs import BrokerEpoch, LeaderEpoch, PartitionEpoch
 from broker.model.ids import BrokerId, LeaseId, PartitionId, StreamUuid
@@ -37,7 +38,8 @@ FEATURE_LEVEL_REPLICATED: Final = 2  # partitions with several replicas
 FEATURE_LEVEL_ALTERED: Final = 3  # streams that are changed or purged: AlterStream, PurgeRecords
 FEATURE_LEVEL_LIFTBRIDGE: Final = 4  # writes handed to leaders, cursors, groups, paused streams
 FEATURE_LEVEL_STREAMS: Final = 5  # what streams gained after Liftbridge's API: see the commands
-FEATURE_LEVEL_MAX: Final = 5  # the highest level that this build understands
+FEATURE_LEVEL_ACCESS: Final = 6  # grants and tokens: see access_commands.py
+FEATURE_LEVEL_MAX: Final = 6  # the highest level that this build understands
 
 # 160 kB. A broker that was down during more deletions keeps the logs of the oldest ones.
 DELETED_KEPT_MAX: Final = 4096
@@ -169,6 +171,7 @@ class MetadataState:
     # Of groups, by group, then by "<stream uuid>/<partition>": see group_positions.py.
     positions: Mapping[str, Mapping[str, GroupPosition]] = field(default_factory=dict)
     activity: ActivityOutbox | None = None  # None: there never was an activity stream
+    access: AccessState | None = None  # None: nothing was ever granted
     weight: int = field(default=0, compare=False)  # of the whole state, not stored: see size.py
 
     @property
@@ -191,7 +194,7 @@ class MetadataState:
         body = {"v": STATE_VERSION, **_fields(self)}
         del body["weight"]
         # A build of a lower feature level does not know these fields, and must get the same text.
-        for name in ("cursors", "groups", "group_epoch", "positions", "activity"):
+        for name in ("cursors", "groups", "group_epoch", "positions", "activity", "access"):
             if not body[name]:
                 del body[name]
         return json.dumps(body, default=_fields, sort_keys=True, separators=(",", ":"))

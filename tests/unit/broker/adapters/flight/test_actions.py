@@ -7,16 +7,22 @@ from unittest.mock import create_autospec
 
 import pytest
 
+from broker.adapters.flight.access_actions import AccessActions
 from broker.adapters.flight.actions import StreamActions
 from broker.adapters.flight.group_actions import GroupActions
 from broker.adapters.flight.operations import operate
+from broker.codec.flight.access_actions import ACCESS_ACTIONS
 from broker.codec.flight.actions import ACTIONS
 from broker.codec.flight.group_actions import GROUP_ACTIONS
 from broker.codec.flight.operations import OPERATIONS
+from broker.model.access import Caller
+from broker.ports.access import AccessApi
 from broker.ports.operators import OperatorApi
 
 
-@pytest.mark.parametrize("action", sorted(ACTIONS.keys() - OPERATIONS.keys()))
+@pytest.mark.parametrize(
+    "action", sorted(ACTIONS.keys() - OPERATIONS.keys() - ACCESS_ACTIONS.keys())
+)
 def test_an_action_has_a_method_that_takes_its_fields(action: str) -> None:
     """The service finds it by its name, so no type checker sees that one is missing."""
     place = GroupActions if action in GROUP_ACTIONS else StreamActions
@@ -30,4 +36,14 @@ def test_an_action_of_operators_reaches_its_port(action: str) -> None:
     """The service calls it with the fields of the body, and only if the port has the method."""
     api = create_autospec(OperatorApi, instance=True)
     operate(api, action, dict.fromkeys(OPERATIONS[action].fields))
+    assert len(api.method_calls) == 1
+
+
+@pytest.mark.parametrize("action", sorted(ACCESS_ACTIONS.keys() - {"whoami"}))
+def test_an_action_about_access_reaches_its_port(action: str) -> None:
+    """The same for grants and tokens."""
+    api = create_autospec(AccessApi, instance=True)
+    api.grants.return_value = ()
+    api.tokens.return_value = {}
+    AccessActions(api).run(Caller(), action, dict.fromkeys(ACCESS_ACTIONS[action].fields))
     assert len(api.method_calls) == 1

@@ -10,12 +10,20 @@ import pytest
 
 from broker.codec.flight.actions import ACTIONS, BODY_BYTES_MAX, decode_body, encode_body
 from broker.errors import InvalidRequestError
+from broker.model.access import Action, Grant
 from broker.model.groups import PositionCommit, PositionReset
 from broker.model.ids import StreamUuid
 
 UUID = StreamUuid("00000000-0000-0000-0000-000000000001")
 WHO = {"group": "g", "member": "m", "instance": "i"}
 COMMITTED = PositionCommit(stream_uuid=UUID, partition=1, epoch=3, number=2, offset=7)
+GRANT = {
+    "principal": "ann",
+    "kind": "stream",
+    "pattern": "a*",
+    "actions": ["consume", "publish"],
+    "namespace": "n",
+}
 GOOD: dict[str, dict[str, Any]] = {
     "create_stream": {"name": "s", "config": {"subject": "s"}},
     "describe_stream": {"name": "s", "positions": False},
@@ -72,6 +80,20 @@ GOOD: dict[str, dict[str, Any]] = {
         "positions": [{"stream_uuid": UUID, "partition": 0, "offset": 7}],
     },
     "delete_group": {"group": "g"},
+    "whoami": {},
+    "grant_access": {"grants": [GRANT]},
+    "revoke_access": {"grants": [GRANT]},
+    "list_access": {},
+    "who_can": {"action": "publish", "kind": "stream", "name": "s"},
+    "create_token": {
+        "token_id": "0" * 16,
+        "digest": "0" * 64,
+        "principal": "ann",
+        "expires_us": 7,
+        "note": "ann's laptop",
+    },
+    "revoke_token": {"token_id": "0" * 16},
+    "list_tokens": {},
     "cluster_status": {"confirm_ms": 500},
     "cluster_controllers": {},
     "change_controller": {"broker": "a", "votes": True},
@@ -106,6 +128,11 @@ def test_a_body_comes_back_as_it_was(action: str) -> None:
         expected["positions"] = [COMMITTED]
     if action == "reset_group":
         expected["positions"] = [PositionReset(stream_uuid=UUID, partition=0, offset=7)]
+    if action in ("grant_access", "revoke_access"):
+        actions: tuple[Action, ...] = ("consume", "publish")
+        expected["grants"] = [
+            Grant(principal="ann", kind="stream", pattern="a*", actions=actions, namespace="n")
+        ]
     assert decode_body(action, encode_body(action, GOOD[action])) == expected
 
 
@@ -184,6 +211,13 @@ def test_an_unknown_field_is_refused_by_name(action: str) -> None:
         ("pause_stream", {"resume_all": 1}),
         ("resume_stream", {"partitions": ["0"]}),
         ("set_stream_readonly", {"readonly": None}),
+        ("grant_access", {"grants": []}),
+        ("grant_access", {"grants": [GRANT] * 65}),
+        ("who_can", {"action": "fly"}),
+        ("who_can", {"kind": "table"}),
+        ("create_token", {"principal": ""}),
+        ("create_token", {"expires_us": -1}),
+        ("create_token", {"note": "a\nb"}),
     ],
 )
 def test_a_bad_value_is_refused_by_name(action: str, change: dict[str, Any]) -> None:
@@ -210,3 +244,23 @@ def test_a_body_beyond_its_bound_is_not_parsed() -> None:
     """The length is checked first."""
     with pytest.raises(InvalidRequestError, match="exceeds"):
         decode_body("list_streams", b"[" * (BODY_BYTES_MAX + 1))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"principal": "a\nb"},
+        {"principal": " ann"},
+        {"kind": "table"},
+        {"pattern": "*a"},
+        {"pattern": "a*b*"},
+        {"actions": []},
+        {"actions": ["admin"]},
+        {"actions": ["fly"]},
+        {"namespace": "a\tb"},
+    ],
+)
+def test_a_bad_grant_is_refused(change: dict[str, Any]) -> None:
+    """A name that nobody can have, or an action that cannot be done to the kind of resource."""
+    with pytest.raises(InvalidRequestError):
+        decode_body("grant_access", json.dumps({"grants": [{**GRANT, **change}]}).encode())

@@ -1,0 +1,166 @@
+"""The gate of one door: who calls, what the call asks, and what the audit gets to know of it.
+
+The table of ``broker/core/access/doors.py`` says what each call asks; ``AccessApi`` answers. A door
+makes a caller of what its protocol knows (a header, a certificate), then runs each call inside
+:meth:`Gate.call`. A call that stays open asks again by the check that :meth:`Gate.watch` returns:
+cheap while nothing has changed. The gate of a broker without access control lets everything pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+from broker.core.access.doors import DOORS, LEASED, Ask, CallRow
+from broker.errors import AccessDeniedError, AccessError, HeadwaterError
+from broker.model.access import CLUSTER, Caller, Kind, Resource
+from broker.ports.access import AccessApi, AuditSink
+
+_NOBODY: Final = Caller()
+_RESOURCES_TOLD_MAX: Final = 16
+_BEARER: Final = "bearer "
+
+
+class Gate:
+    """Asks for one door. Any thread."""
+
+    def __init__(self, door: str, access: AccessApi | None, audit: AuditSink | None = None) -> None:
+        """Without ``access``, or if it is not enabled, everybody may do everything."""
+        self._door = door
+        self._rows = DOORS[door]
+        self._access = access if access is not None and access.enabled else None
+        self._audit = audit
+
+    @property
+    def is_open(self) -> bool:
+        """Whether everybody may do everything."""
+        return self._access is None
+
+    def caller(
+        self, *, authorization: str | None, certificate: str | None = None, peer: str = ""
+    ) -> Caller:
+        """Return who calls, by the value of a header ``authorization`` or by a certificate.
+
+        Raises:
+            UnauthenticatedError: a token was given, and it is not good.
+        """
+        if self._access is None:
+            return _NOBODY
+        bearer = None
+        if authorization is not None and authorization[: len(_BEARER)].lower() == _BEARER:
+            bearer = authorization[len(_BEARER) :].strip()
+        try:
+            return self._access.identify(bearer=bearer, certificate=certificate, peer=peer)
+        except AccessError as refused:
+            self._note(Caller(peer=peer), "identify", (), type(refused).__name__)
+            raise
+
+    @contextmanager
+    def call(self, caller: Caller, call: str, values: Mapping[str, Any]) -> Iterator[None]:
+        """Run a call if the caller may make it; the audit gets its result.
+
+        Raises:
+            AccessError: the caller may not.
+        """
+        if self._access is None:
+            yield
+            return
+        row = self._rows.get(call)
+        resources = () if row is None else self._asked(row, values)
+        try:
+            self._require(caller, call, row, resources)
+            yield
+        except HeadwaterError as error:
+            if row is None or row.audited or isinstance(error, AccessError):
+                self._note(caller, call, resources, type(error).__name__)
+            raise
+        if row is not None and row.audited:
+            self._note(caller, call, resources, "ok")
+
+    def admit(self, caller: Caller, call: str, values: Mapping[str, Any]) -> None:
+        """Ask for a call that stays open: the audit gets to know of it now, not at its end.
+
+        Raises:
+            AccessError: the caller may not.
+        """
+        with self.call(caller, call, values):
+            pass
+
+    def watch(self, caller: Caller, call: str, values: Mapping[str, Any]) -> Callable[[], None]:
+        """Return a check for an open call: it raises AccessError once the caller may not."""
+        access = self._access
+        if access is None:
+            return _pass
+        row = self._rows.get(call)
+        resources = () if row is None else self._asked(row, values)
+        seen = access.version
+
+        def check() -> None:
+            nonlocal seen
+            now = access.version
+            if now is seen and not caller.expires_us:
+                return
+            try:
+                self._require(caller, call, row, resources)
+            except AccessError as refused:
+                self._note(caller, call, resources, type(refused).__name__)
+                raise
+            seen = now
+
+        return check
+
+    def shown(self, caller: Caller, kind: Kind, names: Sequence[str]) -> list[str]:
+        """Return the names that the caller may describe, of an answer that is filtered."""
+        if self._access is None:
+            return list(names)
+        return [
+            one for one in names if self._access.allows(caller, "describe", self._of(kind, one))
+        ]
+
+    # ------------------------------------------------------------------
+
+    def _require(
+        self,
+        caller: Caller,
+        call: str,
+        row: CallRow | None,
+        resources: Sequence[tuple[Ask, Resource]],
+    ) -> None:
+        assert self._access is not None, "the gate is not open"
+        if row is None:  # a call that was added without a row: nobody may make it
+            raise AccessDeniedError(
+                f"{call} is not in the table of what calls ask", principal=caller.principal
+            )
+        if row.way == "open":
+            return
+        self._access.require_known(caller)
+        for ask, resource in resources:
+            self._access.require(caller, ask.action, resource)
+
+    def _asked(self, row: CallRow, values: Mapping[str, Any]) -> tuple[tuple[Ask, Resource], ...]:
+        assert self._access is not None, "the gate is not open"
+        if "lease_id" in values:
+            on = self._access.stream_of_lease(values["lease_id"])
+            values = {**values, LEASED: on}
+        return tuple(
+            (ask, self._of(ask.kind, name)) for ask in row.asks for name in ask.names(values)
+        )
+
+    def _of(self, kind: Kind, name: str) -> Resource:
+        assert self._access is not None, "the gate is not open"
+        if kind == "stream":
+            return self._access.stream(name)
+        return Resource(kind, CLUSTER if kind == "cluster" else name)
+
+    def _note(
+        self, caller: Caller, call: str, resources: Sequence[tuple[Ask, Resource]], result: str
+    ) -> None:
+        if self._audit is None:
+            return
+        told = [f"{one.kind}:{one.name}" for _, one in resources[:_RESOURCES_TOLD_MAX]]
+        self._audit.note(caller=caller, door=self._door, call=call, resources=told, result=result)
+
+
+def _pass() -> None:
+    """Check nothing."""

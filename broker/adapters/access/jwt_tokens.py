@@ -1,0 +1,148 @@
+"""Whom a JWT names: signature, issuer, audience and times are checked by joserfc.
+
+The keys come from a file, a JWKS or a public key in PEM; no request goes to anywhere. The file is
+read again when it has changed, so keys are rotated without a restart. Which algorithms are accepted
+follows from the kinds of the keys, never from the token: a public key is no shared secret.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+from joserfc import jwt
+from joserfc.errors import JoseError
+from joserfc.jwk import JWKRegistry, KeySet
+
+from broker.errors import InvalidConfigError, InvalidRequestError, UnauthenticatedError
+from broker.model.access import check_name
+from broker.ports.access import Identity
+
+_log = structlog.get_logger(__name__)
+
+_ALGORITHMS: Final = {
+    "oct": ("HS256", "HS384", "HS512"),
+    "RSA": ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512"),
+    "EC": ("ES256", "ES384", "ES512"),
+    "OKP": ("Ed25519", "EdDSA"),
+}
+_SECRET_BYTES_MIN: Final = 32
+_FILE_BYTES_MAX: Final = 1024 * 1024
+_LEEWAY_S: Final = 30  # by which clocks may differ
+_KNOWN_MAX: Final = 4096
+_US: Final = 1_000_000
+_KeyFile = tuple[tuple[int, int, int], KeySet, tuple[str, ...]]
+
+
+class JwtTokens:
+    """Implements ``Authenticator``. Any thread."""
+
+    def __init__(self, path: str, *, issuer: str, audience: str, principal_claim: str) -> None:
+        """Read the keys.
+
+        Raises:
+            InvalidConfigError: the file cannot be read, or holds no key.
+        """
+        self._path = Path(path)
+        self._issuer = issuer
+        self._audience = audience
+        self._claim = principal_claim
+        self._lock = threading.Lock()
+        self._known: dict[bytes, Identity] = {}  # by the digest of the token
+        self._keys = self._read()
+
+    def identify(self, bearer: str, now_us: int) -> Identity | None:
+        """See ``Authenticator.identify``."""
+        if bearer.count(".") != 2:
+            return None
+        digest = hashlib.sha256(bearer.encode()).digest()
+        with self._lock:
+            self._follow_file()
+            found = self._known.get(digest)
+            _, keys, algorithms = self._keys
+        if found is None:
+            found = self._verified(bearer, now_us, keys, algorithms)
+            with self._lock:
+                if len(self._known) >= _KNOWN_MAX:
+                    self._known.clear()
+                if self._keys[1] is keys:
+                    self._known[digest] = found
+        if found.expires_us <= now_us:
+            raise UnauthenticatedError("the token has ended")
+        return found
+
+    def _verified(
+        self, bearer: str, now_us: int, keys: KeySet, algorithms: tuple[str, ...]
+    ) -> Identity:
+        rules = jwt.JWTClaimsRegistry(
+            now=now_us // _US,
+            leeway=_LEEWAY_S,
+            iss={"essential": True, "value": self._issuer},
+            aud={"essential": True, "value": self._audience},
+            exp={"essential": True},
+        )
+        try:
+            claims: dict[str, Any] = jwt.decode(bearer, keys, algorithms=list(algorithms)).claims
+            rules.validate(claims)
+            principal = check_name(claims.get(self._claim, ""), self._claim)
+            expires_us = int(claims["exp"]) * _US
+        except (JoseError, ValueError, TypeError, KeyError, InvalidRequestError) as cause:
+            raise UnauthenticatedError("the token is not good here") from cause
+        return Identity(principal=principal, via="jwt", expires_us=expires_us)
+
+    def _follow_file(self) -> None:
+        """Read the file again if it has changed; keys that cannot be read change nothing."""
+        try:
+            if self._stamp() == self._keys[0]:
+                return
+            self._keys = self._read()
+        except (InvalidConfigError, OSError) as error:
+            _log.warning("jwt_keys_kept", path=str(self._path), reason=str(error))
+            return
+        self._known.clear()
+        _log.info("jwt_keys_read", path=str(self._path), keys_count=len(self._keys[1].keys))
+
+    def _stamp(self) -> tuple[int, int, int]:
+        found = self._path.stat()
+        return (found.st_mtime_ns, found.st_size, found.st_ino)
+
+    def _read(self) -> _KeyFile:
+        try:
+            stamp = self._stamp()
+            if stamp[1] > _FILE_BYTES_MAX:
+                raise InvalidConfigError(f"{self._path} is too large to hold keys")
+            text = self._path.read_bytes()
+        except OSError as cause:
+            raise InvalidConfigError(
+                f"cannot read access.jwt_keys_file {self._path}: {cause.strerror}"
+            ) from cause
+        try:
+            keys = _key_set(text)
+        except (JoseError, ValueError, TypeError, KeyError) as cause:
+            raise InvalidConfigError(f"{self._path} holds no JWKS and no key in PEM") from cause
+        kinds = {one.key_type for one in keys.keys}
+        if not kinds:
+            raise InvalidConfigError(f"{self._path} holds no key")
+        return stamp, keys, tuple(name for kind in sorted(kinds) for name in _ALGORITHMS[kind])
+
+
+def _key_set(text: bytes) -> KeySet:
+    if text.lstrip().startswith(b"-----BEGIN"):
+        kind = "EC" if b"EC " in text[:64] else None
+        for name in (kind,) if kind else ("RSA", "EC", "OKP"):
+            try:
+                return KeySet([JWKRegistry.import_key(text, name)])
+            except (ValueError, TypeError, JoseError):
+                continue
+        raise ValueError("no key in PEM")
+    body = json.loads(text)
+    keys = KeySet.import_key_set(body if "keys" in body else {"keys": [body]})
+    for one in keys.keys:
+        secret = one.raw_value
+        if isinstance(secret, bytes) and len(secret) < _SECRET_BYTES_MIN:
+            raise ValueError("a shared secret has at least 32 bytes")
+    return keys

@@ -1,0 +1,61 @@
+"""The actions about grants and tokens, over the AccessApi port; part of the Flight service."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from broker.errors import InvalidRequestError
+from broker.model.access import Caller
+from broker.ports.access import AccessApi
+
+
+class AccessActions:
+    """Performs an action and returns its results, as JSON has them. Any thread."""
+
+    def __init__(self, access: AccessApi | None) -> None:
+        self._access = access
+
+    def run(self, caller: Caller, action: str, values: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Run one action with checked values.
+
+        Raises:
+            InvalidRequestError: this server has no AccessApi.
+            HeadwaterError: the broker refused the action.
+        """
+        access = self._access
+        if action == "whoami":
+            on = access is not None and access.enabled
+            return [{"enabled": on, "principal": caller.principal, "via": caller.via}]
+        if access is None:
+            raise InvalidRequestError(
+                f"this server does not offer the action {action}", field="action"
+            )
+        match action:
+            case "grant_access":
+                return [{"changed": access.grant(values["grants"])}]
+            case "revoke_access":
+                return [{"changed": access.revoke(values["grants"])}]
+            case "list_access":
+                return [dataclasses.asdict(one) for one in access.grants()]
+            case "who_can":
+                return [{"principal": one} for one in access.who_can(**values)]
+            case "create_token":
+                made_by = caller.principal
+                return [{"changed": access.create_token(**values, created_by=made_by)}]
+            case "revoke_token":
+                return [{"changed": access.revoke_token(values["token_id"])}]
+            case _:
+                assert action == "list_tokens", f"no action {action}"
+                return [
+                    {
+                        "token_id": token_id,
+                        **{
+                            name: value
+                            for name, value in dataclasses.asdict(row).items()
+                            if name != "digest"
+                        },
+                    }
+                    for token_id, row in sorted(access.tokens().items())
+                ]

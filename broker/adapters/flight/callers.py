@@ -1,0 +1,53 @@
+"""Who makes a Flight call: by the header ``authorization``, or by the client's certificate.
+
+A middleware keeps the header for the call. It decides nothing: an error that is raised in it
+reaches the client without our facts. Of a client's certificate Arrow tells one name: the first name
+of its SAN, or the common name of a certificate without any.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from pyarrow import flight
+
+from broker.adapters.access.gate import Gate
+from broker.model.access import Caller
+
+HEADERS: Final = "access"
+_AUTHORIZATION: Final = "authorization"
+
+
+class _CallHeaders(flight.ServerMiddleware):  # type: ignore[misc]  # pyarrow has no types
+    """The header of one call."""
+
+    def __init__(self, authorization: str | None) -> None:
+        super().__init__()
+        self.authorization = authorization
+
+
+class KeepHeaders(flight.ServerMiddlewareFactory):  # type: ignore[misc]  # pyarrow has no types
+    """Makes a middleware for each call."""
+
+    def start_call(self, _info: Any, headers: Any) -> _CallHeaders:
+        """Keep the header, if it came once."""
+        found: list[Any] = headers.get(_AUTHORIZATION) or []
+        text = found[0] if len(found) == 1 else None
+        return _CallHeaders(text if isinstance(text, str) else None)
+
+
+def caller_of(gate: Gate, context: Any) -> Caller:
+    """Return who makes the call of this context.
+
+    Raises:
+        UnauthenticatedError: a proof was given, and it is not good.
+    """
+    if gate.is_open:
+        return Caller()
+    headers = context.get_middleware(HEADERS)
+    identity = context.peer_identity()
+    return gate.caller(
+        authorization=None if headers is None else headers.authorization,
+        certificate=identity.decode(errors="replace") if identity else None,
+        peer=context.peer(),
+    )

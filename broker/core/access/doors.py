@@ -1,0 +1,182 @@
+"""What each call of each door asks: one table, from the name of a call to (action, resource). Pure.
+
+``asks``: the caller needs each of these rights. ``known``: every caller who has proved who they
+are. ``filtered``: the same, and the answer has only what they may describe. ``open``: anybody.
+A call that has no row here is refused, and ``tests/tidy/test_access_table.py`` names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from broker.model.access import CLUSTER, Action, Kind
+
+Values = Mapping[str, Any]
+Names = Callable[[Values], Iterable[str]]
+Way = Literal["asks", "known", "filtered", "open"]
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One right that a call needs, on each of the resources that its request names."""
+
+    action: Action
+    kind: Kind
+    names: Names
+
+
+@dataclass(frozen=True, slots=True)
+class CallRow:
+    """What one call asks. An audited call is recorded also if it was allowed."""
+
+    asks: tuple[Ask, ...] = ()
+    way: Way = "asks"
+    audited: bool = True
+
+
+def _field(name: str) -> Names:
+    def names(values: Values) -> Iterable[str]:
+        value = values.get(name)
+        if value is None:
+            return ()
+        return (value,) if isinstance(value, str) else value
+
+    return names
+
+
+def _subject_of_config(values: Values) -> Iterable[str]:
+    """Return the subject of a stream to create; one that is not a text is refused later."""
+    config = values.get("config")
+    subject = config.get("subject") if isinstance(config, dict) else None
+    return (subject,) if isinstance(subject, str) else ()
+
+
+def _cluster(_: Values) -> Iterable[str]:
+    return (CLUSTER,)
+
+
+def _row(*asks: tuple[Action, Kind, Names], audited: bool = True) -> CallRow:
+    return CallRow(tuple(Ask(*one) for one in asks), audited=audited)
+
+
+def _on_stream(action: Action, field: str = "name", *, audited: bool = True) -> CallRow:
+    return _row((action, "stream", _field(field)), audited=audited)
+
+
+def _on_group(action: Action, *, audited: bool = True) -> CallRow:
+    return _row((action, "group", _field("group")), audited=audited)
+
+
+def _on_cluster(action: Action, *, audited: bool = True) -> CallRow:
+    return _row((action, "cluster", _cluster), audited=audited)
+
+
+_KNOWN: Final = CallRow(way="known", audited=False)
+_FILTERED: Final = CallRow(way="filtered", audited=False)
+_OPEN: Final = CallRow(way="open", audited=False)
+LEASED: Final = "leased_stream"  # the gate adds it to a request that names a lease
+
+FLIGHT: Final[Mapping[str, CallRow]] = {
+    # data and discovery
+    "do_put": _on_stream("publish"),
+    "do_get": _on_stream("consume"),
+    "do_exchange": _KNOWN,
+    "list_flights": _FILTERED,
+    "get_flight_info": _on_stream("describe", audited=False),
+    "get_schema": _OPEN,  # the same for every stream
+    "list_actions": _OPEN,
+    "poll_flight_info": _OPEN,  # not offered
+    # actions on streams
+    "create_stream": _row(
+        ("create", "stream", _field("name")), ("attach", "subject", _subject_of_config)
+    ),
+    "describe_stream": _on_stream("describe", audited=False),
+    "brokers": _KNOWN,
+    "locate": _on_stream("describe", audited=False),
+    "list_streams": _FILTERED,
+    "alter_stream": _on_stream("alter"),
+    "purge_partition": _on_stream("erase"),
+    "rotate_key": _on_stream("alter"),
+    "pause_stream": _on_stream("alter"),
+    "resume_stream": _on_stream("alter"),
+    "set_stream_readonly": _on_stream("alter"),
+    "delete_stream": _on_stream("delete"),
+    "take_lease": _on_stream("consume"),
+    "renew_lease": _on_stream("consume", LEASED, audited=False),
+    "drop_lease": _on_stream("consume", LEASED),
+    "list_leases": _on_stream("describe", audited=False),
+    "cut": _on_stream("consume"),
+    "check_cut": _on_stream("consume", audited=False),
+    "high_watermarks": _on_stream("describe", "names", audited=False),
+    "tier_status": _on_stream("describe", audited=False),
+    "tier_flush": _on_stream("tier"),
+    # consumer groups
+    "join_group": _row(
+        ("consume", "group", _field("group")), ("consume", "stream", _field("streams"))
+    ),
+    "leave_group": _on_group("consume"),
+    "group_heartbeat": _on_group("consume", audited=False),
+    "report_coordinator": _on_group("consume"),
+    "commit_positions": _on_group("consume", audited=False),
+    "list_groups": _FILTERED,
+    "describe_group": _on_group("describe", audited=False),
+    "reset_group": _on_group("alter"),
+    "delete_group": _on_group("delete"),
+    # operators
+    "cluster_status": _on_cluster("describe", audited=False),
+    "cluster_controllers": _on_cluster("describe", audited=False),
+    "change_controller": _on_cluster("admin"),
+    "cluster_replicas": _on_cluster("describe", audited=False),
+    "move_partition": _on_cluster("admin"),
+    "transfer_leader": _on_cluster("admin"),
+    "balance_leaders": _on_cluster("admin"),
+    "elect_unclean": _on_stream("elect"),
+    "remove_broker": _on_cluster("admin"),
+    # access
+    "whoami": _KNOWN,
+    "grant_access": _on_cluster("admin"),
+    "revoke_access": _on_cluster("admin"),
+    "list_access": _on_cluster("admin"),
+    "who_can": _on_cluster("admin"),
+    "create_token": _on_cluster("admin"),
+    "revoke_token": _on_cluster("admin"),
+    "list_tokens": _on_cluster("admin"),
+}
+
+LIFTBRIDGE: Final[Mapping[str, CallRow]] = {
+    "CreateStream": _row(
+        ("create", "stream", _field("name")), ("attach", "subject", _field("subject"))
+    ),
+    "DeleteStream": _on_stream("delete"),
+    "PauseStream": _on_stream("alter"),
+    "SetStreamReadonly": _on_stream("alter"),
+    "FetchMetadata": _FILTERED,
+    "FetchPartitionMetadata": _on_stream("describe", audited=False),
+    "Publish": _on_stream("publish"),
+    "PublishAsync": _on_stream("publish"),
+    "PublishToSubject": _row(("publish", "subject", _field("subject"))),
+    "Subscribe": _on_stream("consume"),
+    "SetCursor": _on_stream("consume", audited=False),
+    "FetchCursor": _on_stream("consume", audited=False),
+    "JoinConsumerGroup": _row(
+        ("consume", "group", _field("group")), ("consume", "stream", _field("streams"))
+    ),
+    "LeaveConsumerGroup": _on_group("consume"),
+    "FetchConsumerGroupAssignments": _on_group("consume", audited=False),
+    "ReportConsumerGroupCoordinator": _on_group("consume"),
+    "Check": _OPEN,  # gRPC's health service
+}
+
+HTTP: Final[Mapping[str, CallRow]] = {
+    "/healthz": _OPEN,
+    "/readyz": _OPEN,
+    "/metrics": _on_cluster("describe", audited=False),
+}
+
+DOORS: Final[Mapping[str, Mapping[str, CallRow]]] = {
+    "flight": FLIGHT,
+    "liftbridge": LIFTBRIDGE,
+    "http": HTTP,
+}

@@ -1,0 +1,194 @@
+"""Who may do what: principals, actions, resources, grants and tokens. Values of the metadata.
+
+A **principal** is the name of somebody who has proved who they are. A **grant** lets one principal
+do some actions on the resources that a pattern names. A pattern is a name, or the beginning of
+names with ``*`` behind it. Of a subject it is a NATS pattern. A pattern that does not begin with
+``__`` names no stream that does: those are the cluster's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal, get_args
+
+from broker.errors import InvalidRequestError
+
+Action = Literal[
+    "describe", "publish", "consume", "create", "alter", "delete", "tier", "erase", "elect",
+    "restore", "attach", "admin",
+]  # fmt: skip
+Kind = Literal["stream", "group", "subject", "cluster"]
+
+ACTIONS: Final[tuple[Action, ...]] = get_args(Action)
+KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
+
+# What can be granted on a resource of each kind.
+ACTIONS_OF: Final[Mapping[Kind, tuple[Action, ...]]] = {
+    "stream": (
+        "describe", "publish", "consume", "create", "alter", "delete", "tier", "erase", "elect",
+        "restore",
+    ),
+    "group": ("describe", "consume", "alter", "delete"),
+    "subject": ("attach", "publish"),
+    "cluster": ("describe", "admin"),
+}  # fmt: skip
+
+# Names for what is granted together, by kind of resource.
+ROLES: Final[Mapping[str, Mapping[Kind, tuple[Action, ...]]]] = {
+    "reader": {"stream": ("describe", "consume"), "group": ("describe", "consume")},
+    "writer": {"stream": ("describe", "publish"), "subject": ("publish",)},
+    "owner": {
+        "stream": (
+            "describe", "publish", "consume", "create", "alter", "delete", "tier", "erase",
+        ),
+        "group": ("describe", "consume", "alter", "delete"),
+        "subject": ("attach", "publish"),
+    },
+    "operator": {"cluster": ("describe",), "stream": ("describe", "alter", "tier", "restore")},
+    "admin": {"cluster": ("describe", "admin")},
+}  # fmt: skip
+
+NAME_CHARS_MAX: Final = 256
+_NAME_MARKS: Final = frozenset("._-@:/=+, ")
+CLUSTER: Final = "cluster"  # the name of the one resource of its kind
+ANONYMOUS: Final = ""  # the principal of a caller who has proved nothing
+EVERYBODY: Final = "*"  # a grant to it is a grant to each principal
+OWN_PREFIX: Final = "__"  # names of the cluster's own streams begin so
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """What an action is done to. An empty namespace means: not known, or none."""
+
+    kind: Kind
+    name: str
+    namespace: str = ""
+
+    def __str__(self) -> str:
+        return "the cluster" if self.kind == "cluster" else f"{self.kind} {self.name!r}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """Lets a principal do actions on what a pattern names, in one namespace or in all (``""``)."""
+
+    principal: str
+    kind: Kind
+    pattern: str
+    actions: tuple[Action, ...]  # sorted
+    namespace: str = ""
+
+    @property
+    def key(self) -> tuple[str, str, str, str]:
+        """What two grants have in common that are one row of the metadata."""
+        return (self.principal, self.kind, self.namespace, self.pattern)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenRow:
+    """What the metadata knows of a static token: not the token, but the digest of its secret."""
+
+    digest: str  # SHA-256 of the secret part, hexadecimal
+    principal: str
+    created_us: int
+    expires_us: int = 0  # 0: never
+    created_by: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """Who makes a call: the principal, how it was proved, and from where the call comes."""
+
+    principal: str = ANONYMOUS
+    via: str = ""  # token, jwt, certificate, owner; "": nothing was proved
+    peer: str = ""  # the address, as the door knows it
+    token_id: str = ""  # of a static token, which may be revoked
+    digest: str = ""  # of that token
+    expires_us: int = 0  # when the proof ends; 0: never
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccessState:
+    """Grants and tokens, as every broker of the cluster has them."""
+
+    grants: tuple[Grant, ...] = ()  # sorted by their keys, which differ
+    tokens: Mapping[str, TokenRow] = field(default_factory=dict)  # by id
+    version: int = 0  # grows with every change
+    weight: int = 0  # of all of it
+
+
+def check_name(name: str, what: str) -> str:
+    """Return the name of a principal, or a pattern, if it is one.
+
+    Raises:
+        InvalidRequestError: empty, too long, or with characters that cannot be told apart in a log.
+    """
+    if (
+        not isinstance(name, str)
+        or not 1 <= len(name) <= NAME_CHARS_MAX
+        or not all((one.isalnum() and one.isascii()) or one in _NAME_MARKS for one in name)
+        or name.strip() != name
+    ):
+        raise InvalidRequestError(
+            f"{what} must be 1 to {NAME_CHARS_MAX} characters of A-Z a-z 0-9 . _ - @ : / = + "
+            "and, inside, commas and spaces",
+            field=what,
+        )
+    return name
+
+
+def check_grant(grant: Grant) -> Grant:
+    """Return the grant if it can be kept.
+
+    Raises:
+        InvalidRequestError: a name is not one, or the action cannot be done to such a resource.
+    """
+    if grant.principal != EVERYBODY:
+        check_name(grant.principal, "principal")
+    _check_pattern(grant)
+    if grant.namespace:
+        check_name(grant.namespace, "namespace")
+    possible = ACTIONS_OF[grant.kind]
+    for action in grant.actions:
+        if action not in possible:
+            raise InvalidRequestError(
+                f"{action!r} is not done to a {grant.kind}: there are {', '.join(possible)}",
+                field="actions",
+            )
+    if not grant.actions or list(grant.actions) != sorted(set(grant.actions)):
+        raise InvalidRequestError("a grant has actions, sorted, each once", field="actions")
+    return grant
+
+
+def _check_pattern(grant: Grant) -> None:
+    pattern = grant.pattern
+    if grant.kind == "cluster":
+        if pattern != CLUSTER:
+            raise InvalidRequestError(
+                f"the only resource of the kind cluster is {CLUSTER!r}", field="pattern"
+            )
+        return
+    if grant.kind == "subject":
+        if not pattern or len(pattern) > NAME_CHARS_MAX or not pattern.isprintable():
+            raise InvalidRequestError("a subject's pattern is a NATS subject", field="pattern")
+        return
+    stem = pattern.removesuffix("*")
+    if stem:
+        check_name(stem, "pattern")
+    elif pattern != "*":
+        raise InvalidRequestError("a pattern is a name, or its beginning and *", field="pattern")
+
+
+def actions_of_role(role: str, kind: Kind) -> tuple[Action, ...]:
+    """Return what a role may do to resources of a kind, sorted; () if nothing.
+
+    Raises:
+        InvalidRequestError: there is no such role.
+    """
+    if role not in ROLES:
+        raise InvalidRequestError(
+            f"there is no role {role[:64]!r}: there are {', '.join(ROLES)}", field="role"
+        )
+    return tuple(sorted(ROLES[role].get(kind, ())))

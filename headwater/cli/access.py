@@ -1,0 +1,248 @@
+"""``headwater access``: who may do what. Grants are given, taken, listed and asked."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Annotated, cast
+
+import typer
+
+from broker.errors import InvalidRequestError
+from broker.model.access import (
+    ACTIONS,
+    ACTIONS_OF,
+    CLUSTER,
+    KINDS,
+    ROLES,
+    Action,
+    Grant,
+    Kind,
+    actions_of_role,
+)
+from headwater.cli import console
+from headwater.cli.discovery import connect, find_server
+from headwater.cli.options import JsonOption, ServerOption
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Say who may do what, where brokers ask it (access.enabled).",
+    rich_markup_mode="rich",
+)
+
+PrincipalArgument = Annotated[
+    str, typer.Argument(metavar="PRINCIPAL", help="Who; '*' is everybody who has proved a name.")
+]
+WhatArgument = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="WHAT...",
+        help=f"Roles ({', '.join(ROLES)}) or actions ({', '.join(ACTIONS)}).",
+    ),
+]
+StreamsOption = Annotated[
+    list[str] | None,
+    typer.Option("--stream", metavar="PATTERN", help="A stream, or a beginning and *."),
+]
+GroupsOption = Annotated[
+    list[str] | None,
+    typer.Option("--group", metavar="PATTERN", help="A consumer group, or a beginning and *."),
+]
+SubjectsOption = Annotated[
+    list[str] | None,
+    typer.Option("--subject", metavar="PATTERN", help="A NATS subject, such as shop.>."),
+]
+ClusterOption = Annotated[bool, typer.Option("--cluster", help="The cluster itself.")]
+NamespaceOption = Annotated[
+    str, typer.Option("--namespace", help="Only in this namespace.", show_default=False)
+]
+
+
+@app.command()
+def grant(
+    principal: PrincipalArgument,
+    what: WhatArgument,
+    *,
+    stream: StreamsOption = None,
+    group: GroupsOption = None,
+    subject: SubjectsOption = None,
+    cluster: ClusterOption = False,
+    namespace: NamespaceOption = "",
+    server: ServerOption = None,
+) -> None:
+    """Let a principal do something. Everything that nobody granted is refused.
+
+    [bold]Examples[/bold]
+
+      headwater access grant billing reader --stream 'orders-*' --group 'billing-*'
+      headwater access grant shop owner --stream 'shop-*' --subject 'shop.>'
+      headwater access grant ops admin --cluster
+    """
+    from headwater.client.access import AccessCalls
+
+    grants = _grants(principal, what, stream, group, subject, cluster=cluster, namespace=namespace)
+    with connect(find_server(server)) as client:
+        changed = AccessCalls(client).grant(grants)
+    console.say("Granted." if changed else "It was granted before.")
+
+
+@app.command()
+def revoke(
+    principal: PrincipalArgument,
+    what: WhatArgument,
+    *,
+    stream: StreamsOption = None,
+    group: GroupsOption = None,
+    subject: SubjectsOption = None,
+    cluster: ClusterOption = False,
+    namespace: NamespaceOption = "",
+    server: ServerOption = None,
+) -> None:
+    """Take from a principal what it was granted on exactly these patterns, now, on every broker.
+
+    What other grants give stays: `headwater access list` shows them.
+
+    [bold]Example[/bold]
+
+      headwater access revoke billing reader --stream 'orders-*'
+    """
+    from headwater.client.access import AccessCalls
+
+    grants = _grants(principal, what, stream, group, subject, cluster=cluster, namespace=namespace)
+    with connect(find_server(server)) as client:
+        changed = AccessCalls(client).revoke(grants)
+    console.say("Revoked." if changed else "Nothing of it was granted.")
+
+
+@app.command("list")
+def list_(
+    principal: Annotated[
+        str | None, typer.Argument(metavar="[PRINCIPAL]", help="Only what this one was granted.")
+    ] = None,
+    *,
+    server: ServerOption = None,
+    json: JsonOption = False,
+) -> None:
+    """List the grants. Administrators of the brokers' configuration are not among them.
+
+    [bold]Examples[/bold]
+
+      headwater access list
+      headwater access list billing --json
+    """
+    from headwater.client.access import AccessCalls
+
+    with connect(find_server(server)) as client:
+        found = AccessCalls(client).grants()
+    shown = [one for one in found if principal in (None, one.principal)]
+    if json:
+        for one in shown:
+            console.json_line(dataclasses.asdict(one))
+        return
+    if not shown:
+        console.note("No grants.")
+        return
+    console.columns(
+        ("principal", "may", "kind", "pattern", "namespace"),
+        (
+            (one.principal, " ".join(one.actions), one.kind, one.pattern, one.namespace)
+            for one in shown
+        ),
+    )
+
+
+@app.command("who-can")
+def who_can(
+    action: Annotated[str, typer.Argument(metavar="ACTION", help=f"One of {', '.join(ACTIONS)}.")],
+    name: Annotated[
+        str, typer.Argument(metavar="[NAME]", help="The stream, group or subject.")
+    ] = CLUSTER,
+    *,
+    kind: Annotated[
+        str | None,
+        typer.Option(
+            "--kind",
+            help=f"One of {', '.join(KINDS)}; a stream if it has a name.",
+            show_default=False,
+        ),
+    ] = None,
+    server: ServerOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Say which principals may do an action, each on a line; '*' is everybody.
+
+    [bold]Examples[/bold]
+
+      headwater access who-can consume orders
+      headwater access who-can admin
+    """
+    from headwater.client.access import AccessCalls
+
+    chosen = kind or ("cluster" if name == CLUSTER else "stream")
+    if action not in ACTIONS or chosen not in KINDS:
+        raise InvalidRequestError(
+            f"there are the actions {', '.join(ACTIONS)}, and the kinds {', '.join(KINDS)}"
+        )
+    with connect(find_server(server)) as client:
+        found = AccessCalls(client).who_can(cast("Action", action), cast("Kind", chosen), name)
+    for one in found:
+        if json:
+            console.json_line({"principal": one})
+        else:
+            console.say(console.plain(one))
+    if not found and not json:
+        console.note("Nobody.")
+
+
+def _grants(
+    principal: str,
+    what: list[str],
+    streams: list[str] | None,
+    groups: list[str] | None,
+    subjects: list[str] | None,
+    *,
+    cluster: bool,
+    namespace: str,
+) -> list[Grant]:
+    """Return the grants that a command line means: one for each pattern.
+
+    Raises:
+        InvalidRequestError: a word is no role and no action, or nothing could be done with it.
+    """
+    patterns: list[tuple[Kind, str]] = [
+        *(("stream", one) for one in streams or ()),
+        *(("group", one) for one in groups or ()),
+        *(("subject", one) for one in subjects or ()),
+        *([("cluster", CLUSTER)] if cluster else []),
+    ]
+    if not patterns:
+        raise InvalidRequestError("say on what: --stream, --group, --subject or --cluster")
+    found = [
+        Grant(
+            principal=principal,
+            kind=kind,
+            pattern=pattern,
+            actions=tuple(sorted(set(_actions(what, kind)))),
+            namespace="" if kind in ("cluster", "subject") else namespace,
+        )
+        for kind, pattern in patterns
+    ]
+    for word in what:
+        if not any(set(_actions([word], one.kind)) for one in found):
+            raise InvalidRequestError(
+                f"{word!r} cannot be done to a {' or a '.join(sorted({one.kind for one in found}))}"
+            )
+    return [one for one in found if one.actions]
+
+
+def _actions(what: list[str], kind: Kind) -> Iterator[Action]:
+    for word in what:
+        if word in ROLES:
+            yield from actions_of_role(word, kind)
+        elif word in ACTIONS:
+            if word in ACTIONS_OF[kind]:
+                yield cast("Action", word)
+        else:
+            raise InvalidRequestError(
+                f"{word!r} is no role ({', '.join(ROLES)}) and no action ({', '.join(ACTIONS)})"
+            )

@@ -1,0 +1,133 @@
+"""Grants and tokens of a cluster, as plain calls: for whoever may administer it.
+
+A token is made here, and only the digest of its secret is sent: no broker sees the secret before
+somebody calls with it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from broker.errors import EnvelopeError
+from broker.model.access import Action, Grant, Kind
+from broker.model.secret import Secret
+from headwater.client.client import Client
+
+_ID_BYTES: Final = 8
+_SECRET_BYTES: Final = 32
+_TIMEOUT_MS: Final = 30_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewToken:
+    """A token that was just made. Nobody else has it: keep it now."""
+
+    token_id: str
+    token: Secret
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownToken:
+    """What a cluster tells of a token: nothing that could prove anything."""
+
+    token_id: str
+    principal: str
+    created_us: int
+    expires_us: int  # 0: never
+    created_by: str
+    note: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Myself:
+    """Who a client is to the cluster."""
+
+    enabled: bool  # whether anybody is asked
+    principal: str  # "": nobody
+    via: str
+
+
+class AccessCalls:
+    """The administrator's side of a client; it does not own the client."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def whoami(self) -> Myself:
+        """Return who this client is to the broker."""
+        return Myself(**self._one("whoami", {}))
+
+    def grant(self, grants: Sequence[Grant]) -> bool:
+        """Add grants; tell whether anything changed.
+
+        Raises:
+            AccessError: this client may not.
+            InvalidRequestError: a grant is not one, or the brokers ask nobody who they are.
+            MetadataFullError: there are too many.
+        """
+        return bool(self._one("grant_access", {"grants": _bodies(grants)})["changed"])
+
+    def revoke(self, grants: Sequence[Grant]) -> bool:
+        """Take actions of grants away; tell whether anything changed. Raises as :meth:`grant`."""
+        return bool(self._one("revoke_access", {"grants": _bodies(grants)})["changed"])
+
+    def grants(self) -> list[Grant]:
+        """Return all grants, sorted."""
+        return [_grant(one) for one in self._client.call("list_access", {})]
+
+    def who_can(self, action: Action, kind: Kind, name: str) -> list[str]:
+        """Return the principals that may do it, sorted; ``*`` is each."""
+        values = {"action": action, "kind": kind, "name": name}
+        return [str(one["principal"]) for one in self._client.call("who_can", values)]
+
+    def create_token(self, principal: str, *, expires_us: int = 0, note: str = "") -> NewToken:
+        """Make a token whose holder is ``principal``. Raises as :meth:`grant`."""
+        token_id, secret = secrets.token_hex(_ID_BYTES), secrets.token_hex(_SECRET_BYTES)
+        values = {
+            "token_id": token_id,
+            "digest": hashlib.sha256(secret.encode()).hexdigest(),
+            "principal": principal,
+            "expires_us": expires_us,
+            "note": note,
+        }
+        self._one("create_token", values)
+        return NewToken(token_id=token_id, token=Secret(f"hw_{token_id}_{secret}"))
+
+    def tokens(self) -> list[KnownToken]:
+        """Return what is known of all tokens, by id."""
+        return [_token(one) for one in self._client.call("list_tokens", {})]
+
+    def revoke_token(self, token_id: str) -> bool:
+        """End a token, on every broker and on open streams; tell whether it was there."""
+        return bool(self._one("revoke_token", {"token_id": token_id})["changed"])
+
+    def _one(self, action: str, values: dict[str, Any]) -> dict[str, Any]:
+        results = self._client.call(action, values, timeout_ms=_TIMEOUT_MS)
+        if len(results) != 1:
+            raise EnvelopeError(f"the broker answered {action} with {len(results)} results, not 1")
+        return results[0]
+
+
+def _bodies(grants: Sequence[Grant]) -> list[dict[str, Any]]:
+    return [
+        {
+            "principal": one.principal,
+            "kind": one.kind,
+            "pattern": one.pattern,
+            "actions": list(one.actions),
+            "namespace": one.namespace,
+        }
+        for one in grants
+    ]
+
+
+def _token(body: dict[str, Any]) -> KnownToken:
+    return KnownToken(**body)
+
+
+def _grant(body: dict[str, Any]) -> Grant:
+    return Grant(**{**body, "actions": tuple(body["actions"])})

@@ -1,0 +1,222 @@
+"""Identity and authorization on the Flight door: service and client over real connections."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from broker.adapters.flight.config import FlightServiceConfig
+from broker.adapters.flight.service import FlightService
+from broker.core.access.static_tokens import TOKEN_BYTES, make_token, split_token
+from broker.errors import AccessDeniedError, InvalidRequestError, UnauthenticatedError
+from broker.model.access import CLUSTER, Action, Grant, Kind
+from broker.model.secret import Secret
+from broker.runtime.api.access import Access
+from broker.runtime.api.identities import OWNER, OwnerToken
+from headwater.client import Client
+from simkit.brokers.memory_broker import MemoryBroker
+
+SOON_S = 1.0  # a revocation is in force within this time, on open streams too
+
+
+def new_token() -> Secret:
+    """Return a token that nobody else has."""
+    return Secret(make_token(secrets.token_bytes(TOKEN_BYTES)))
+
+
+@dataclass
+class Guarded:
+    """A broker that asks, and the ways to it."""
+
+    broker: MemoryBroker
+    access: Access
+    service: FlightService
+    owner: Secret
+
+    def client(self, token: Secret | None) -> Client:
+        """Return a client with a token."""
+        return Client(f"127.0.0.1:{self.service.port}", token=token)
+
+    def token(self, principal: str, *, expires_us: int = 0) -> Secret:
+        """Make a token, as the command does."""
+        made = new_token()
+        token_id, digest = split_token(made.reveal())
+        with self.client(self.owner) as client:
+            client.call(
+                "create_token",
+                {
+                    "token_id": token_id,
+                    "digest": digest,
+                    "principal": principal,
+                    "expires_us": expires_us,
+                },
+            )
+        return made
+
+    def grant(self, principal: str, kind: Kind, pattern: str, *actions: Action) -> Grant:
+        """Grant, as the command does."""
+        one = Grant(principal=principal, kind=kind, pattern=pattern, actions=tuple(sorted(actions)))
+        self.access.grant([one])
+        return one
+
+
+@pytest.fixture
+def guarded() -> Iterator[Guarded]:
+    """Give a service that asks everybody."""
+    broker, owner = MemoryBroker(), new_token()
+    access = Access(
+        broker.metadata,
+        broker.clock,
+        enabled=True,
+        namespace="default",
+        admins=[OWNER],
+        authenticators=[OwnerToken(owner)],
+    )
+    service = FlightService(
+        broker, broker.clock, FlightServiceConfig(port=0, idle_check_ms=20), access=access
+    )
+    service.start()
+    yield Guarded(broker, access, service, owner)
+    assert service.close(timeout_ms=10_000)
+    broker.close()
+
+
+def test_nobody_does_anything_and_the_owner_everything(guarded: Guarded) -> None:
+    """Without a token each call is refused by its type; a wrong token is no better than none."""
+    with guarded.client(None) as nobody:
+        with pytest.raises(UnauthenticatedError):
+            nobody.streams()
+        with pytest.raises(UnauthenticatedError):
+            nobody.create_stream("s")
+    with guarded.client(new_token()) as stranger, pytest.raises(UnauthenticatedError):
+        stranger.streams()
+    with guarded.client(guarded.owner) as owner:
+        owner.create_stream("s")
+        assert [one.name for one in owner.streams()] == ["s"]
+
+
+def test_a_token_publishes_and_reads_what_was_granted_and_nothing_else(guarded: Guarded) -> None:
+    """The grants of a writer and of a reader, each with its typed refusals."""
+    with guarded.client(guarded.owner) as owner:
+        owner.create_stream("shop-in")
+        owner.create_stream("hidden")
+    guarded.grant("writer", "stream", "shop-*", "publish")
+    guarded.grant("reader", "stream", "shop-in", "consume")
+    with guarded.client(guarded.token("writer")) as writer:
+        with writer.producer("shop-in") as producer:
+            producer.send([b"one"]).result(10)
+        assert [one.name for one in writer.streams()] == ["shop-in"]
+        with pytest.raises(AccessDeniedError) as caught:
+            list(writer.fetch("shop-in"))
+        assert (caught.value.principal, caught.value.action) == ("writer", "consume")
+        with pytest.raises(AccessDeniedError):
+            writer.delete_stream("shop-in")
+        with pytest.raises(AccessDeniedError), writer.producer("hidden") as producer:
+            producer.send([b"no"]).result(10)
+    with guarded.client(guarded.token("reader")) as reader:
+        assert sum(one.batch.num_rows for one in reader.fetch("shop-in")) == 1
+        with pytest.raises(AccessDeniedError), reader.producer("shop-in") as producer:
+            producer.send([b"no"]).result(10)
+        with pytest.raises(AccessDeniedError):
+            reader.stream("hidden")
+
+
+def test_a_revocation_ends_open_streams(guarded: Guarded) -> None:
+    """A follower and a producer that are open hear of it within a second."""
+    with guarded.client(guarded.owner) as owner:
+        owner.create_stream("s")
+    grant = guarded.grant("both", "stream", "s", "publish", "consume")
+    token = guarded.token("both")
+    with guarded.client(token) as client:
+        producer = client.producer("s")
+        producer.send([b"one"]).result(10)
+        following = client.fetch("s", follow=True)
+        assert next(following).batch.num_rows == 1
+        began = time.monotonic()
+        guarded.access.revoke([grant])
+        with pytest.raises(AccessDeniedError):
+            next(following)
+        assert time.monotonic() - began < SOON_S
+        with pytest.raises(AccessDeniedError):
+            producer.send([b"two"]).result(10)
+        with pytest.raises(AccessDeniedError):
+            producer.close()
+
+
+def test_a_revoked_token_ends_an_open_read(guarded: Guarded) -> None:
+    """Its grants are still there, but nobody proves to have them."""
+    with guarded.client(guarded.owner) as owner:
+        owner.create_stream("s")
+        with owner.producer("s") as producer:
+            producer.send([b"one"]).result(10)
+    guarded.grant("reader", "stream", "s", "consume")
+    token = guarded.token("reader")
+    with guarded.client(token) as client:
+        following = client.fetch("s", follow=True)
+        next(following)
+        guarded.access.revoke_token(split_token(token.reveal())[0])
+        with pytest.raises(UnauthenticatedError):
+            next(following)
+        with pytest.raises(UnauthenticatedError):
+            client.streams()
+
+
+def test_a_token_ends_by_itself(guarded: Guarded) -> None:
+    """Also during an open read."""
+    with guarded.client(guarded.owner) as owner:
+        owner.create_stream("s")
+        with owner.producer("s") as producer:
+            producer.send([b"one"]).result(10)
+    guarded.grant("reader", "stream", "s", "consume")
+    token = guarded.token("reader", expires_us=guarded.broker.clock.now_us() + 1_000_000)
+    with guarded.client(token) as client:
+        following = client.fetch("s", follow=True)
+        next(following)
+        guarded.broker.clock.advance(us=1_000_000)
+        with pytest.raises(UnauthenticatedError):
+            next(following)
+
+
+def test_a_stream_needs_the_right_to_its_subject(guarded: Guarded) -> None:
+    """Who may create streams of a prefix may not listen to other people's requests by them."""
+    guarded.grant("maker", "stream", "mine-*", "create")
+    guarded.grant("maker", "subject", "mine.>", "attach")
+    guarded.grant("maker", "subject", ">", "attach")
+    with guarded.client(guarded.token("maker")) as maker:
+        maker.create_stream("mine-a", subject="mine.a")
+        maker.create_stream("mine-b", subject="other.b")
+        for subject in (">", "*.a", "$SYS.>", "_INBOX.x", "$JS.API.>"):
+            with pytest.raises(AccessDeniedError):
+                maker.create_stream("mine-c", subject=subject)
+    guarded.grant("tenant", "stream", "t-*", "create")
+    guarded.grant("tenant", "subject", "t.>", "attach")
+    with guarded.client(guarded.token("tenant")) as tenant:
+        with pytest.raises(AccessDeniedError):
+            tenant.create_stream("t-a", subject="mine.a")
+        with pytest.raises(AccessDeniedError):
+            tenant.create_stream("t-a", subject="*.a")
+        tenant.create_stream("t-a", subject="t.a")
+
+
+def test_a_broker_that_asks_nobody_lets_nobody_grant(guarded: Guarded) -> None:
+    """Else a stranger could make a token now, for the time when somebody begins to ask."""
+    off = Access(guarded.broker.metadata, guarded.broker.clock, enabled=False, namespace="default")
+    service = FlightService(
+        guarded.broker, guarded.broker.clock, FlightServiceConfig(port=0), access=off
+    )
+    service.start()
+    try:
+        with Client(f"127.0.0.1:{service.port}") as client:
+            told = client.call("whoami", {})[0]
+            assert (told["enabled"], told["principal"]) == (False, "")
+            grant = {
+                "principal": "me", "kind": "cluster", "pattern": CLUSTER, "actions": ["admin"],
+            }  # fmt: skip
+            with pytest.raises(InvalidRequestError, match="asks nobody"):
+                client.call("grant_access", {"grants": [grant]})
+    finally:
+        assert service.close(timeout_ms=10_000)

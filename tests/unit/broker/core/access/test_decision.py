@@ -1,0 +1,222 @@
+"""The decision core: what a grant reaches, and what nothing reaches."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from broker.core.access.decision import ALLOWED, Judge, Refused, reaches
+from broker.model.access import (
+    ACTIONS_OF,
+    CLUSTER,
+    EVERYBODY,
+    AccessState,
+    Action,
+    Grant,
+    Kind,
+    Resource,
+    check_grant,
+)
+from broker.model.subjects import covers
+
+
+def grant(pattern: str, *actions: Action, who: str = "ann", **values: Any) -> Grant:
+    """Return a grant on streams, unless told otherwise."""
+    return Grant(
+        **{
+            "principal": who,
+            "kind": "stream",
+            "pattern": pattern,
+            "actions": tuple(sorted(actions)),
+            **values,
+        }
+    )
+
+
+def judge(*grants: Grant, admins: tuple[str, ...] = ()) -> Judge:
+    """Return a judge by these grants."""
+    return Judge(AccessState(grants=grants), admins)
+
+
+def stream(name: str, namespace: str = "") -> Resource:
+    """Return a stream as a resource."""
+    return Resource("stream", name, namespace)
+
+
+def test_nothing_is_allowed_by_default() -> None:
+    """No state, no grants, another principal."""
+    assert isinstance(Judge(None).decide("ann", "consume", stream("a")), Refused)
+    assert isinstance(judge().decide("ann", "consume", stream("a")), Refused)
+    found = judge(grant("a", "consume")).decide("bob", "consume", stream("a"))
+    assert found == Refused("no grant lets 'bob' consume stream 'a'")
+
+
+def test_nobody_is_allowed_nothing_even_if_named() -> None:
+    """A caller without a principal is refused, whatever the configuration and the grants say."""
+    careless = judge(grant("*", "consume", who=EVERYBODY), admins=("",))
+    assert isinstance(careless.decide("", "consume", stream("a")), Refused)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name", "reached"),
+    [
+        ("a", "a", True),
+        ("a", "ab", False),
+        ("ab", "a", False),
+        ("a*", "a", True),
+        ("a*", "ab", True),
+        ("a*", "b", False),
+        ("*", "anything", True),
+        ("*", "__audit", False),
+        ("_*", "__audit", False),
+        ("__*", "__audit", True),
+        ("__audit", "__audit", True),
+    ],
+)
+def test_a_pattern_is_a_name_or_its_beginning(pattern: str, name: str, reached: bool) -> None:
+    """And the cluster's own streams are reached by patterns that begin as they do."""
+    assert reaches(grant(pattern, "consume"), stream(name)) is reached
+
+
+def test_a_grant_of_a_namespace_ends_there() -> None:
+    """Without a namespace it is about all of them."""
+    inside, outside = stream("a", "one"), stream("a", "two")
+    assert reaches(grant("a", "consume", namespace="one"), inside)
+    assert not reaches(grant("a", "consume", namespace="one"), outside)
+    assert reaches(grant("a", "consume"), outside)
+
+
+def test_each_action_includes_to_describe_and_nothing_more() -> None:
+    """Who may publish needs the stream's partitions; who may describe reads no record."""
+    one = judge(grant("a", "publish"))
+    assert one.decide("ann", "describe", stream("a")) is ALLOWED
+    assert isinstance(one.decide("ann", "consume", stream("a")), Refused)
+    other = judge(grant("a", "describe"))
+    assert isinstance(other.decide("ann", "publish", stream("a")), Refused)
+
+
+def test_a_grant_is_about_its_kind_of_resource() -> None:
+    """A group and a stream may have the same name."""
+    one = judge(grant("a", "consume"))
+    assert isinstance(one.decide("ann", "consume", Resource("group", "a")), Refused)
+
+
+def test_an_administrator_may_do_everything() -> None:
+    """By a grant on the cluster, or by the configuration; to describe the cluster is not enough."""
+    granted = judge(grant(CLUSTER, "admin", kind="cluster"))
+    assert granted.decide("ann", "elect", stream("__audit")) is ALLOWED
+    assert judge(admins=("ann",)).decide("ann", "delete", stream("a")) is ALLOWED
+    sees = judge(grant(CLUSTER, "describe", kind="cluster"))
+    assert isinstance(sees.decide("ann", "delete", stream("a")), Refused)
+    assert isinstance(sees.decide("ann", "admin", Resource("cluster", CLUSTER)), Refused)
+
+
+def test_a_grant_to_everybody_is_one_to_each() -> None:
+    """Each who has proved who they are."""
+    one = judge(grant("a", "consume", who=EVERYBODY))
+    assert one.decide("bob", "consume", stream("a")) is ALLOWED
+    assert one.who_can("consume", stream("a")) == [EVERYBODY]
+
+
+@pytest.mark.parametrize(
+    "subject", [">", "*", "*.a", "_INBOX.x", "$SYS.>", "$JS.API.x", "$SRV.PING"]
+)
+def test_a_shared_subject_is_for_administrators(subject: str) -> None:
+    """Even a grant on every subject does not reach other people's requests."""
+    wide = grant(">", "attach", kind="subject")
+    one = judge(wide, admins=("root",))
+    assert isinstance(one.decide("ann", "attach", Resource("subject", subject)), Refused)
+    assert one.decide("root", "attach", Resource("subject", subject)) is ALLOWED
+    assert one.decide("ann", "attach", Resource("subject", "orders")) is ALLOWED
+
+
+@pytest.mark.parametrize(
+    ("pattern", "wanted", "covered"),
+    [
+        ("a.b", "a.b", True),
+        ("a.b", "a", False),
+        ("a", "a.b", False),
+        ("a.*", "a.b", True),
+        ("a.*", "a.*", True),
+        ("a.*", "a.>", False),
+        ("a.*", "a.b.c", False),
+        ("a.>", "a.b.c", True),
+        ("a.>", "a.>", True),
+        ("a.>", "a", False),
+        ("a.b", "a.*", False),
+        ("a.b.>", "a.*.c", False),
+        ("*.b", "a.b", True),
+    ],
+)
+def test_a_pattern_of_subjects_covers_another(pattern: str, wanted: str, covered: bool) -> None:
+    """Only if no message of the wanted pattern is outside of the granted one."""
+    assert covers(pattern, wanted) is covered
+
+
+def _naive(grants: list[Grant], who: str, action: Action, on: Resource) -> bool:
+    """Return the decision by the document's words, one after another."""
+    if not who:
+        return False
+    mine = [one for one in grants if one.principal in (who, "*")]
+    if any(one.kind == "cluster" and "admin" in one.actions for one in mine):
+        return True
+    if on.kind == "subject" and on.name.split(".")[0] in (">", "*", "_INBOX", "$JS"):
+        return False
+    for one in mine:
+        same_place = one.kind == on.kind and (not one.namespace or one.namespace == on.namespace)
+        if not same_place or not (action in one.actions or action == "describe"):
+            continue
+        stem, star, _ = one.pattern.partition("*")
+        if on.kind == "subject":
+            if covers(one.pattern, on.name):
+                return True
+        elif not star:
+            if one.pattern == on.name:
+                return True
+        elif on.name[: len(stem)] == stem and (on.name[:2] != "__" or stem[:2] == "__"):
+            return True
+    return False
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_decisions_are_those_of_the_naive_model(seed: int) -> None:
+    """Random grants and questions, each asked twice: the second answer is remembered."""
+    rng = random.Random(seed)
+    people = ["ann", "bob", "cy"]
+    patterns: dict[Kind, list[str]] = {
+        "stream": ["a", "ab", "a*", "*", "__*", "__audit", "b*"],
+        "group": ["a", "a*", "*"],
+        "subject": ["a.>", "a.*", "a.b", ">", "b"],
+        "cluster": [CLUSTER],
+    }
+    names: dict[Kind, list[str]] = {
+        "stream": ["a", "ab", "abc", "b", "__audit", "_x"],
+        "group": ["a", "ab", "b"],
+        "subject": ["a.b", "a.*", "a.b.c", "b", ">", "$JS.a", "_INBOX.b", "a.>"],
+        "cluster": [CLUSTER],
+    }
+    grants = {}
+    for _ in range(rng.randrange(12)):
+        kind = rng.choice([*patterns, "stream", "stream"])
+        drawn = check_grant(
+            Grant(
+                principal=rng.choice([*people, "*"]) if kind != "cluster" else rng.choice(people),
+                kind=kind,
+                pattern=rng.choice(patterns[kind]),
+                actions=tuple(sorted({rng.choice(ACTIONS_OF[kind]) for _ in range(3)})),
+                namespace=rng.choice(["", "", "one", "two"]),
+            )
+        )
+        grants[drawn.key] = drawn
+    one = judge(*grants.values())
+    for _ in range(2):
+        for who in [*people, "", "nobody"]:
+            for kind, found in names.items():
+                for name in found:
+                    for action in ACTIONS_OF[kind]:
+                        for namespace in ("", "one"):
+                            on = Resource(kind, name, namespace)
+                            expected = _naive(list(grants.values()), who, action, on)
+                            assert (one.decide(who, action, on) is ALLOWED) is expected

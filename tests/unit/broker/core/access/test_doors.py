@@ -1,0 +1,223 @@
+"""Every call of every door, for each kind of caller: allowed or refused, as the table here says."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any, Final
+
+import pytest
+
+from broker.adapters.access.gate import Gate
+from broker.core.access.doors import DOORS
+from broker.core.metadata.state import LeaseState
+from broker.errors import AccessDeniedError, UnauthenticatedError
+from broker.model.access import (
+    CLUSTER,
+    ROLES,
+    Caller,
+    Grant,
+    Kind,
+    actions_of_role,
+)
+from broker.model.ids import LeaseId
+from broker.model.stream import StreamConfig
+from broker.runtime.api.access import Access
+from simkit.brokers.memory_broker import MemoryBroker
+
+# What a request names: a stream, its subject, a group and a lease, all of the tenant "mine".
+VALUES: Final[dict[str, Any]] = {
+    "name": "mine-a",
+    "names": ["mine-a"],
+    "stream": "mine-a",
+    "subject": "mine.a",
+    "config": {"subject": "mine.a"},
+    "group": "mine-g",
+    "streams": ["mine-a"],
+    "lease_id": "lease-1",
+}
+EVERYBODY: Final = frozenset({"anonymous", "wrong tenant", "reader", "writer", "admin"})
+KNOWN: Final = EVERYBODY - {"anonymous"}
+READERS: Final = frozenset({"reader", "admin"})
+WRITERS: Final = frozenset({"writer", "admin"})
+DESCRIBERS: Final = frozenset({"reader", "writer", "admin"})
+ADMIN: Final = frozenset({"admin"})
+
+MAY: Final[dict[str, dict[str, frozenset[str]]]] = {
+    "flight": {
+        "do_put": WRITERS,
+        "do_get": READERS,
+        "do_exchange": KNOWN,
+        "list_flights": KNOWN,
+        "get_flight_info": DESCRIBERS,
+        "get_schema": EVERYBODY,
+        "list_actions": EVERYBODY,
+        "poll_flight_info": EVERYBODY,
+        "create_stream": ADMIN,
+        "describe_stream": DESCRIBERS,
+        "brokers": KNOWN,
+        "locate": DESCRIBERS,
+        "list_streams": KNOWN,
+        "alter_stream": ADMIN,
+        "purge_partition": ADMIN,
+        "rotate_key": ADMIN,
+        "pause_stream": ADMIN,
+        "resume_stream": ADMIN,
+        "set_stream_readonly": ADMIN,
+        "delete_stream": ADMIN,
+        "take_lease": READERS,
+        "renew_lease": READERS,
+        "drop_lease": READERS,
+        "list_leases": DESCRIBERS,
+        "cut": READERS,
+        "check_cut": READERS,
+        "high_watermarks": DESCRIBERS,
+        "tier_status": DESCRIBERS,
+        "tier_flush": ADMIN,
+        "join_group": READERS,
+        "leave_group": READERS,
+        "group_heartbeat": READERS,
+        "report_coordinator": READERS,
+        "commit_positions": READERS,
+        "list_groups": KNOWN,
+        "describe_group": READERS,
+        "reset_group": ADMIN,
+        "delete_group": ADMIN,
+        "cluster_status": ADMIN,
+        "cluster_controllers": ADMIN,
+        "change_controller": ADMIN,
+        "cluster_replicas": ADMIN,
+        "move_partition": ADMIN,
+        "transfer_leader": ADMIN,
+        "balance_leaders": ADMIN,
+        "elect_unclean": ADMIN,
+        "remove_broker": ADMIN,
+        "whoami": KNOWN,
+        "grant_access": ADMIN,
+        "revoke_access": ADMIN,
+        "list_access": ADMIN,
+        "who_can": ADMIN,
+        "create_token": ADMIN,
+        "revoke_token": ADMIN,
+        "list_tokens": ADMIN,
+    },
+    "liftbridge": {
+        "CreateStream": ADMIN,
+        "DeleteStream": ADMIN,
+        "PauseStream": ADMIN,
+        "SetStreamReadonly": ADMIN,
+        "FetchMetadata": KNOWN,
+        "FetchPartitionMetadata": DESCRIBERS,
+        "Publish": WRITERS,
+        "PublishAsync": WRITERS,
+        "PublishToSubject": WRITERS,
+        "Subscribe": READERS,
+        "SetCursor": READERS,
+        "FetchCursor": READERS,
+        "JoinConsumerGroup": READERS,
+        "LeaveConsumerGroup": READERS,
+        "FetchConsumerGroupAssignments": READERS,
+        "ReportConsumerGroupCoordinator": READERS,
+        "Check": EVERYBODY,
+    },
+    "http": {"/healthz": EVERYBODY, "/readyz": EVERYBODY, "/metrics": ADMIN},
+}
+
+
+def _grants(principal: str, role: str, stem: str) -> list[Grant]:
+    patterns: dict[Kind, str] = {
+        "stream": f"{stem}-*", "group": f"{stem}-*", "subject": f"{stem}.>", "cluster": CLUSTER,
+    }  # fmt: skip
+    return [
+        Grant(
+            principal=principal,
+            kind=kind,
+            pattern=patterns[kind],
+            actions=actions_of_role(role, kind),
+        )
+        for kind in ROLES[role]
+    ]
+
+
+@pytest.fixture(scope="module")
+def access() -> Access:
+    """Give a broker with one stream and one lease, and a role for each kind of caller."""
+    broker = MemoryBroker()
+    stream = broker.streams.create("mine-a", StreamConfig(subject="mine.a"))
+    metadata = broker.metadata
+    metadata.note("mine-a", stream)
+    lease = LeaseState(stream_uuid=stream.uuid, owner="r", expires_us=9, floors=())
+    metadata.state = replace(metadata.state, leases={LeaseId("lease-1"): lease})
+    access = Access(metadata, broker.clock, enabled=True, namespace="default")
+    access.grant(_grants("reader", "reader", "mine"))
+    access.grant(_grants("writer", "writer", "mine"))
+    access.grant(_grants("admin", "admin", "mine"))
+    for role in ("owner", "reader", "writer"):
+        access.grant(_grants("wrong tenant", role, "theirs"))
+    return access
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_every_call_has_its_line_here(door: str) -> None:
+    """A call that is added to the table says here who may make it."""
+    assert MAY[door].keys() == DOORS[door].keys()
+
+
+@pytest.mark.parametrize(
+    ("door", "call"), [(door, call) for door, calls in MAY.items() for call in calls]
+)
+def test_a_call_is_for_those_whom_the_table_names(access: Access, door: str, call: str) -> None:
+    """And everybody else is refused by the right type."""
+    gate = Gate(door, access)
+    allowed = set()
+    for who in sorted(EVERYBODY):
+        caller = Caller(principal="" if who == "anonymous" else who)
+        if who in MAY[door][call]:
+            expected: Any = nullcontext()
+        else:
+            kind = UnauthenticatedError if who == "anonymous" else AccessDeniedError
+            expected = pytest.raises(kind)
+        with expected, gate.call(caller, call, VALUES):
+            allowed.add(who)
+    assert allowed == MAY[door][call]
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_call_without_a_row_is_refused_to_administrators(access: Access, door: str) -> None:
+    """A call that somebody forgot in the table lets nobody in."""
+    with (
+        pytest.raises(AccessDeniedError),
+        Gate(door, access).call(Caller(principal="admin"), "added_yesterday", VALUES),
+    ):
+        pass
+
+
+def test_every_stream_of_a_request_is_asked_for(access: Access) -> None:
+    """One stream that the caller may not see refuses the whole call."""
+    gate, reader = Gate("flight", access), Caller(principal="reader")
+    values: dict[str, Any] = {"names": ["mine-a", "theirs-a"]}
+    with (
+        pytest.raises(AccessDeniedError, match="theirs-a"),
+        gate.call(reader, "high_watermarks", values),
+    ):
+        pass
+    values = {"group": "mine-g", "streams": ["mine-a", "theirs-a"]}
+    with (
+        pytest.raises(AccessDeniedError, match="theirs-a"),
+        gate.call(reader, "join_group", values),
+    ):
+        pass
+
+
+def test_a_list_shows_what_the_caller_may_describe(access: Access) -> None:
+    """Names of other tenants are secrets, too."""
+    gate = Gate("flight", access)
+    names = ["mine-a", "theirs-a", "__audit"]
+    assert gate.shown(Caller(principal="reader"), "stream", names) == ["mine-a"]
+    assert gate.shown(Caller(principal="admin"), "stream", names) == names
+
+
+def test_an_unknown_lease_is_no_way_to_a_stream(access: Access) -> None:
+    """There is nothing to ask for: the broker answers that the lease is unknown."""
+    with Gate("flight", access).call(Caller(principal="writer"), "drop_lease", {"lease_id": "x"}):
+        pass
