@@ -135,6 +135,11 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
+def _use_token_file(path: str | None) -> None:
+    if path is not None:  # what the command starts, a Spark session for example, sees it too
+        os.environ["HEADWATER_TOKEN_FILE"] = path
+
+
 @app.callback()
 def _root(
     *,
@@ -145,6 +150,7 @@ def _root(
         str | None,
         typer.Option(
             "--token-file",
+            callback=_use_token_file,
             envvar="HEADWATER_TOKEN_FILE",
             metavar="FILE",
             help="File with the token that says who you are, for brokers that ask.",
@@ -165,8 +171,6 @@ def _root(
       headwater subscribe orders --follow
       headwater query 'select count(*) from orders'
     """
-    if token_file is not None:  # what the command starts, a Spark session for example, sees it too
-        os.environ["HEADWATER_TOKEN_FILE"] = token_file
 
 
 def main() -> None:
