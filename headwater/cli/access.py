@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Annotated, cast
+from typing import Annotated
 
 import typer
 
@@ -184,7 +184,7 @@ def who_can(
             f"there are the actions {', '.join(ACTIONS)}, and the kinds {', '.join(KINDS)}"
         )
     with connect(find_server(server)) as client:
-        found = AccessCalls(client).who_can(cast("Action", action), cast("Kind", chosen), name)
+        found = AccessCalls(client).who_can(action, chosen, name)
     for one in found:
         if json:
             console.json_line({"principal": one})
@@ -213,8 +213,9 @@ def _grants(
         *(("stream", one) for one in streams or ()),
         *(("group", one) for one in groups or ()),
         *(("subject", one) for one in subjects or ()),
-        *([("cluster", CLUSTER)] if cluster else []),
     ]
+    if cluster:
+        patterns.append(("cluster", CLUSTER))
     if not patterns:
         raise InvalidRequestError("say on what: --stream, --group, --subject or --cluster")
     found = [
@@ -241,7 +242,7 @@ def _actions(what: list[str], kind: Kind) -> Iterator[Action]:
             yield from actions_of_role(word, kind)
         elif word in ACTIONS:
             if word in ACTIONS_OF[kind]:
-                yield cast("Action", word)
+                yield word
         else:
             raise InvalidRequestError(
                 f"{word!r} is no role ({', '.join(ROLES)}) and no action ({', '.join(ACTIONS)})"

@@ -63,7 +63,7 @@ def test_a_key_of_another_certificate_is_named(tmp_path: Path) -> None:
     """Flight would say "empty address list" of it, after lines of its own log."""
     made = make_certificates(tmp_path, cluster="c", brokers=["a", "b"])
     files = {"tls_cert_file": made["a"].cert_file, "tls_key_file": made["a"].key_file}
-    assert resolve_address("a:1", environment={}, **files)  # type: ignore[arg-type].cert is not None
+    assert resolve_address("a:1", environment={}, **files).cert is not None  # type: ignore[arg-type]
     files["tls_key_file"] = made["b"].key_file
     with pytest.raises(InvalidConfigError, match="are not a certificate and its key"):
         resolve_address("a:1", environment={}, **files)  # type: ignore[arg-type]
