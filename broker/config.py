@@ -3,6 +3,7 @@
 The settings are parsed once, at the start, into frozen dataclasses. Unknown keys are errors. Each
 class checks its values and how they depend on each other. Secrets come from the environment or from
 files, never from the command line. S3 credentials follow the AWS conventions (docs/operations.md).
+The file is not split: each section of the TOML file is a class here.
 """
 
 from __future__ import annotations

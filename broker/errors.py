@@ -32,7 +32,7 @@
 
 The class says how to react (``retriable``, ``refresh_metadata``). The facts of an error are its
 attributes. No code parses the message: :func:`to_wire` and :func:`from_wire` carry the name of the
-class and the facts.
+class and the facts. The file is not split: a caller finds all that can be raised in one place.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Order of a start: lock the data directory, check which broker owns it, replay the metadata, recover
 the logs, start tiering, listen. A stop is the reverse, so that every accepted record is answered,
 synced and closed before the process ends. After a bug the process ends at once and writes nothing
-more, because its memory may be wrong.
+more, because its memory may be wrong. The file is not split: it is one start and one stop.
 """
 
 from __future__ import annotations

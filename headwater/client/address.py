@@ -68,7 +68,7 @@ class Addresses:
 
 
 def resolve_addresses(
-    url: str | None = None,
+    url: str | Addresses | None = None,
     *,
     tls_ca_file: str | os.PathLike[str] | None = None,
     tls_cert_file: str | os.PathLike[str] | None = None,
@@ -78,10 +78,14 @@ def resolve_addresses(
 ) -> Addresses:
     """Return the addresses in a list with commas; see :func:`resolve_address`.
 
+    Addresses that are resolved already are returned as they are.
+
     Raises:
         InvalidConfigError: a text is not an address, some addresses have TLS and some do not, or
             a certificate file cannot be read.
     """
+    if isinstance(url, Addresses):
+        return url
     env = os.environ if environment is None else environment
     if url is not None and not isinstance(url, str):
         raise InvalidConfigError(

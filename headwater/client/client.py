@@ -24,7 +24,6 @@ from broker.codec.flight.protocol import (
 from broker.errors import (
     EnvelopeError,
     InvalidRequestError,
-    UnavailableError,
     UnknownPartitionError,
 )
 from broker.model.cut import Cut, Lease
@@ -54,8 +53,7 @@ from headwater.client.purging import purge
 from headwater.client.read_route import ReadRoute
 from headwater.client.settings import StreamSettings
 
-_LEASE_TTL_MS: int = 60_000
-_CUT_TIMEOUT_MS: int = 60_000
+_LEASE_TTL_MS = _CUT_TIMEOUT_MS = 60_000
 
 
 class Client(GroupClient, PausingCalls):
@@ -64,13 +62,11 @@ class Client(GroupClient, PausingCalls):
     For a cluster, give the addresses of some of its brokers, with commas: the client asks any that
     answers for the addresses of the others. The default of ``url`` is HEADWATER_SERVER, then
     grpc://127.0.0.1:7410. The first call connects. For TLS with a private authority give its
-    ``tls_ca_file``; for mutual TLS also a certificate and its key (PEM files). A broker that asks
-    who calls takes a ``token``; its default is HEADWATER_TOKEN, or the text of the file that
-    HEADWATER_TOKEN_FILE names.
+    ``tls_ca_file``; for mutual TLS also a certificate and its key (PEM files). Brokers that ask who
+    calls take a ``token``; its default is HEADWATER_TOKEN, or the file HEADWATER_TOKEN_FILE.
 
     Raises:
-        InvalidConfigError: the address or a file is not usable, or the token would be sent in plain
-            text to another machine.
+        InvalidConfigError: the address or a file is not usable, or the token needs TLS.
 
     The class is not split: it is the page on which users find every call; each call is one request,
     and the work is done in the modules beside it.
@@ -78,7 +74,7 @@ class Client(GroupClient, PausingCalls):
 
     def __init__(
         self,
-        url: str | None = None,
+        url: str | Addresses | None = None,
         *,
         tls_ca_file: str | os.PathLike[str] | None = None,
         tls_cert_file: str | os.PathLike[str] | None = None,
@@ -100,21 +96,6 @@ class Client(GroupClient, PausingCalls):
     def address(self) -> Addresses:
         """The addresses that were given, as resolved."""
         return self._brokers.addresses
-
-    def at(self, url: str) -> Client:
-        """Return a client of one broker of this cluster, with the same certificates and token.
-
-        Raises:
-            UnavailableError: it is not an address, or has less protection than these have.
-        """
-        told = self.address.learn(url)
-        if told is None:
-            raise UnavailableError(
-                f"{url!r} cannot be asked: it is no address, or has no TLS unlike the others"
-            )
-        found = Client(self.address.url)
-        found._brokers = Brokers(Addresses((told,)))
-        return found
 
     def close(self) -> None:
         """Close the connections; running reads end with an error."""

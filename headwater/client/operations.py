@@ -25,6 +25,7 @@ from broker.model.cluster_status import (
     Proposed,
     ReplicaStatus,
 )
+from headwater.client.address import Addresses
 from headwater.client.client import Client
 
 _ASK_TIMEOUT_MS: Final = 2_000
@@ -49,7 +50,7 @@ class Operations:
         if leader is None:
             return found
         try:
-            with self._client.at(leader) as client:
+            with _at(self._client, leader) as client:
                 return ControllersStatus.from_dict(_one(client, "cluster_controllers", {}))
         except UnavailableError:
             return found
@@ -67,7 +68,7 @@ class Operations:
         leader = self._address_of(found.leader) if found.leader != found.told_by else None
         if found.done or leader is None:
             return found
-        with self._client.at(leader) as client:
+        with _at(self._client, leader) as client:
             return ControllerChanged.from_dict(_one(client, "change_controller", values))
 
     def _address_of(self, broker: str | None) -> str | None:
@@ -141,7 +142,7 @@ class Operations:
             raise UnavailableError(
                 f"the cluster has no Flight address of broker {broker.broker}; start that broker"
             )
-        with self._client.at(address) as client:
+        with _at(self._client, address) as client:
             return Proposed.from_dict(_one(client, "elect_unclean", values))
 
     def remove_broker(self, broker: str) -> None:
@@ -160,9 +161,19 @@ def known_broker(status: ClusterStatus, broker: str) -> BrokerStatus:
     return found
 
 
+def _at(client: Client, url: str) -> Client:
+    """Return a client of one broker of the cluster, with the same certificates and token."""
+    told = client.address.learn(url)
+    if told is None:
+        raise UnavailableError(
+            f"{url!r} cannot be asked: it is no address, or has no TLS unlike the others"
+        )
+    return Client(Addresses((told,)))
+
+
 def _ask(client: Client, address: str) -> list[ReplicaStatus]:
     try:
-        with client.at(address) as other:
+        with _at(client, address) as other:
             return _replicas(other, timeout_ms=_ASK_TIMEOUT_MS)
     except (UnavailableError, InvalidRequestError):
         return []  # the broker is away or runs an older version; the reports are optional

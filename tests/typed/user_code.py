@@ -192,7 +192,6 @@ def holding(client: headwater.Client) -> None:
     client.check_history("orders", marks["orders"].stream_uuid, [("lineage", 10)])
     assert_type(client.tier_status("orders"), list[TierStatus])
     assert_type(client.tier_flush("orders")[0].cold, OffsetRange)
-    assert_type(client.at("grpc://127.0.0.1:7410"), headwater.Client)
     assert_type(client.call("list_streams", {}), list[dict[str, object]])
     client.close()
 

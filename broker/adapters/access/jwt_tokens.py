@@ -85,8 +85,11 @@ class JwtTokens:
             aud={"essential": True, "value": self._audience},
             exp={"essential": True},
         )
+        only = keys.keys[0]  # of PEM: it has no id, so it is meant whatever id the token has
         try:
-            claims: dict[str, Any] = jwt.decode(bearer, keys, algorithms=list(algorithms)).claims
+            claims: dict[str, Any] = jwt.decode(
+                bearer, keys if only.kid else only, algorithms=list(algorithms)
+            ).claims
             rules.validate(claims)
             principal = check_name(claims.get(self._claim, ""), self._claim)
             expires_us = int(claims["exp"]) * _US
@@ -140,9 +143,8 @@ def _key_set(text: bytes) -> KeySet:
                 continue
         raise ValueError("no key in PEM")
     body = json.loads(text)
-    keys = KeySet.import_key_set(body if "keys" in body else {"keys": [body]})
-    for one in keys.keys:
-        secret = one.raw_value
-        if isinstance(secret, bytes) and len(secret) < _SECRET_BYTES_MIN:
+    listed = body["keys"] if "keys" in body else [body]
+    for one in listed:
+        if one["kty"] == "oct" and len(one["k"]) * 3 // 4 < _SECRET_BYTES_MIN:
             raise ValueError("a shared secret has at least 32 bytes")
-    return keys
+    return KeySet.import_key_set({"keys": listed})

@@ -38,15 +38,15 @@ class Allowed:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class Denied:
     """The principal may not do it; the reason is a sentence for the caller and for the audit."""
 
     reason: str
 
 
-Decision = Allowed | Refused
+Decision = Allowed | Denied
 ALLOWED: Final = Allowed()
-_NOBODY: Final = Refused("the call has no identity")
+_NOBODY: Final = Denied("the call has no identity")
 
 
 class Judge:
@@ -82,13 +82,13 @@ class Judge:
         if self._administers(principal):
             return ALLOWED
         if resource.kind == "subject" and is_shared(resource.name):
-            return Refused(
+            return Denied(
                 f"{resource} may carry other people's requests, so it is for administrators only"
             )
         for grant in self._of(principal):
             if (action in grant.actions or action == "describe") and reaches(grant, resource):
                 return ALLOWED
-        return Refused(f"no grant lets {principal!r} {action} {resource}")
+        return Denied(f"no grant lets {principal!r} {action} {resource}")
 
     def _administers(self, principal: str) -> bool:
         return principal in self._admins or any(

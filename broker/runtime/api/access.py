@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from broker.core.access.decision import Judge, Refused
+from broker.core.access.decision import Denied, Judge
 from broker.core.metadata.commands import (
     Command,
     CreateToken,
@@ -122,7 +122,7 @@ class Access:
         """See ``AccessApi.require``."""
         self.require_known(caller)
         decision = self._judge().decide(caller.principal, action, resource)
-        if isinstance(decision, Refused):
+        if isinstance(decision, Denied):
             raise AccessDeniedError(
                 decision.reason,
                 principal=caller.principal,
@@ -132,7 +132,7 @@ class Access:
 
     def allows(self, caller: Caller, action: Action, resource: Resource) -> bool:
         """See ``AccessApi.allows``."""
-        return not isinstance(self._judge().decide(caller.principal, action, resource), Refused)
+        return not isinstance(self._judge().decide(caller.principal, action, resource), Denied)
 
     def stream(self, name: str) -> Resource:
         """See ``AccessApi.stream``."""

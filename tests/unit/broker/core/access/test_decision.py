@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from broker.core.access.decision import ALLOWED, Judge, Refused, reaches
+from broker.core.access.decision import ALLOWED, Denied, Judge, reaches
 from broker.model.access import (
     ACTIONS_OF,
     CLUSTER,
@@ -47,16 +47,16 @@ def stream(name: str, namespace: str = "") -> Resource:
 
 def test_nothing_is_allowed_by_default() -> None:
     """No state, no grants, another principal."""
-    assert isinstance(Judge(None).decide("ann", "consume", stream("a")), Refused)
-    assert isinstance(judge().decide("ann", "consume", stream("a")), Refused)
+    assert isinstance(Judge(None).decide("ann", "consume", stream("a")), Denied)
+    assert isinstance(judge().decide("ann", "consume", stream("a")), Denied)
     found = judge(grant("a", "consume")).decide("bob", "consume", stream("a"))
-    assert found == Refused("no grant lets 'bob' consume stream 'a'")
+    assert found == Denied("no grant lets 'bob' consume stream 'a'")
 
 
 def test_nobody_is_allowed_nothing_even_if_named() -> None:
     """A caller without a principal is refused, whatever the configuration and the grants say."""
     careless = judge(grant("*", "consume", who=EVERYBODY), admins=("",))
-    assert isinstance(careless.decide("", "consume", stream("a")), Refused)
+    assert isinstance(careless.decide("", "consume", stream("a")), Denied)
 
 
 @pytest.mark.parametrize(
@@ -92,15 +92,15 @@ def test_each_action_includes_to_describe_and_nothing_more() -> None:
     """Who may publish needs the stream's partitions; who may describe reads no record."""
     one = judge(grant("a", "publish"))
     assert one.decide("ann", "describe", stream("a")) is ALLOWED
-    assert isinstance(one.decide("ann", "consume", stream("a")), Refused)
+    assert isinstance(one.decide("ann", "consume", stream("a")), Denied)
     other = judge(grant("a", "describe"))
-    assert isinstance(other.decide("ann", "publish", stream("a")), Refused)
+    assert isinstance(other.decide("ann", "publish", stream("a")), Denied)
 
 
 def test_a_grant_is_about_its_kind_of_resource() -> None:
     """A group and a stream may have the same name."""
     one = judge(grant("a", "consume"))
-    assert isinstance(one.decide("ann", "consume", Resource("group", "a")), Refused)
+    assert isinstance(one.decide("ann", "consume", Resource("group", "a")), Denied)
 
 
 def test_an_administrator_may_do_everything() -> None:
@@ -109,8 +109,8 @@ def test_an_administrator_may_do_everything() -> None:
     assert granted.decide("ann", "elect", stream("__audit")) is ALLOWED
     assert judge(admins=("ann",)).decide("ann", "delete", stream("a")) is ALLOWED
     sees = judge(grant(CLUSTER, "describe", kind="cluster"))
-    assert isinstance(sees.decide("ann", "delete", stream("a")), Refused)
-    assert isinstance(sees.decide("ann", "admin", Resource("cluster", CLUSTER)), Refused)
+    assert isinstance(sees.decide("ann", "delete", stream("a")), Denied)
+    assert isinstance(sees.decide("ann", "admin", Resource("cluster", CLUSTER)), Denied)
 
 
 def test_a_grant_to_everybody_is_one_to_each() -> None:
@@ -127,7 +127,7 @@ def test_a_shared_subject_is_for_administrators(subject: str) -> None:
     """Even a grant on every subject does not reach other people's requests."""
     wide = grant(">", "attach", kind="subject")
     one = judge(wide, admins=("root",))
-    assert isinstance(one.decide("ann", "attach", Resource("subject", subject)), Refused)
+    assert isinstance(one.decide("ann", "attach", Resource("subject", subject)), Denied)
     assert one.decide("root", "attach", Resource("subject", subject)) is ALLOWED
     assert one.decide("ann", "attach", Resource("subject", "orders")) is ALLOWED
 
