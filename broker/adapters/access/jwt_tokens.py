@@ -16,7 +16,7 @@ from typing import Any, Final
 import structlog
 from joserfc import jwt
 from joserfc.errors import JoseError
-from joserfc.jwk import JWKRegistry, KeySet
+from joserfc.jwk import JWKRegistry, Key, KeySet
 
 from broker.errors import InvalidConfigError, InvalidRequestError, UnauthenticatedError
 from broker.model.access import check_name
@@ -35,7 +35,7 @@ _FILE_BYTES_MAX: Final = 1024 * 1024
 _LEEWAY_S: Final = 30  # by which clocks may differ
 _KNOWN_MAX: Final = 4096
 _US: Final = 1_000_000
-_KeyFile = tuple[tuple[int, int, int], KeySet, tuple[str, ...]]
+_KeyFile = tuple[tuple[int, int, int], KeySet | Key, tuple[str, ...]]
 
 
 class JwtTokens:
@@ -76,7 +76,7 @@ class JwtTokens:
         return found
 
     def _verified(
-        self, bearer: str, now_us: int, keys: KeySet, algorithms: tuple[str, ...]
+        self, bearer: str, now_us: int, keys: KeySet | Key, algorithms: tuple[str, ...]
     ) -> Identity:
         rules = jwt.JWTClaimsRegistry(
             now=now_us // _US,
@@ -85,11 +85,8 @@ class JwtTokens:
             aud={"essential": True, "value": self._audience},
             exp={"essential": True},
         )
-        only = keys.keys[0]  # of PEM: it has no id, so it is meant whatever id the token has
         try:
-            claims: dict[str, Any] = jwt.decode(
-                bearer, keys if only.kid else only, algorithms=list(algorithms)
-            ).claims
+            claims: dict[str, Any] = jwt.decode(bearer, keys, algorithms=list(algorithms)).claims
             rules.validate(claims)
             principal = check_name(claims.get(self._claim, ""), self._claim)
             expires_us = int(claims["exp"]) * _US
@@ -107,7 +104,7 @@ class JwtTokens:
             _log.warning("jwt_keys_kept", path=str(self._path), reason=str(error))
             return
         self._known.clear()
-        _log.info("jwt_keys_read", path=str(self._path), keys_count=len(self._keys[1].keys))
+        _log.info("jwt_keys_read", path=str(self._path))
 
     def _stamp(self) -> tuple[int, int, int]:
         found = self._path.stat()
@@ -127,23 +124,24 @@ class JwtTokens:
             keys = _key_set(text)
         except (JoseError, ValueError, TypeError, KeyError) as cause:
             raise InvalidConfigError(f"{self._path} holds no JWKS and no key in PEM") from cause
-        kinds = {one.key_type for one in keys.keys}
+        kinds = {one.key_type for one in (keys.keys if isinstance(keys, KeySet) else [keys])}
         if not kinds:
             raise InvalidConfigError(f"{self._path} holds no key")
         return stamp, keys, tuple(name for kind in sorted(kinds) for name in _ALGORITHMS[kind])
 
 
-def _key_set(text: bytes) -> KeySet:
+def _key_set(text: bytes) -> KeySet | Key:
+    """Return the keys of a JWKS; of PEM the key itself, whatever id a token names."""
     if text.lstrip().startswith(b"-----BEGIN"):
         kind = "EC" if b"EC " in text[:64] else None
         for name in (kind,) if kind else ("RSA", "EC", "OKP"):
             try:
-                return KeySet([JWKRegistry.import_key(text, name)])
+                return JWKRegistry.import_key(text, name)
             except (ValueError, TypeError, JoseError):
                 continue
         raise ValueError("no key in PEM")
     body = json.loads(text)
-    listed = body["keys"] if "keys" in body else [body]
+    listed = body.get("keys", [body])
     for one in listed:
         if one["kty"] == "oct" and len(one["k"]) * 3 // 4 < _SECRET_BYTES_MIN:
             raise ValueError("a shared secret has at least 32 bytes")
