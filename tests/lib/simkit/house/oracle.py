@@ -278,7 +278,7 @@ def _openings_told_to(oracle: Oracle) -> AbstractContextManager[None]:
 
     def watched_opening(self: Any, *about: Any) -> Any:
         driver = open_replica(self, *about)
-        oracle.opened(self._me, driver)
+        oracle.opened(self.me, driver)
         return driver
 
     return replaced(HostedPartitions, "_open", watched_opening)
