@@ -33,7 +33,7 @@ KINDS = {
 # The first seed that is known to show it, if that is not 0.
 FIRST_SEEDS = {
     "group_is_not_remembered": 22,
-    "last_replica_standing": 38,
+    "last_replica_standing": 12,
     "no_alignment": 1,
     "same_epoch_after_restart": 1,
 }

@@ -155,4 +155,13 @@ MUTANTS: Final[dict[str, Mutant]] = {
 FIRST_SEEDS: Final = {
     "acknowledged_under_none": 1,
     "alone_though_others_wait": 6,
+    "answered_as_outcomes_come": 6,
+    "answered_before_it_is_stored": 2,
+    "answered_when_it_is_written": 2,
+    "bound_is_one_too_high": 1,
+    "ends_before_the_last_answer": 11,
+    "refusal_is_not_answered": 4,
+    "retry_is_answered_twice": 2,
+    "retry_is_not_answered": 2,
+    "sequences_are_dropped": 2,
 }

@@ -323,9 +323,10 @@ FIRST_SEEDS: Final = {
     "snapshot_is_told_to_nobody": 13,
     "office_is_not_asked": 7,
     "retry_is_another_proposal": 4,
-    "session_is_persisted_after_it_registers": 1,
+    "session_is_persisted_after_it_registers": 2,
     "session_is_persisted_late": 13,
-    "floor_is_forgotten": 1,
+    "floor_is_forgotten": 2,
+    "barrier_that_fails_passes": 2,
     "older_folder_is_not_compared": 1,
 }
 QUICK: Final = (  # in every `make test`; the others are hunted by `make sim` and `make mutants`
