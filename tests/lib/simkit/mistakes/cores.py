@@ -514,19 +514,19 @@ MUTANTS: Final[dict[str, Mutant]] = {
 
 # In a mixed life of a house each of these breaks a promise, first known in this seed.
 HOUSE_SEEDS: Final = {
-    "truncate_to_high_watermark": 0,
+    "truncate_to_high_watermark": 3,
     "no_alignment": 0,
     "align_one_step": 13,
     "unfenced_answers": 180,
-    "expand_on_time": 5,
+    "expand_on_time": 13,
     "shrink_before_it_is_decided": 13,
     "ignore_pending_isr": 13,
     "leader_acks_before_sync": 0,
-    "min_isr_for_all_only": 1,
+    "min_isr_for_all_only": 3,
     "any_folder_proves": 9,
     "elect_anybody": 46,
     "everybody_stays_eligible": 4,
-    "last_replica_standing": 0,
+    "last_replica_standing": 4,
     "ack_without_a_lease": 82,
     "lease_checked_too_early": 0,
     "drop_replicas_early": 11,

@@ -407,18 +407,20 @@ BIASED: Final[dict[str, frozenset[str]]] = {
 }
 # The first seed that is known to show it, if that is not 0.
 FIRST_SEEDS: Final = {
-    "late_views_are_not_followed": 2,
+    "message_ids_are_not_rebuilt": 1,
+    "damaged_replica_is_opened_as_new": 3,
+    "late_views_are_not_followed": 23,
     "retry_table_of_the_old_leader": 23,
     "older_view_wins": 28,
-    "views_are_taken_out_of_order": 8,
+    "views_are_taken_out_of_order": 13,
     "second_epoch_is_not_taken": 7,
     "given_up_without_waiting": 23,
-    "opened_is_not_marked": 7,
+    "opened_is_not_marked": 9,
     "session_is_registered_before_it_is_durable": 1,
-    "lease_is_for_ever": 5,
+    "lease_is_for_ever": 6,
     "newest_is_told_without_a_lease": 3,
     "leases_without_a_barrier": 2,
-    "messages_are_not_counted_out": 5,
+    "messages_are_not_counted_out": 10,
     "end_of_turn_forgets_what_came": 119,
     "answers_are_not_abandoned": 22,
 }
