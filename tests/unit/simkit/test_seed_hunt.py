@@ -40,6 +40,19 @@ def test_the_first_broken_seed_is_named() -> None:
         broken_seed(lambda seed: 1 // seed, range(2))
 
 
+def test_a_simulator_that_is_out_of_date_catches_no_mutant() -> None:
+    """A life that ends by a missing name is told with its seed, but is no broken promise."""
+
+    def life(seed: int) -> None:
+        try:
+            seed.renamed  # type: ignore[attr-defined]  # noqa: B018
+        except AttributeError as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+
+    with pytest.raises(AssertionError, match="renamed"):
+        broken_seed(life, range(2))
+
+
 def test_a_seed_has_to_say_what_the_mutant_stands_for() -> None:
     """Another failure counts for nothing, and the hunt goes on."""
 
