@@ -109,6 +109,9 @@ class Caller:
     expires_us: int = 0  # when the proof ends; 0: never
 
 
+NOBODY: Final = Caller()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessState:
     """Grants and tokens, as every broker of the cluster has them."""

@@ -5,17 +5,19 @@ from __future__ import annotations
 import os
 import secrets
 import stat
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 import structlog
 
+from broker.adapters.access.gate import Gate
 from broker.config import BrokerConfig, unguarded_doors
 from broker.core.access.static_tokens import TOKEN_BYTES, is_token, make_token
-from broker.errors import InvalidConfigError
+from broker.errors import AccessError, InvalidConfigError
 from broker.model.secret import Secret
-from broker.ports.access import Authenticator
+from broker.ports.access import AuditSink, Authenticator
 from broker.ports.system import Clock
 from broker.runtime.api.access import Access
 from broker.runtime.api.identities import OWNER, OwnerToken
@@ -77,6 +79,22 @@ def make_access(config: BrokerConfig, metadata: WaitingMetadata, clock: Clock) -
         authenticators=authenticators,
         certificates=settings.certificates,
     )
+
+
+def metrics_guard(
+    access: Access, audit: AuditSink | None = None
+) -> Callable[[str | None, str], bool]:
+    """Return who may see the metrics: by the header Authorization, and the caller's address."""
+    gate = Gate("http", access, audit)
+
+    def may_see(authorization: str | None, peer: str) -> bool:
+        try:
+            gate.admit(gate.caller(authorization=authorization, peer=peer), "/metrics", {})
+        except AccessError:
+            return False
+        return True
+
+    return may_see
 
 
 def owner_token(path: Path) -> Secret:

@@ -39,7 +39,7 @@ from broker.errors import (
 )
 from broker.model.ids import BrokerId
 from broker.ports.partition import PartitionWriter
-from broker.process.access import make_access, require_guarded
+from broker.process.access import make_access, metrics_guard, require_guarded
 from broker.process.activity import begin_activity, encode_event
 from broker.process.allocator import keep_freed_memory
 from broker.process.descriptors import SPARES, DescriptorBudget, limit_here
@@ -53,6 +53,7 @@ from broker.process.metrics import CONTENT_TYPE, BrokerMetrics
 from broker.process.node import ClusterNode
 from broker.process.samples import BrokerSamples, limits_sample
 from broker.process.start_failure import say_failed
+from broker.runtime.api.access import Access
 from broker.runtime.broker import Broker, BrokerName, BrokerParts
 from broker.runtime.cluster.identity import claim_directory
 from broker.runtime.hosted_partitions import HostedPartitions
@@ -135,6 +136,8 @@ class _Daemon:
         self._node: Node | None = None
         self._missing: list[Callable[[], str | None]] = []  # e.g. NATS
         self._undo: list[Callable[[], object]] = []  # blocking, last first
+        asks = config.access.enabled  # until the grants are there, nobody sees anything
+        self._may_see_metrics: Callable[[str | None, str], bool] = lambda *_: not asks
         self._relieve: Callable[[], None] = lambda: None  # break idle connections now
 
     async def run(self) -> int:
@@ -204,7 +207,9 @@ class _Daemon:
             tiering.start()
             self._undo.append(tiering.stop)
         await self._start_ingest(broker, samples, node)
-        flight = self._start_flight(broker, node, clock)
+        access = make_access(config, node.metadata, clock)
+        self._may_see_metrics = metrics_guard(access)
+        flight = self._start_flight(broker, node, clock, access)
         samples.limits = partial(limits_sample, self._budget, files, flight)
         liftbridge = await start_liftbridge(
             config,
@@ -214,6 +219,7 @@ class _Daemon:
             on_crash=self._crashed,
             undo=self._undo,
             connections_max=max(1, self._budget.liftbridge),
+            access=access,
         )
         if config.node.activity_stream:
             self._undo.append(begin_activity(broker, clock, self._crashed))
@@ -227,7 +233,9 @@ class _Daemon:
         )
         self._say_ready(addresses, directory, streams_count=len(broker.streams.all()))
 
-    def _start_flight(self, broker: Broker, node: Node, clock: SystemClock) -> FlightService:
+    def _start_flight(
+        self, broker: Broker, node: Node, clock: SystemClock, access: Access
+    ) -> FlightService:
         config = self._config
         flight = FlightService(
             broker,
@@ -236,7 +244,7 @@ class _Daemon:
                 config.flight, nats_url=config.nats.url, connections_max=self._budget.flight
             ),
             operations=_operations(config, broker, node.metadata, clock, self._cannot_reach),
-            access=make_access(config, node.metadata, clock),
+            access=access,
         )
         flight.start()
         self._undo.append(flight.close)
@@ -341,6 +349,7 @@ class _Daemon:
             metrics_content_type=CONTENT_TYPE,
             not_ready_reason=self._reason,
             missing=self._cannot_reach,
+            may_see=lambda *asked: self._may_see_metrics(*asked),  # noqa: PLW0108 - set later
         )
         health.start()
         self._undo.append(health.stop)

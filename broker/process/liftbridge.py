@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from broker.adapters.nats.asking import NatsAsking
 from broker.config import BrokerConfig
+from broker.ports.access import AccessApi, AuditSink
 from broker.ports.system import Clock
 from broker.runtime.broker import Broker
 
@@ -24,6 +25,8 @@ async def start_liftbridge(
     on_crash: Callable[[BaseException], None],
     undo: list[Callable[[], object]],
     connections_max: int,
+    access: AccessApi,
+    audit: AuditSink | None = None,
 ) -> LiftbridgeService | None:
     """Serve the API if it is enabled; append to ``undo`` the functions that end it.
 
@@ -50,6 +53,8 @@ async def start_liftbridge(
         service_config(config.liftbridge, connections_max=connections_max),
         not_ready=not_ready,
         subjects=subjects,
+        access=access,
+        audit=audit,
     )
     service.start()
     undo.append(service.close)

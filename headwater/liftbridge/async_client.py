@@ -16,6 +16,7 @@ from broker.errors import (
     UnknownStreamError,
 )
 from broker.model.records import AckPolicy
+from broker.model.secret import Secret
 from broker.wire.liftbridge import api_pb2 as api
 from headwater.liftbridge.directory import Directory
 from headwater.liftbridge.following import FollowedPartition
@@ -64,6 +65,7 @@ class AsyncLiftbridge:
         addresses: str | Sequence[str],
         *,
         tls: Tls | None = None,
+        token: Secret | str | None = None,
         timeout_s: float = 30.0,
         resend: bool = False,
     ) -> None:
@@ -71,7 +73,8 @@ class AsyncLiftbridge:
 
         ``timeout_s`` is how long a call may look for a server that answers. With ``resend`` a
         message whose acknowledgement was lost with its server is sent again, so that it may be
-        stored twice; without, it is CommitTimeoutError: stored or not.
+        stored twice; without, it is CommitTimeoutError: stored or not. The ``token`` says who
+        calls, to a Headwater that asks; without TLS it goes over the loopback only.
 
         Raises:
             InvalidConfigError: a file of certificates cannot be read.
@@ -79,7 +82,7 @@ class AsyncLiftbridge:
         """
         told = addresses.split(",") if isinstance(addresses, str) else list(addresses)
         self._directory = Directory([one.strip() for one in told if one.strip()])
-        self._servers = ServerConnections(tls)
+        self._servers = ServerConnections(tls, Secret.of(token))
         self._timeout_s = timeout_s
         self._resend = resend
         self._lanes: dict[str, AckLane] = {}

@@ -12,6 +12,7 @@ from typing import Any, Final, Self, TypeVar
 
 from broker.errors import HeadwaterError, ShuttingDownError
 from broker.model.records import AckPolicy
+from broker.model.secret import Secret
 from headwater.liftbridge.async_client import AsyncLiftbridge
 from headwater.liftbridge.groups import AsyncLiftConsumer, Place
 from headwater.liftbridge.partitioners import Partitioner
@@ -44,6 +45,7 @@ class Liftbridge:
         addresses: str | Sequence[str],
         *,
         tls: Tls | None = None,
+        token: Secret | str | None = None,
         timeout_s: float = 30.0,
         resend: bool = False,
     ) -> None:
@@ -55,7 +57,7 @@ class Liftbridge:
         self._thread.start()
         self._closed = False
         try:
-            self._async = self._run(_made(addresses, tls, timeout_s, resend=resend))
+            self._async = self._run(_made(addresses, tls, token, timeout_s, resend=resend))
         except BaseException:
             self._end_loop()
             raise
@@ -403,9 +405,14 @@ class LiftConsumer(Iterator[Message]):
 
 
 async def _made(
-    addresses: str | Sequence[str], tls: Tls | None, timeout_s: float, *, resend: bool
+    addresses: str | Sequence[str],
+    tls: Tls | None,
+    token: Secret | str | None,
+    timeout_s: float,
+    *,
+    resend: bool,
 ) -> AsyncLiftbridge:
-    return AsyncLiftbridge(addresses, tls=tls, timeout_s=timeout_s, resend=resend)
+    return AsyncLiftbridge(addresses, tls=tls, token=token, timeout_s=timeout_s, resend=resend)
 
 
 async def _call(work: Callable[[], None]) -> None:

@@ -15,15 +15,18 @@ import grpc
 import grpc.aio
 
 from broker.errors import (
+    AccessDeniedError,
     CommitTimeoutError,
     HeadwaterError,
     InvalidConfigError,
     InvalidRequestError,
     NotLeaderError,
     StreamExistsError,
+    UnauthenticatedError,
     UnavailableError,
     UnknownStreamError,
 )
+from broker.model.secret import Secret
 from broker.wire.liftbridge.api_pb2_grpc import APIStub
 from headwater.liftbridge.values import Tls
 
@@ -40,8 +43,8 @@ _KINDS: Final[dict[str, type[HeadwaterError]]] = {
     "ALREADY_EXISTS": StreamExistsError,
     "INVALID_ARGUMENT": InvalidRequestError,
     "UNIMPLEMENTED": InvalidRequestError,
-    "PERMISSION_DENIED": InvalidRequestError,
-    "UNAUTHENTICATED": InvalidRequestError,
+    "PERMISSION_DENIED": AccessDeniedError,
+    "UNAUTHENTICATED": UnauthenticatedError,
     "RESOURCE_EXHAUSTED": InvalidRequestError,
     "FAILED_PRECONDITION": NotLeaderError,
     "DEADLINE_EXCEEDED": CommitTimeoutError,
@@ -64,13 +67,13 @@ class CallRefused(Exception):  # noqa: N818  # internal: callers get HeadwaterEr
 class ServerConnections:
     """A connection to each server, made when it is needed. Owner: one event loop."""
 
-    def __init__(self, tls: Tls | None) -> None:
-        """Read the certificates.
+    def __init__(self, tls: Tls | None, token: Secret | None = None) -> None:
+        """Read the certificates. gRPC sends the token over TLS and over the loopback only.
 
         Raises:
             InvalidConfigError: a file of them cannot be read.
         """
-        self._credentials = _credentials(tls)
+        self._credentials = _credentials(tls, token)
         self._open: dict[str, tuple[Any, Any]] = {}
 
     def at(self, address: str) -> Any:
@@ -91,7 +94,15 @@ class ServerConnections:
         self._open.clear()
 
 
-def _credentials(tls: Tls | None) -> Any:
+def _credentials(tls: Tls | None, token: Secret | None) -> Any:
+    channel = _channel_credentials(tls)
+    if token is None:
+        return channel
+    proof = grpc.access_token_call_credentials(token.reveal())
+    return grpc.composite_channel_credentials(channel or grpc.local_channel_credentials(), proof)
+
+
+def _channel_credentials(tls: Tls | None) -> Any:
     if tls is None:
         return None
     try:

@@ -6,7 +6,7 @@ import asyncio
 from contextlib import suppress
 from typing import Any
 
-from broker.errors import CommitTimeoutError, HeadwaterError, UnavailableError
+from broker.errors import AccessError, CommitTimeoutError, HeadwaterError, UnavailableError
 from broker.wire.liftbridge import api_pb2 as api
 from headwater.liftbridge.grpc_calls import CallRefused, answers, write
 from headwater.liftbridge.requests import ack_of, refusal_of
@@ -51,14 +51,15 @@ class AckLane:
         self._waiting.pop(correlation_id, None)
 
     async def _read(self) -> None:
-        why = "the call ended"
+        why, refused = "the call ended", None
         try:
             async for told in answers(self._call):
                 self._answered(told)
         except CallRefused as end:
             why = str(end)
+            refused = end.error() if isinstance(end.error(), AccessError) else None
         finally:
-            lost = CommitTimeoutError(
+            lost = refused or CommitTimeoutError(
                 f"the message may be stored or not: its server was lost ({why})"
             )
             waiting, self._waiting = self._waiting, {}

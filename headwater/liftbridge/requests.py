@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from broker.errors import (
+    AccessDeniedError,
     ConditionFailedError,
     HeadwaterError,
     InvalidRequestError,
@@ -169,7 +170,7 @@ def refusal_of(told: api.PublishAsyncError) -> HeadwaterError:
         codes.NOT_FOUND: UnknownPartitionError,
         codes.BAD_REQUEST: InvalidRequestError,
         codes.READONLY: InvalidRequestError,
-        codes.PERMISSION_DENIED: InvalidRequestError,
+        codes.PERMISSION_DENIED: AccessDeniedError,
         codes.ENCRYPTION_FAILED: InvalidRequestError,
         codes.INCORRECT_OFFSET: ConditionFailedError,
     }

@@ -13,11 +13,10 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from broker.core.access.doors import DOORS, LEASED, Ask, CallRow
-from broker.errors import AccessDeniedError, AccessError, HeadwaterError
-from broker.model.access import CLUSTER, Caller, Kind, Resource
+from broker.errors import AccessDeniedError, AccessError
+from broker.model.access import CLUSTER, NOBODY, Caller, Kind, Resource
 from broker.ports.access import AccessApi, AuditSink
 
-_NOBODY: Final = Caller()
 _RESOURCES_TOLD_MAX: Final = 16
 _BEARER: Final = "bearer "
 
@@ -46,7 +45,7 @@ class Gate:
             UnauthenticatedError: a token was given, and it is not good.
         """
         if self._access is None:
-            return _NOBODY
+            return NOBODY
         bearer = None
         if authorization is not None and authorization[: len(_BEARER)].lower() == _BEARER:
             bearer = authorization[len(_BEARER) :].strip()
@@ -71,7 +70,7 @@ class Gate:
         try:
             self._require(caller, call, row, resources)
             yield
-        except HeadwaterError as error:
+        except Exception as error:
             if row is None or row.audited or isinstance(error, AccessError):
                 self._note(caller, call, resources, type(error).__name__)
             raise

@@ -25,6 +25,7 @@ _UNDISTURBED_S: Final = 0.25  # after this time a connection gives way when ther
 _TEXT: Final = "text/plain; charset=utf-8"
 
 Readiness = Callable[[], str | None]  # None: ready; else the reason why not
+MaySee = Callable[[str | None, str], bool]  # the header Authorization, the caller's address
 Missing = Callable[[], Sequence[str]]  # services that a ready broker cannot reach, a line each
 
 
@@ -40,15 +41,19 @@ class HealthServer:
         metrics_content_type: str,
         not_ready_reason: Readiness,
         missing: Missing = tuple,
+        may_see: MaySee = lambda _authorization, _peer: True,
     ) -> None:
         """Bind the port (0 takes a free one); nothing is answered before :meth:`start`.
+
+        ``may_see`` tells whether a caller may see the metrics; the two probes ask nobody.
 
         Raises:
             InvalidConfigError: the address cannot be bound.
         """
         try:
             self._server = _BoundedServer(
-                (host, port), _handler(metrics, metrics_content_type, not_ready_reason, missing)
+                (host, port),
+                _handler(metrics, metrics_content_type, not_ready_reason, missing, may_see),
             )
         except OSError as cause:
             raise InvalidConfigError(
@@ -147,6 +152,7 @@ def _handler(
     metrics_content_type: str,
     not_ready_reason: Readiness,
     missing: Missing,
+    may_see: MaySee,
 ) -> type[BaseHTTPRequestHandler]:
     """Return the request handler class that answers with these functions."""
 
@@ -158,6 +164,10 @@ def _handler(
         def do_GET(self) -> None:
             """Answer one of the three paths."""
             match self.path.partition("?")[0]:
+                case "/metrics" if not may_see(
+                    self.headers.get("Authorization"), self.client_address[0]
+                ):
+                    self._answer(401, _TEXT, b"a token is needed: Authorization: Bearer ...\n")
                 case "/metrics":
                     self._answer(200, metrics_content_type, metrics())
                 case "/healthz":
@@ -182,6 +192,8 @@ def _handler(
             self.send_header("Content-Type", content_type)
             self.send_header("Content-Length", str(len(body)))
             self.send_header("Cache-Control", "no-store")
+            if status == 401:
+                self.send_header("WWW-Authenticate", "Bearer")
             self.end_headers()
             if self.command != "HEAD":
                 self.wfile.write(body)

@@ -13,6 +13,7 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from broker.adapters.liftbridge.config import LiftbridgeServiceConfig
+from broker.adapters.liftbridge.guard import Guard
 from broker.adapters.liftbridge.http2 import (
     CallEnded,
     CallOpened,
@@ -30,6 +31,7 @@ from broker.adapters.liftbridge.stream_calls import Unary, decode
 from broker.adapters.liftbridge.subjects import publish_to_subject
 from broker.adapters.liftbridge.subscribing import Subscriber
 from broker.errors import HeadwaterError, OverloadedError
+from broker.model.access import NOBODY, Caller
 from broker.ports.subjects import SubjectPublisher
 from broker.ports.system import Clock
 from broker.wire.liftbridge import api_pb2 as api
@@ -66,6 +68,7 @@ class Workers(Protocol):
 @dataclass(slots=True)
 class _Call:
     path: str
+    caller: Caller = NOBODY
     payload: bytes | None = None  # of a call with one message
     window_bytes: int = 0
     publish: PublishCall | None = None
@@ -91,6 +94,7 @@ class ClientConnection(asyncio.Protocol):
         rests: Callable[[str, int], bool],
         subjects: SubjectPublisher | None,
         forget: Callable[[ClientConnection], None],
+        guard: Guard,
     ) -> None:
         """``look_up`` finds a partition to publish to; it blocks, and raises HeadwaterError.
 
@@ -105,6 +109,7 @@ class ClientConnection(asyncio.Protocol):
         self._find, self._rests = look_up, rests
         self._subjects = subjects
         self._forget = forget
+        self._guard = guard
         self._grpc = GrpcConnection(config.http2)
         self._calls: dict[int, _Call] = {}
         self._transport: asyncio.Transport | None = None
@@ -118,6 +123,9 @@ class ClientConnection(asyncio.Protocol):
         """Send the server's preface."""
         assert isinstance(transport, asyncio.Transport), "not a stream"
         self._transport = transport
+        self._guard.connected(
+            transport.get_extra_info("peercert"), transport.get_extra_info("peername")
+        )
         transport.set_write_buffer_limits(high=self._config.answer_bytes_max)
         self._grpc.start()
         self._write()
@@ -189,14 +197,20 @@ class ClientConnection(asyncio.Protocol):
         if opened.path not in self._unary and opened.path not in known:
             self._finish(opened.call, Status(Code.UNIMPLEMENTED, f"no method {opened.path}"))
             return
+        try:
+            call.caller = self._guard.caller(opened.authorization)
+        except HeadwaterError as refused:
+            self._finish(opened.call, status_of(refused))
+            return
         if opened.timeout_ms is not None:
             call.timer = asyncio.get_running_loop().call_later(
                 opened.timeout_ms / 1000, self._late, opened.call
             )
         if opened.path in (_PUBLISH, _PUBLISH_ASYNC):
             many = opened.path == _PUBLISH_ASYNC
+            looks = self._guard.publisher(call.caller, opened.path, self._find, self._rests)
             call.publish = PublishCall(
-                _LookUps(self._workers, self._find, self._rests),
+                _LookUps(self._workers, *looks),
                 self._clock,
                 self._workers.call_soon,
                 lambda published, response, status: self._answer(
@@ -258,6 +272,7 @@ class ClientConnection(asyncio.Protocol):
             self._publish_to_subject(number, call, call.payload)
             return
         work, payload = self._unary[call.path], call.payload
+        work = self._guard.unary(call.caller, call.path, work)
         if not self._workers.run(lambda: work(payload), lambda result: self._reply(number, result)):
             self._finish(number, Status(Code.UNAVAILABLE, "too many calls: try again"))
 
@@ -267,6 +282,7 @@ class ClientConnection(asyncio.Protocol):
 
         waits = call.timer is not None
         try:
+            self._guard.to_subject(call.caller, payload)
             call.give_up = publish_to_subject(self._subjects, payload, replied, waits=waits)
         except (StatusError, HeadwaterError) as refused:
             self._finish(number, _status(refused))
@@ -331,7 +347,12 @@ class ClientConnection(asyncio.Protocol):
                 told = StatusError(Code.RESOURCE_EXHAUSTED, why) if isinstance(why, str) else why
                 self._reply(number, told)
 
-        if not self._workers.subscribe(lambda: self._subscribe(request, sink), ended):
+        caller = call.caller
+
+        def serve() -> str | None:  # on a thread of its own
+            return self._subscribe(request, self._guard.subscriber(caller, request, sink))
+
+        if not self._workers.subscribe(serve, ended):
             self._finish(number, Status(Code.UNAVAILABLE, "too many subscriptions: try another"))
 
     def _deliver(self, number: int, messages: bytes) -> None:

@@ -58,6 +58,7 @@ class CallOpened:
     call: int
     path: str  # /package.Service/Method
     timeout_ms: float | None  # until its deadline; None: it has none
+    authorization: str | None = None  # of the call's metadata
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +194,9 @@ class GrpcConnection:
                 self.finish(number, Status(Code.INTERNAL, "grpc-timeout is malformed"))
                 return []
             timeout_ms = int(legal[1]) * _TIMEOUT_MS[legal[2]]
-        return [CallOpened(number, headers[b":path"].decode("ascii", "replace"), timeout_ms)]
+        path, proof = headers[b":path"].decode("ascii", "replace"), headers.get(b"authorization")
+        authorization = None if proof is None else proof.decode("ascii", "replace")
+        return [CallOpened(number, path, timeout_ms, authorization)]
 
     def _data(self, frame: Any) -> Iterable[Event]:
         """Cut a frame's data into messages.

@@ -22,6 +22,7 @@ from google.protobuf.message import DecodeError
 from broker.adapters.liftbridge.messages import NS_PER_US, POLICIES, size_of, to_batch
 from broker.adapters.liftbridge.statuses import Code, Status, status_of
 from broker.errors import (
+    AccessError,
     ConditionFailedError,
     FencedError,
     HeadwaterError,
@@ -46,6 +47,7 @@ _PATIENCE_US: Final = 5_000_000  # for a leader, while a partition has none: as 
 _AGAIN_S: Final = 0.05
 # The first class that an error is an instance of counts; any other is INTERNAL.
 _ASYNC_CODES: Final[tuple[tuple[type[HeadwaterError], api.PublishAsyncError.Code], ...]] = (
+    (AccessError, api.PublishAsyncError.PERMISSION_DENIED),
     (UnknownStreamError, api.PublishAsyncError.NOT_FOUND),
     (UnknownPartitionError, api.PublishAsyncError.NOT_FOUND),
     (StreamRecreatedError, api.PublishAsyncError.NOT_FOUND),

@@ -12,15 +12,18 @@ from typing import Final
 
 import structlog
 
+from broker.adapters.access.gate import Gate
 from broker.adapters.liftbridge import health
 from broker.adapters.liftbridge.config import LiftbridgeServiceConfig
 from broker.adapters.liftbridge.connection import SERVICE, ClientConnection
 from broker.adapters.liftbridge.group_calls import GroupCalls
 from broker.adapters.liftbridge.group_readers import GroupReaders
+from broker.adapters.liftbridge.guard import Guard
 from broker.adapters.liftbridge.publishing import PublishTarget
 from broker.adapters.liftbridge.stream_calls import StreamCalls, Unary
 from broker.adapters.liftbridge.subscribing import Subscriber, subscribe
 from broker.errors import InvalidConfigError, UnknownPartitionError
+from broker.ports.access import AccessApi, AuditSink
 from broker.ports.api import BrokerApi
 from broker.ports.subjects import SubjectPublisher
 from broker.ports.system import Clock
@@ -43,11 +46,15 @@ class LiftbridgeService:
         *,
         not_ready: Callable[[], str | None] = lambda: None,
         subjects: SubjectPublisher | None = None,
+        access: AccessApi | None = None,
+        audit: AuditSink | None = None,
     ) -> None:
         """``not_ready`` is why the broker should get no work now, for health checks.
 
-        ``subjects`` publishes on NATS; without it PublishToSubject is refused.
+        ``subjects`` publishes on NATS; without it PublishToSubject is refused. Without ``access``
+        nobody is asked who they are.
         """
+        self._gate = Gate("liftbridge", access, audit)
         self._api = api_
         self._clock = clock
         self._config = config
@@ -143,6 +150,7 @@ class LiftbridgeService:
             rests=self._api.pauses.rests,
             subjects=self._subjects,
             forget=self._connections.discard,
+            guard=Guard(self._gate),
         )
         self._connections.add(connection)
         return connection

@@ -1,0 +1,184 @@
+"""Asks for the calls of Liftbridge's API: who calls, and what the call is about.
+
+A connection has one guard. The caller of each call is in its metadata (``authorization: Bearer …``)
+or in the connection's client certificate. A request is read once more to see what it names; the
+work itself reads it as before. A publisher's right is asked when its partition is looked up, and
+again when grants have changed: then the partition counts as not looked up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from broker.adapters.access.gate import Gate
+from broker.adapters.liftbridge.stream_calls import Unary, decode
+from broker.adapters.liftbridge.subscribing import Subscriber
+from broker.core.access.certificates import principal_of
+from broker.errors import AccessError
+from broker.model.access import Caller
+from broker.model.activity import CURSORS_STREAM
+from broker.wire.liftbridge import api_pb2 as api
+
+_Values = Mapping[str, Any]
+
+
+def _stream(request: Any) -> _Values:
+    return {"name": request.stream}
+
+
+def _name(request: Any) -> _Values:
+    return {"name": request.name}
+
+
+def _group(request: Any) -> _Values:
+    return {"group": request.groupId}
+
+
+# Of each call with one request: its message, and what it is about.
+_REQUESTS: Final[Mapping[str, tuple[Any, Callable[[Any], _Values]]]] = {
+    "CreateStream": (
+        api.CreateStreamRequest,
+        lambda one: {"name": one.name, "subject": one.subject},
+    ),
+    "DeleteStream": (api.DeleteStreamRequest, _name),
+    "PauseStream": (api.PauseStreamRequest, _name),
+    "SetStreamReadonly": (api.SetStreamReadonlyRequest, _name),
+    "FetchMetadata": (api.FetchMetadataRequest, lambda _: {}),
+    "FetchPartitionMetadata": (api.FetchPartitionMetadataRequest, _stream),
+    "PublishToSubject": (api.PublishToSubjectRequest, lambda one: {"subject": one.subject}),
+    "Subscribe": (api.SubscribeRequest, _stream),
+    "SetCursor": (api.SetCursorRequest, _stream),
+    "FetchCursor": (api.FetchCursorRequest, _stream),
+    "JoinConsumerGroup": (
+        api.JoinConsumerGroupRequest,
+        lambda one: {"group": one.groupId, "streams": list(one.streams)},
+    ),
+    "LeaveConsumerGroup": (api.LeaveConsumerGroupRequest, _group),
+    "FetchConsumerGroupAssignments": (api.FetchConsumerGroupAssignmentsRequest, _group),
+    "ReportConsumerGroupCoordinator": (api.ReportConsumerGroupCoordinatorRequest, _group),
+}
+
+
+class Guard:
+    """Of one connection. Any thread, once :meth:`connected` was called."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+        self._certificate: str | None = None
+        self._peer = ""
+
+    def connected(self, certificate: Mapping[str, Any] | None, address: object) -> None:
+        """Note the verified certificate of the client, as ``ssl`` tells it, and its address."""
+        self._certificate = principal_of(certificate or {})
+        if isinstance(address, tuple):
+            self._peer = f"{address[0]}:{address[1]}"
+
+    def caller(self, authorization: str | None) -> Caller:
+        """Return who makes a call; raises UnauthenticatedError if a proof is not good."""
+        return self._gate.caller(
+            authorization=authorization, certificate=self._certificate, peer=self._peer
+        )
+
+    def unary(self, caller: Caller, path: str, work: Unary) -> Unary:
+        """Return work that asks first; of a list it returns what the caller may describe."""
+        if self._gate.is_open:
+            return work
+        call = path.rpartition("/")[2]
+
+        def asked(payload: bytes) -> bytes:
+            with self._gate.call(caller, call, self._values(call, payload)):
+                answer = work(payload)
+            return self._shown(caller, answer) if call == "FetchMetadata" else answer
+
+        return asked
+
+    def to_subject(self, caller: Caller, payload: bytes) -> None:
+        """Raise AccessError if the caller may not publish on the subject of a request."""
+        if not self._gate.is_open:
+            values = self._values("PublishToSubject", payload)
+            self._gate.admit(caller, "PublishToSubject", values)
+
+    def subscriber(
+        self, caller: Caller, request: api.SubscribeRequest, sink: Subscriber
+    ) -> Subscriber:
+        """Return a subscriber that is asked again as long as it reads.
+
+        Raises:
+            AccessError: the caller may not read the stream.
+        """
+        if self._gate.is_open:
+            return sink
+        values = _stream(request)
+        self._gate.admit(caller, "Subscribe", values)
+        return _Watched(sink, self._gate.watch(caller, "Subscribe", values))
+
+    def publisher(
+        self,
+        caller: Caller,
+        path: str,
+        find: Callable[[str, int], object],
+        rests: Callable[[str, int], bool],
+    ) -> tuple[Callable[[str, int], object], Callable[[str, int], bool]]:
+        """Return ``find`` and ``rests`` of a publisher's call, which ask first."""
+        if self._gate.is_open:
+            return find, rests
+        call = path.rpartition("/")[2]
+        checks: dict[str, Callable[[], None]] = {}
+
+        def asked(stream: str, partition: int) -> object:
+            values = {"name": stream}
+            check = self._gate.watch(caller, call, values)  # before: a change between is seen
+            self._gate.admit(caller, call, values)
+            checks[stream] = check
+            return find(stream, partition)
+
+        def still(stream: str, partition: int) -> bool:
+            check = checks.get(stream)
+            try:
+                if check is not None:
+                    check()
+            except AccessError:
+                return True  # it is looked up again, and refused there
+            return rests(stream, partition)
+
+        return asked, still
+
+    def _values(self, call: str, payload: bytes) -> _Values:
+        found = _REQUESTS.get(call)
+        if found is None:
+            return {}
+        kind, values = found
+        return values(decode(kind, payload))
+
+    def _shown(self, caller: Caller, payload: bytes) -> bytes:
+        answer = api.FetchMetadataResponse.FromString(payload)
+        told = {one.name for one in answer.streamMetadata} - {CURSORS_STREAM}
+        seen = {*self._gate.shown(caller, "stream", sorted(told)), CURSORS_STREAM}
+        groups = sorted(one.groupId for one in answer.groupMetadata)
+        members = set(self._gate.shown(caller, "group", groups))
+        shown = api.FetchMetadataResponse(brokers=answer.brokers)
+        for stream in answer.streamMetadata:
+            if stream.name in seen:
+                shown.streamMetadata.add().CopyFrom(stream)
+        for group in answer.groupMetadata:
+            if group.groupId in members:
+                shown.groupMetadata.add().CopyFrom(group)
+        return shown.SerializeToString()
+
+
+class _Watched:
+    """A subscriber whose right is asked again."""
+
+    def __init__(self, sink: Subscriber, check: Callable[[], None]) -> None:
+        self._sink = sink
+        self._check = check
+
+    def stopped(self) -> bool:
+        """See ``Subscriber.stopped``; raises AccessError once the caller may not read any more."""
+        self._check()
+        return self._sink.stopped()
+
+    def send(self, messages: bytes) -> None:
+        """See ``Subscriber.send``."""
+        self._sink.send(messages)

@@ -1,0 +1,186 @@
+"""Identity and authorization on the door of Liftbridge's API, over real connections of gRPC."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import pytest
+
+from broker.adapters.liftbridge.config import LiftbridgeServiceConfig
+from broker.adapters.liftbridge.service import LiftbridgeService
+from broker.core.access.static_tokens import TOKEN_BYTES, make_token, split_token
+from broker.errors import AccessDeniedError, AccessError, UnauthenticatedError
+from broker.model.access import Action, Grant, Kind
+from broker.model.secret import Secret
+from broker.model.stream import StreamConfig
+from broker.runtime.api.access import Access
+from broker.wire.liftbridge import api_pb2 as api
+from broker.wire.liftbridge import message_pb2 as wire
+from broker.wire.liftbridge.api_pb2_grpc import APIStub
+from headwater.liftbridge import Liftbridge
+from simkit.brokers.memory_broker import MemoryBroker
+
+WAIT_S = 20
+DENIED = grpc.StatusCode.PERMISSION_DENIED
+UNKNOWN = grpc.StatusCode.UNAUTHENTICATED
+
+
+@dataclass
+class Door:
+    """A service that asks, and a connection to it."""
+
+    broker: MemoryBroker
+    access: Access
+    stub: Any
+    port: int
+
+    def token(self, principal: str) -> Secret:
+        """Make a token."""
+        made = make_token(secrets.token_bytes(TOKEN_BYTES))
+        token_id, digest = split_token(made)
+        self.access.create_token(
+            token_id, digest, principal, expires_us=0, note="", created_by="test"
+        )
+        return Secret(made)
+
+    def grant(self, principal: str, kind: Kind, pattern: str, *actions: Action) -> Grant:
+        """Grant something."""
+        one = Grant(principal=principal, kind=kind, pattern=pattern, actions=tuple(sorted(actions)))
+        self.access.grant([one])
+        return one
+
+    def ask(self, token: Secret | None, method: str, /, **fields: Any) -> Any:
+        """Make a unary call."""
+        request = getattr(api, f"{method}Request")(**fields)
+        return getattr(self.stub, method)(request, timeout=WAIT_S, metadata=metadata(token))
+
+    def code(self, token: Secret | None, method: str, /, **fields: Any) -> grpc.StatusCode:
+        """Return the status with which a call is refused."""
+        with pytest.raises(grpc.RpcError) as refused:
+            self.ask(token, method, **fields)
+        code: grpc.StatusCode = refused.value.code()
+        return code
+
+
+def metadata(token: Secret | None) -> list[tuple[str, str]]:
+    """Return a call's metadata."""
+    return [] if token is None else [("authorization", f"Bearer {token.reveal()}")]
+
+
+@pytest.fixture
+def door() -> Iterator[Door]:
+    """Give a door with the streams s and hidden."""
+    broker = MemoryBroker()
+    for name in ("s", "hidden"):
+        broker.metadata.note(name, broker.create(name, StreamConfig(subject=name)))
+    access = Access(broker.metadata, broker.clock, enabled=True, namespace="default")
+    service = LiftbridgeService(
+        broker, broker.clock, LiftbridgeServiceConfig(port=0), access=access
+    )
+    service.start()
+    channel = grpc.insecure_channel(f"127.0.0.1:{service.port}")
+    stub = APIStub(channel)  # type: ignore[no-untyped-call]  # generated
+    yield Door(broker, access, stub, service.port)
+    channel.close()
+    assert service.close(timeout_ms=10_000)
+    broker.close()
+
+
+def test_without_a_proof_nothing_is_done(door: Door) -> None:
+    """A missing token and a wrong one are refused by their status."""
+    wrong = Secret(make_token(secrets.token_bytes(TOKEN_BYTES)))
+    for token in (None, wrong):
+        assert door.code(token, "FetchMetadata") is UNKNOWN
+        assert door.code(token, "CreateStream", name="t", subject="t") is UNKNOWN
+        assert door.code(token, "Publish", stream="s", value=b"x") is UNKNOWN
+        assert door.code(token, "PublishToSubject", subject="s", value=b"x") is UNKNOWN
+        request = api.SubscribeRequest(stream="s", startPosition=api.EARLIEST)
+        with pytest.raises(grpc.RpcError) as refused:
+            next(door.stub.Subscribe(request, timeout=WAIT_S, metadata=metadata(token)))
+        assert refused.value.code() is UNKNOWN
+
+
+def test_each_call_asks_for_its_right(door: Door) -> None:
+    """A writer publishes, a reader subscribes and has cursors and groups; neither does more."""
+    door.grant("writer", "stream", "s", "publish")
+    door.grant("reader", "stream", "s", "consume")
+    door.grant("reader", "group", "g", "consume")
+    writer, reader = door.token("writer"), door.token("reader")
+    acked = door.ask(writer, "Publish", stream="s", value=b"x", ackPolicy=wire.ALL)
+    assert acked.ack.offset == 0
+    assert door.code(reader, "Publish", stream="s", value=b"x") is DENIED
+    for token in (writer, reader):
+        assert door.code(token, "Publish", stream="hidden", value=b"x") is DENIED
+        assert door.code(token, "DeleteStream", name="s") is DENIED
+        assert door.code(token, "PauseStream", name="s") is DENIED
+        assert door.code(token, "SetStreamReadonly", name="s", readonly=True) is DENIED
+        assert door.code(token, "CreateStream", name="t", subject="t") is DENIED
+        assert door.code(token, "PublishToSubject", subject="s", value=b"x") is DENIED
+        told = door.ask(token, "FetchMetadata")
+        assert {one.name for one in told.streamMetadata} == {"s", "__cursors"}
+    door.ask(reader, "SetCursor", stream="s", cursorId="c", offset=3)
+    assert door.ask(reader, "FetchCursor", stream="s", cursorId="c").offset == 3
+    assert door.code(writer, "FetchCursor", stream="s", cursorId="c") is DENIED
+    door.ask(reader, "JoinConsumerGroup", groupId="g", consumerId="m", streams=["s"])
+    joined = {"groupId": "g", "consumerId": "n"}
+    assert door.code(reader, "JoinConsumerGroup", **joined, streams=["s", "hidden"]) is DENIED
+    assert door.code(writer, "LeaveConsumerGroup", groupId="g", consumerId="m") is DENIED
+
+
+def test_a_message_that_may_not_be_published_does_not_end_the_call(door: Door) -> None:
+    """PublishAsync refuses single messages, as Liftbridge does, also after a revocation."""
+    grant = door.grant("writer", "stream", "s", "publish")
+    writer = door.token("writer")
+    done = threading.Event()
+    found: dict[str, int] = {}
+
+    def messages() -> Iterator[api.PublishRequest]:
+        yield api.PublishRequest(stream="hidden", correlationId="a", ackPolicy=wire.ALL)
+        yield api.PublishRequest(stream="s", correlationId="b", ackPolicy=wire.ALL)
+        assert done.wait(WAIT_S)
+        door.access.revoke([grant])
+        yield api.PublishRequest(stream="s", correlationId="c", ackPolicy=wire.ALL)
+
+    for one in door.stub.PublishAsync(messages(), timeout=WAIT_S, metadata=metadata(writer)):
+        found[one.correlationId] = one.asyncError.code
+        if one.correlationId == "b":
+            done.set()
+    refused = api.PublishAsyncError.PERMISSION_DENIED
+    assert found == {"a": refused, "b": api.PublishAsyncError.UNKNOWN, "c": refused}
+
+
+def test_a_revocation_ends_a_subscription(door: Door) -> None:
+    """A subscriber that waits for records hears of it."""
+    grant = door.grant("reader", "stream", "s", "consume")
+    call = door.stub.Subscribe(
+        api.SubscribeRequest(stream="s", startPosition=api.EARLIEST),
+        timeout=WAIT_S,
+        metadata=metadata(door.token("reader")),
+    )
+    assert next(call) == wire.Message()
+    door.access.revoke([grant])
+    with pytest.raises(grpc.RpcError) as ended:
+        next(call)
+    assert ended.value.code() is DENIED
+
+
+def test_our_client_of_the_api_brings_its_token(door: Door) -> None:
+    """Over the loopback without TLS, and with errors of their own kinds."""
+    door.grant("both", "stream", "s", "publish", "consume")
+    address = f"127.0.0.1:{door.port}"
+    with Liftbridge(address, token=door.token("both")) as client:
+        acked = client.publish("s", b"x")
+        assert acked is not None
+        assert acked.offset == 0
+        with pytest.raises(AccessDeniedError):
+            client.publish("hidden", b"x")
+    with Liftbridge(address) as nobody, pytest.raises(AccessError):
+        nobody.publish("s", b"x")
+    wrong = make_token(secrets.token_bytes(TOKEN_BYTES))
+    with Liftbridge(address, token=wrong) as stranger, pytest.raises(UnauthenticatedError):
+        stranger.publish("s", b"x")

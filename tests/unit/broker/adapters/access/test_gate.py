@@ -1,0 +1,126 @@
+"""The gate of a door: what a header means, what open calls ask again, what the audit hears."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from broker.adapters.access.gate import Gate
+from broker.core.access.static_tokens import TOKEN_BYTES, make_token, split_token
+from broker.errors import AccessDeniedError, UnauthenticatedError, UnknownStreamError
+from broker.model.access import NOBODY, Caller, Grant
+from broker.runtime.api.access import Access
+from simkit.brokers.memory_broker import MemoryBroker
+
+TOKEN = make_token(bytes(range(TOKEN_BYTES)))
+TOKEN_ID, DIGEST = split_token(TOKEN)
+GRANT = Grant(principal="ann", kind="stream", pattern="s", actions=("consume",))
+S = {"name": "s"}
+
+
+class Heard:
+    """An audit that keeps what it hears."""
+
+    def __init__(self) -> None:
+        self.notes: list[tuple[str, str, str, tuple[str, ...], str]] = []
+
+    def note(
+        self, *, caller: Caller, door: str, call: str, resources: Sequence[str], result: str
+    ) -> None:
+        """Keep it."""
+        self.notes.append((caller.principal, door, call, tuple(resources), result))
+
+
+@pytest.fixture
+def broker() -> MemoryBroker:
+    """Give a broker."""
+    return MemoryBroker()
+
+
+@pytest.fixture
+def access(broker: MemoryBroker) -> Access:
+    """Give one that asks, and knows ann, her token and her grant."""
+    access = Access(broker.metadata, broker.clock, enabled=True, namespace="default")
+    access.create_token(TOKEN_ID, DIGEST, "ann", expires_us=0, note="", created_by="")
+    access.grant([GRANT])
+    return access
+
+
+def ann(gate: Gate) -> Caller:
+    """Return the caller of her token."""
+    return gate.caller(authorization=f"Bearer {TOKEN}", peer="here")
+
+
+def test_an_open_call_goes_on_until_its_grant_is_revoked(access: Access) -> None:
+    """Other changes of the grants leave it alone."""
+    gate = Gate("flight", access)
+    check = gate.watch(ann(gate), "do_get", S)
+    check()
+    access.grant([Grant(principal="bob", kind="stream", pattern="s", actions=("consume",))])
+    check()
+    access.revoke([GRANT])
+    with pytest.raises(AccessDeniedError):
+        check()
+    access.grant([GRANT])
+    check()
+
+
+def test_an_open_call_ends_with_its_token(access: Access, broker: MemoryBroker) -> None:
+    """When it is revoked, and when its time is over."""
+    gate = Gate("flight", access)
+    check = gate.watch(ann(gate), "do_get", S)
+    access.revoke_token(TOKEN_ID)
+    with pytest.raises(UnauthenticatedError):
+        check()
+    end_us = broker.clock.now_us() + 10
+    access.create_token(TOKEN_ID, DIGEST, "ann", expires_us=end_us, note="", created_by="")
+    check = gate.watch(ann(gate), "do_get", S)
+    check()
+    broker.clock.advance(us=10)
+    with pytest.raises(UnauthenticatedError):
+        check()
+
+
+@pytest.mark.parametrize("authorization", [None, "", "Basic x", f"Token {TOKEN}", TOKEN])
+def test_a_header_of_another_scheme_proves_nothing(
+    access: Access, authorization: str | None
+) -> None:
+    """It is as if it were not there."""
+    assert Gate("flight", access).caller(authorization=authorization).principal == ""
+
+
+def test_the_audit_hears_what_was_done_and_what_was_refused(access: Access) -> None:
+    """A call that only describes is told if it is refused, and a broken call by its error."""
+    heard = Heard()
+    gate = Gate("flight", access, heard)
+    with pytest.raises(UnauthenticatedError):
+        gate.caller(authorization="Bearer wrong", peer="there")
+    caller = ann(gate)
+    gate.admit(caller, "do_get", S)
+    gate.admit(caller, "describe_stream", S)
+    with pytest.raises(AccessDeniedError):
+        gate.admit(caller, "delete_stream", S)
+    with pytest.raises(AccessDeniedError):
+        gate.admit(caller, "describe_stream", {"name": "t"})
+    with pytest.raises(UnknownStreamError), gate.call(caller, "cut", S):
+        raise UnknownStreamError("gone")
+    assert heard.notes == [
+        ("", "flight", "identify", (), "UnauthenticatedError"),
+        ("ann", "flight", "do_get", ("stream:s",), "ok"),
+        ("ann", "flight", "delete_stream", ("stream:s",), "AccessDeniedError"),
+        ("ann", "flight", "describe_stream", ("stream:t",), "AccessDeniedError"),
+        ("ann", "flight", "cut", ("stream:s",), "UnknownStreamError"),
+    ]
+
+
+def test_a_gate_without_access_control_lets_everything_pass(broker: MemoryBroker) -> None:
+    """Without an AccessApi, and with one that asks nobody."""
+    off = Access(broker.metadata, broker.clock, enabled=False, namespace="default")
+    for access in (None, off):
+        gate = Gate("flight", access)
+        assert gate.is_open
+        assert gate.caller(authorization="Bearer x") is NOBODY
+        gate.admit(NOBODY, "no such call", {})
+        gate.watch(NOBODY, "do_get", S)()
+        assert gate.shown(NOBODY, "stream", ["a", "__b"]) == ["a", "__b"]
