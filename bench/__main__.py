@@ -48,7 +48,7 @@ EXPECTED: Final = (
 )  # fmt: skip
 MEASURES: Final = (
     "publish", "ingest", "latency", "catch_up", "tiering", "spark", "spark_log", "planning",
-    "proving", "memory", "group_commits", "compaction", "encryption",
+    "proving", "memory", "group_commits", "compaction", "encryption", "query",
 )  # fmt: skip
 # Measures with three brokers each; they run only by name, as in `make bench-cluster`.
 CLUSTER_MEASURES: Final = (

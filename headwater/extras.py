@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import sys
 
@@ -20,6 +19,8 @@ def install_hint(extra: str) -> str:
 
 def _origin() -> str | None:
     """Return the URL of the file or folder that Headwater was installed from; None: an index."""
+    import importlib.metadata  # noqa: PLC0415  # 20 ms, and only a failure asks
+
     try:
         told = importlib.metadata.distribution("headwater").read_text("direct_url.json")
         url = json.loads(told or "{}").get("url")

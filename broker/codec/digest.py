@@ -28,7 +28,6 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from broker.codec.schema import FILE_SCHEMA
 from broker.errors import SchemaMismatchError
@@ -145,7 +144,7 @@ def _validity(column: pa.Array) -> np.ndarray[Any, np.dtype[np.bool_]] | None:
     """Return one bool a row, or None when no row is null."""
     if column.null_count == 0:
         return None
-    return np.asarray(pc.is_valid(column).to_numpy(zero_copy_only=False), dtype=np.bool_)
+    return np.asarray(column.is_valid().to_numpy(zero_copy_only=False), dtype=np.bool_)
 
 
 def _marks(

@@ -25,7 +25,6 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from broker.codec.checksum import crc32c
 from broker.codec.schema import (
@@ -201,7 +200,7 @@ class Preparer:
             return pa.Array.from_buffers(pa.int64(), batch.num_rows, [None, same]), now_us, now_us
         stamps = batch.column(self._timestamp)
         if stamps.null_count:
-            stamps = pc.fill_null(stamps, now_us)
+            stamps = stamps.fill_null(now_us)
         values = np.asarray(stamps)
         min_us, max_us = int(values.min()), int(values.max())
         if min_us < 0 or max_us >= _TIMESTAMP_US_MAX:
@@ -474,4 +473,4 @@ def _subjects(body: pa.RecordBatch, partition_subject: str) -> pa.Array:
     if index < 0:
         return pa.repeat(pa.scalar(partition_subject, pa.string()), body.num_rows)
     column = body.column(index)
-    return pc.fill_null(column, partition_subject) if column.null_count else column
+    return column.fill_null(partition_subject) if column.null_count else column

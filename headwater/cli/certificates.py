@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headwater.cli import console
-from headwater.cli.parsing import format_bytes, format_time_us
+from headwater.cli.parsing import counted, format_bytes, format_time_us
 
 if TYPE_CHECKING:
     from broker.model.certificate import Certificate
@@ -16,10 +16,10 @@ def print_certificate(certificate: Certificate, taken: Cut) -> None:
     """Write the checked counts of a read to stderr."""
     version = certificate.table_version
     console.note(
-        f"[green]Exact:[/green] {certificate.records_count:,} records, each once, of "
+        f"[green]Exact:[/green] {counted(certificate.records_count, 'record')}, each once, of "
         f"[bold]{console.plain(taken.stream)}[/bold] as of {format_time_us(taken.taken_us)}; "
         f"table version {'none' if version is None else version}, "
-        f"{certificate.files_count:,} files, {format_bytes(certificate.files_bytes)}"
+        f"{counted(certificate.files_count, 'file')}, {format_bytes(certificate.files_bytes)}"
     )
     for part in certificate.partitions:
         console.note(

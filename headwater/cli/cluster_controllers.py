@@ -97,8 +97,11 @@ def remove(
       headwater cluster controllers remove broker-4
     """
     with _operations(server) as operations:
+        voted = broker in operations.controllers().voters
         change(operations, broker, votes=False, timeout_ms=timeout)
         _say(operations.controllers())
+        if not voted:
+            console.note(f"{console.plain(broker)} was none of them: nothing was changed.")
 
 
 @app.command()

@@ -13,20 +13,13 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Console
 from rich.markup import escape
-from rich.panel import Panel
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-)
-from rich.table import Table
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 REMARK_AFTER_S: Final = 2.0  # no command is silent for longer
 
@@ -109,6 +102,8 @@ def plain(text: str) -> str:
 
 def panel(title: str, body: str) -> None:
     """Show a framed text on stdout."""
+    from rich.panel import Panel
+
     _activity.shown()
     _OUT.print(Panel(body, title=title, title_align="left", expand=False, padding=(0, 1)))
 
@@ -117,6 +112,8 @@ def table(
     columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str | None = None
 ) -> None:
     """Show rows on stdout; numbers are right-aligned, values from outside are escaped."""
+    from rich.table import Table
+
     built = Table(title=title, title_justify="left", header_style="bold")
     body = [list(row) for row in rows]
     for index, name in enumerate(columns):
@@ -143,6 +140,8 @@ def columns(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
 
 def facts(pairs: Iterable[tuple[str, Any]], *, title: str | None = None) -> None:
     """Show names with their values on stdout, one per line."""
+    from rich.table import Table
+
     _activity.shown()
     built = Table.grid(padding=(0, 2))
     built.add_column(style="dim")
@@ -156,6 +155,15 @@ def facts(pairs: Iterable[tuple[str, Any]], *, title: str | None = None) -> None
 
 def progress(*, total: int | None, what: str) -> Progress:
     """Return a progress display on stderr; it shows nothing if stderr is not a terminal."""
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        SpinnerColumn,
+        TextColumn,
+        TimeElapsedColumn,
+    )
+
     columns = [SpinnerColumn(), TextColumn("{task.description}"), BarColumn()]
     counts = [MofNCompleteColumn(), TextColumn("{task.fields[rate]}"), TimeElapsedColumn()]
     shown = Progress(*columns, *counts, console=_ERR, transient=True, disable=not _ERR.is_terminal)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from broker.errors import InvalidConfigError, UnavailableError
 from headwater.cli import console
 from headwater.cli.quick_imports import quick_imports
-from headwater.local import embedded, runtime_file
+from headwater.local import runtime_file
 
 if TYPE_CHECKING:
     from headwater.client import Client
@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 DEFAULT_FLIGHT_PORT: Final = 7410
 DEFAULT_HTTP_PORT: Final = 7411
 DEFAULT_NATS_PORT: Final = 4222
-DEFAULT_FLIGHT: Final = f"grpc://{embedded.LOOPBACK}:{DEFAULT_FLIGHT_PORT}"
-DEFAULT_NATS: Final = f"nats://{embedded.LOOPBACK}:{DEFAULT_NATS_PORT}"
+_LOOPBACK: Final = "127.0.0.1"
+DEFAULT_FLIGHT: Final = f"grpc://{_LOOPBACK}:{DEFAULT_FLIGHT_PORT}"
+DEFAULT_NATS: Final = f"nats://{_LOOPBACK}:{DEFAULT_NATS_PORT}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +79,8 @@ def use_lake_of(server: Server) -> None:
     Variables that are already set are kept, because the user set them on purpose.
     """
     if server.moto is not None:
+        from headwater.local import embedded
+
         for name, value in embedded.moto_environment(server.moto).items():
             os.environ.setdefault(name, value)
 

@@ -76,6 +76,8 @@ _HINTS: Final = {
     "then restart the broker.",
     "RemoteTierUnavailableError": "The object store does not answer. No record is lost: the broker "
     "continues, and ships later. Check endpoint, credentials and network.",
+    "EncryptionKeyError": "docs/encryption.md says how brokers and readers get their keys; "
+    "`headwater broker --check` tries a broker's.",
     "JarsMissingError": "Run it once with a network, or copy ~/.cache/headwater/ivy from another "
     "machine (HEADWATER_IVY_DIR names another folder), or set spark.jars.repositories to a mirror.",
     "UnavailableError": "Is the server running? `headwater up` starts one; `--server` or "

@@ -21,6 +21,7 @@ from typer.main import get_command_from_info, get_group_from_info
 from typer.models import CommandInfo, TyperInfo
 
 from headwater.cli import console, failures
+from headwater.cli.plain_text import without_pydantic
 
 _EXIT_BROKEN_PIPE: Final = 141  # what a shell reports for a program ended by SIGPIPE
 # Command -> module of this folder, and the command's function or group there; in the help's order.
@@ -44,6 +45,8 @@ _COMMANDS: Final = {
     "job": ("job", "app"),
 }
 _MARKUP: Final = "rich"
+
+without_pydantic()
 
 
 class _Commands(Mapping[str, Any]):

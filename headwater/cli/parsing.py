@@ -135,6 +135,19 @@ def format_bytes(size: int) -> str:
     return f"{value:.1f} {unit}"
 
 
+def counted(count: int, what: str) -> str:
+    """Return a count with its noun: ``1 record``, ``1,010 records``."""
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+
+
+def format_duration_ms(duration_ms: int) -> str:
+    """Return a duration exactly, in the largest unit of which it is a whole number."""
+    for unit, length_ms in (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1000)):
+        if duration_ms and duration_ms % length_ms == 0:
+            return f"{duration_ms // length_ms:,} {unit}"
+    return f"{duration_ms:,} ms"
+
+
 def format_time_us(timestamp_us: int) -> str:
     """Return UTC microseconds as ISO text with the zone, exact to the microsecond."""
     whole = datetime.fromtimestamp(timestamp_us // 1_000_000, UTC)

@@ -18,7 +18,7 @@ from broker.model.records import AckPolicy
 from headwater.cli import console
 from headwater.cli.discovery import connect, find_server
 from headwater.cli.options import JsonOption, NatsOption, ServerOption, StreamArgument
-from headwater.cli.parsing import parse_header
+from headwater.cli.parsing import counted, parse_header
 from headwater.cli.publish_records import Converter, Router, values
 from headwater.nats_login import NatsLogin
 
@@ -247,7 +247,7 @@ def _say(
     rate = sent / seconds if seconds > 0 else 0
     stored = f"{report['acked']:,} {_STORED.get(policy)}"
     told = _NOT_ASKED if policy is AckPolicy.NONE else stored
-    console.note(f"{sent:,} records sent, {told}, {seconds:.1f} s, {rate:,.0f}/s")
+    console.note(f"{counted(sent, 'record')} sent, {told}, {seconds:.1f} s, {rate:,.0f}/s")
     if report["skipped"]:
         where = console.plain(str(skip_bad))
         console.note(f"{report['skipped']:,} lines could not be records; they are in {where}")

@@ -404,11 +404,11 @@ def _watch(
 
 def _banner(found: RuntimeFile, data: Path, liftbridge: str | None) -> None:
     lines = [
-        f"[bold]NATS[/bold]     {found.nats}",
-        f"[bold]Flight[/bold]   {found.flight}",
-        f"[bold]Metrics[/bold]  {found.http}/metrics",
-        f"[bold]Tables[/bold]   {console.plain(found.lake)}",
-        f"[bold]Data[/bold]     {console.plain(str(data))}",
+        f"[bold]NATS[/bold]        {found.nats}",
+        f"[bold]Flight[/bold]      {found.flight}",
+        f"[bold]Metrics[/bold]     {found.http}/metrics",
+        f"[bold]Tables[/bold]      {console.plain(found.lake)}",
+        f"[bold]Data[/bold]        {console.plain(str(data))}",
     ]
     if liftbridge is not None:
         lines.insert(2, f"[bold]Liftbridge[/bold]  {console.plain(liftbridge)}")

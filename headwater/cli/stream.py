@@ -14,7 +14,7 @@ from broker.model.stream import Stream
 from headwater.cli import console
 from headwater.cli.discovery import connect, find_server
 from headwater.cli.options import JsonOption, ServerOption, StreamArgument
-from headwater.cli.parsing import format_bytes, format_time_us
+from headwater.cli.parsing import counted, format_bytes, format_time_us
 from headwater.cli.stream_alter import alter
 from headwater.cli.stream_options import (
     AutoPauseOption,
@@ -342,8 +342,8 @@ def _say_created(stream: Any, partitioner: str | None) -> None:
             "a table of a former stream has the name of this one."
         )
     console.say(
-        f"Stream [bold]{console.plain(stream.name)}[/bold] records subject "
-        f"[bold]{console.plain(config.subject)}[/bold] in {config.partitions} partition(s)."
+        f"Stream [bold]{console.plain(stream.name)}[/bold] records subject [bold]"
+        f"{console.plain(config.subject)}[/bold] in {counted(config.partitions, 'partition')}."
     )
 
 

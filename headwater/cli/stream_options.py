@@ -9,7 +9,12 @@ import typer
 
 from broker.model.stream import EVERY_BROKER, REPLICAS_MAX
 from headwater.cli.options import checked, duration_option, size_option
-from headwater.cli.parsing import format_bytes, parse_duration_ms, parse_size
+from headwater.cli.parsing import (
+    format_bytes,
+    format_duration_ms,
+    parse_duration_ms,
+    parse_size,
+)
 
 _NO_LIMIT: Final = -(2**63)  # of an option, because None means that it was not given
 
@@ -398,4 +403,4 @@ def setting_text(name: str, value: Any) -> Any:
         return value
     if "_bytes" in name:
         return format_bytes(value)
-    return f"{value:,} ms" if "_ms" in name else value
+    return format_duration_ms(value) if "_ms" in name else value

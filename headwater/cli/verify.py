@@ -11,7 +11,7 @@ from broker.errors import CorruptDataError
 from headwater.cli import console, failures
 from headwater.cli.discovery import connect, find_server, use_lake_of
 from headwater.cli.options import JsonOption, ServerOption
-from headwater.cli.parsing import format_bytes
+from headwater.cli.parsing import counted, format_bytes
 from headwater.reads.leases import held_cut
 
 if TYPE_CHECKING:
@@ -99,7 +99,8 @@ def _verify_with_progress(client: Client, cut: Cut) -> Certificate:
 def _show(certificate: Certificate, seconds: float) -> None:
     console.say(
         f"[green]Verified[/green] [bold]{console.plain(certificate.stream)}[/bold]: "
-        f"{certificate.records_count:,} records, each once, {certificate.files_count:,} files, "
+        f"{counted(certificate.records_count, 'record')}, each once, "
+        f"{counted(certificate.files_count, 'file')}, "
         f"{format_bytes(certificate.files_bytes)}, {seconds:.1f} s"
     )
     rows: list[tuple[Any, ...]] = [

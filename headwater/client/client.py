@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Literal, Self, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
 from broker.codec.flight.protocol import (
     BATCH_BYTES_DEFAULT,
@@ -21,11 +21,7 @@ from broker.codec.flight.protocol import (
     StreamPath,
     ack_policy,
 )
-from broker.errors import (
-    EnvelopeError,
-    InvalidRequestError,
-    UnknownPartitionError,
-)
+from broker.errors import EnvelopeError, InvalidRequestError, UnknownPartitionError
 from broker.model.cut import Cut, Lease
 from broker.model.epochs import LeaderEpoch
 from broker.model.ids import LeaseId, ProducerId, StreamUuid
@@ -36,22 +32,20 @@ from broker.model.stream import AlteredStream, Stream
 from broker.ports.tiering import HeldLease, TierStatus
 from headwater.client.address import Addresses, resolve_addresses
 from headwater.client.brokers import Brokers, ToldPlace
-from headwater.client.consumer import Consumer, partitions_of
-from headwater.client.descriptions import (
-    PartitionPosition,
-    StreamDescription,
-    StreamHighWatermarks,
-)
+from headwater.client.descriptions import PartitionPosition, StreamDescription, StreamHighWatermarks
 from headwater.client.fetch import Fetch
 from headwater.client.group.requests import GroupClient
 from headwater.client.leader_route import LeaderRoute
 from headwater.client.owner import default_owner
-from headwater.client.partitioned_producer import PartitionedProducer, only_partition
 from headwater.client.pausing import PausingCalls
-from headwater.client.producer import Producer
 from headwater.client.purging import purge
 from headwater.client.read_route import ReadRoute
 from headwater.client.settings import StreamSettings
+
+if TYPE_CHECKING:  # loaded when they are used: most commands need none of them
+    from headwater.client.consumer import Consumer
+    from headwater.client.partitioned_producer import PartitionedProducer
+    from headwater.client.producer import Producer
 
 _LEASE_TTL_MS = _CUT_TIMEOUT_MS = 60_000
 
@@ -310,8 +304,10 @@ class Client(GroupClient, PausingCalls):
                 partitions, its keys choose among them, and none was given.
             UnknownStreamError, UnknownPartitionError (with the first batch).
         """
-        policy = ack_policy(acks)
-        uuid = stream_uuid
+        from headwater.client.partitioned_producer import only_partition  # noqa: PLC0415
+        from headwater.client.producer import Producer  # noqa: PLC0415
+
+        policy, uuid = ack_policy(acks), stream_uuid
         if partition is None or uuid is None:
             found = self.stream(stream)
             uuid = uuid or found.uuid
@@ -352,6 +348,8 @@ class Client(GroupClient, PausingCalls):
             InvalidRequestError: the stream's partitioner is each_client.
             UnknownStreamError.
         """
+        from headwater.client.partitioned_producer import PartitionedProducer  # noqa: PLC0415
+
         found = self.stream(stream)
 
         def opened(partition: int, partitions_count: int) -> Producer:
@@ -446,6 +444,8 @@ class Client(GroupClient, PausingCalls):
             UnknownStreamError.
             UnknownPartitionError: ``start`` names a partition that the stream does not have.
         """
+        from headwater.client.consumer import Consumer, partitions_of  # noqa: PLC0415
+
         found = self.stream(stream)
         count = found.config.partitions
         for number in start if isinstance(start, Mapping) else ():

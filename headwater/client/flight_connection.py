@@ -12,8 +12,7 @@ from typing import Any, Final
 import pyarrow as pa
 from pyarrow import flight
 
-from broker.codec.flight.actions import encode_body
-from broker.codec.flight.protocol import ReadRequest, StreamPath
+from broker.codec.flight.protocol import ReadRequest, StreamPath, encode_body
 from broker.errors import HeadwaterError, InvalidRequestError, NoAnswerError, from_wire
 from headwater.client.address import Address
 
@@ -105,9 +104,7 @@ class Connection:
         options = self._options(timeout_ms)
         channel = self._open()
         with translated(self.address, partial(self._give_up, channel)):
-            results = channel.client.do_action(
-                flight.Action(name, encode_body(name, values)), options
-            )
+            results = channel.client.do_action(flight.Action(name, encode_body(values)), options)
             return [json.loads(result.body.to_pybytes()) for result in results]
 
     def put(self, path: StreamPath, schema: pa.Schema) -> PutCall:

@@ -11,7 +11,6 @@ import json
 from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from broker.codec.schema import FILE_SCHEMA
 from broker.errors import TableMismatchError
@@ -33,6 +32,8 @@ class _Column:
 
     def add(self, values: pa.ChunkedArray) -> None:
         """Count the next rows."""
+        import pyarrow.compute as pc  # noqa: PLC0415  # few reads meet a foreign commit
+
         self.nulls += values.null_count
         plain = values.cast(pa.int64()) if pa.types.is_timestamp(values.type) else values
         if not (pa.types.is_integer(plain.type) or pa.types.is_string(plain.type)):

@@ -159,10 +159,8 @@ class ParquetObject:
             raise no_keys(self._file.path)
         schema = pa.schema([FILE_SCHEMA.field(name) for name in names])
         return self._checked(
-            lambda: (
-                self._parquet.read_row_group(index, columns=list(names))
-                .select(list(names))
-                .cast(schema)
+            lambda: _as(
+                schema, self._parquet.read_row_group(index, columns=list(names)).select(list(names))
             )
         )
 
@@ -174,6 +172,11 @@ class ParquetObject:
                 f"{self._file.path} is not readable Parquet: {' '.join(str(cause).split())[:300]}",
                 key=self._file.path,
             ) from cause
+
+
+def _as(schema: pa.Schema, rows: pa.Table) -> pa.Table:
+    """Return rows with the types of a schema; our own files have them already."""
+    return rows if rows.schema.equals(schema) else rows.cast(schema)
 
 
 def count_values(store: ObjectStore, key: str, column: str) -> int:

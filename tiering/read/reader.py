@@ -14,7 +14,6 @@ from typing import Final, Self
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from broker.codec.schema import ROW_SCHEMA
 from broker.errors import OffsetOutOfRangeError
@@ -191,7 +190,7 @@ def _sorted(rows: pa.Table) -> pa.Table:
     offsets = _offsets(rows)
     if len(offsets) < 2 or bool((np.diff(offsets) >= 0).all()):
         return rows
-    return rows.take(pc.sort_indices(rows.column("offset")))
+    return rows.sort_by("offset")
 
 
 def _require_next(rows: pa.Table, expected: int, partition: int) -> int:

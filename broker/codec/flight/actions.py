@@ -10,7 +10,6 @@ when it is done twice, because a client that got no answer asks the next broker.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -295,12 +294,6 @@ ACTIONS: Final[Mapping[str, ActionSpec]] = {
     **GROUP_ACTIONS,
     **OPERATIONS,
 }
-
-
-def encode_body(action: str, values: Mapping[str, Any]) -> bytes:
-    """Return the JSON body of an action."""
-    assert action in ACTIONS, f"no action {action!r}"
-    return json.dumps(values, separators=(",", ":")).encode()
 
 
 def decode_body(action: str, body: bytes) -> dict[str, Any]:

@@ -164,6 +164,11 @@ def _count_text(text: str) -> int:
 # ---------------------------------------------------------------------------- fields of JSON
 
 
+def encode_body(values: Mapping[str, Any]) -> bytes:
+    """Return the JSON body of an action; ``actions.decode_body`` is the other direction."""
+    return json.dumps(values, separators=(",", ":")).encode()
+
+
 def parse_object(data: bytes, *, what: str, bytes_max: int) -> dict[str, Any]:
     """Parse a JSON object of bounded size; raises InvalidRequestError."""
     if len(data) > bytes_max:

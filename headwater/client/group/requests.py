@@ -6,17 +6,17 @@ import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from broker.model.groups import COMMIT_WRITES_MAX, GroupDescription, PositionReset
 from broker.model.offsets import Offset
 from headwater.client.brokers import Brokers
 from headwater.client.fetch import Fetch
-from headwater.client.group.calls import MemberCalls
-from headwater.client.group.consumer import CallBack, GroupConsumer
-from headwater.client.group.held import MemberTerms
-from headwater.client.group.opening import Opening, check_terms
 from headwater.client.owner import default_owner
+
+if TYPE_CHECKING:  # loaded when they are used: most programs are no members of groups
+    from broker.model.groups import GroupDescription, PositionReset
+    from headwater.client.group.calls import MemberCalls
+    from headwater.client.group.consumer import CallBack, GroupConsumer
 
 
 class GroupClient(ABC):
@@ -73,6 +73,10 @@ class GroupClient(ABC):
 
         The membership begins in the background: other errors are raised by the iteration.
         """
+        from headwater.client.group.consumer import GroupConsumer  # noqa: PLC0415
+        from headwater.client.group.held import MemberTerms  # noqa: PLC0415
+        from headwater.client.group.opening import Opening, check_terms  # noqa: PLC0415
+
         names = [streams] if isinstance(streams, str) else list(streams)
         check_terms(names, group, auto_offset_reset, session_ms, commit_ms)
         member = member_id or f"member-{secrets.token_hex(8)}"
@@ -93,6 +97,8 @@ class GroupClient(ABC):
     def _calls(
         self, streams: Sequence[str], group: str, member: str, session_ms: int, *, static: bool
     ) -> MemberCalls:
+        from headwater.client.group.calls import MemberCalls  # noqa: PLC0415
+
         return MemberCalls(
             self._brokers,
             group=group,
@@ -110,6 +116,8 @@ class GroupClient(ABC):
 
     def describe_group(self, group: str) -> GroupDescription:
         """Return a group's members, partitions and positions; raises UnknownGroupError."""
+        from broker.model.groups import GroupDescription  # noqa: PLC0415
+
         (told,) = self._brokers.action("describe_group", {"group": group})
         return GroupDescription.from_dict(told)
 
@@ -120,6 +128,8 @@ class GroupClient(ABC):
             GroupInUseError: they do.
             UnknownPartitionError, InvalidRequestError, FeatureLevelError.
         """
+        from broker.model.groups import COMMIT_WRITES_MAX  # noqa: PLC0415
+
         told = [asdict(one) for one in positions]
         for at in range(0, len(told), COMMIT_WRITES_MAX):
             body = {"group": group, "positions": told[at : at + COMMIT_WRITES_MAX]}

@@ -7,6 +7,7 @@ import pytest
 from broker import errors
 from broker.errors import (
     CommitTimeoutError,
+    EncryptionKeyError,
     HeadwaterError,
     IneligibleReplicaError,
     InvalidConfigError,
@@ -71,6 +72,7 @@ def test_defects_are_not_explained_away() -> None:
         (NotEnoughReplicasError, "`headwater cluster status`"),
         (IneligibleReplicaError, "`headwater cluster partitions`"),
         (OverloadedError, "again"),
+        (EncryptionKeyError, "docs/encryption.md"),
     ],
 )
 def test_a_server_that_answers_is_not_asked_whether_it_runs(

@@ -6,9 +6,11 @@ import pytest
 
 from headwater.cli.parsing import (
     StartAt,
+    counted,
     expand_subject,
     format_age,
     format_bytes,
+    format_duration_ms,
     format_time_us,
     parse_duration_ms,
     parse_header,
@@ -101,6 +103,22 @@ def test_times_are_exact() -> None:
     """Microseconds survive, also where a float would lose them."""
     assert format_time_us(NOW_US + 1) == "2026-01-01T00:00:00.000001Z"
     assert format_time_us(253_402_300_799_999_999) == "9999-12-31T23:59:59.999999Z"
+
+
+def test_one_is_singular() -> None:
+    """What a newcomer sees first is not `1 records sent`."""
+    assert [counted(n, "record") for n in (0, 1, 2_000)] == [
+        "0 records",
+        "1 record",
+        "2,000 records",
+    ]
+
+
+def test_durations_for_people_are_exact() -> None:
+    """A setting of 30 days is not shown as 2,592,000,000 ms."""
+    shown = {0: "0 ms", 200: "200 ms", 1_500: "1,500 ms", 90_000: "90 s", 120_000: "2 min"}
+    shown |= {7_200_000: "2 h", 604_800_000: "7 d", 2_592_000_000: "30 d"}
+    assert {ms: format_duration_ms(ms) for ms in shown} == shown
 
 
 def test_sizes_and_ages_for_people() -> None:
