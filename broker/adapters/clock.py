@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 
 
@@ -13,5 +14,7 @@ class SystemClock:
         return time.time_ns() // 1000
 
     def monotonic_ms(self) -> int:
-        """Return milliseconds that never go back."""
+        """Return milliseconds that never go back; the time in which the machine slept counts."""
+        if sys.platform == "linux":  # other systems' monotonic clock may stand still meanwhile
+            return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
         return time.monotonic_ns() // 1_000_000

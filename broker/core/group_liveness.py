@@ -7,7 +7,8 @@ suspended machine) every time begins again, because the coordinator could not re
 meanwhile.
 
 A member that was found silent is not heard any more until its removal is applied: an answer would
-let the member go on after others have its partitions.
+let the member go on after others have its partitions. The next membership of its process is another
+one: it has a whole time-out, and is heard.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from broker.core.metadata.member_commands import LeaveMember
 from broker.model.ids import BrokerId
 
 LOOK_MS: Final = 250  # between two steps of a coordinator that runs
+_Key = tuple[str, str, str, int]  # group, member, process, membership of the process
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,22 +40,25 @@ class GroupLiveness:
         """``me`` is this broker; a member without a session may be silent for ``consumer_ms``."""
         self._me = me
         self._consumer_ms = consumer_ms
-        self._heard: dict[tuple[str, str, str], int] = {}  # by group, member, process
+        self._heard: dict[_Key, int] = {}
         self._appointed: dict[str, int] = {}  # by group: when this broker was named coordinator
-        self._removals: dict[tuple[str, str, str], int] = {}  # group epoch of the last one proposed
+        self._removals: dict[_Key, int] = {}  # the group epoch of the last one proposed
         self._last_ms: int | None = None
 
-    def heard(self, group: str, member: str, now_ms: int, *, instance: str = "") -> bool:
+    def heard(
+        self, group: str, member: str, now_ms: int, *, instance: str = "", membership: int = 0
+    ) -> bool:
         """Note that a member has sent a request; False: its removal is under way, so refuse it."""
-        if (group, member, instance) in self._removals:
+        key = (group, member, instance, membership)
+        if key in self._removals:
             return False
-        self._heard[group, member, instance] = now_ms
+        self._heard[key] = now_ms
         return True
 
     def removed(self, command: LeaveGroup | LeaveMember) -> None:
         """Note that a removal is applied: the same process may be a member again."""
         if isinstance(command, LeaveMember):
-            key = (command.group, command.member, command.instance)
+            key = (command.group, command.member, command.instance, command.membership)
             if self._removals.get(key) == command.epoch:
                 del self._removals[key]
                 self._heard.pop(key, None)
@@ -62,9 +67,9 @@ class GroupLiveness:
         """Return the silent members, at most one of a group: each removal changes its epoch."""
         gap_ms = 0 if self._last_ms is None else now_ms - self._last_ms
         self._last_ms = now_ms
-        heard: dict[tuple[str, str, str], int] = {}
+        heard: dict[_Key, int] = {}
         appointed: dict[str, int] = {}
-        removals: dict[tuple[str, str, str], int] = {}
+        removals: dict[_Key, int] = {}
         silent: dict[str, Silent] = {}
         for group, one in sorted(groups.items()):
             if one.coordinator != self._me:
@@ -74,7 +79,8 @@ class GroupLiveness:
             for member in sorted(one.members):
                 session = one.sessions.get(member)
                 limit_ms = self._consumer_ms if session is None else session.session_ms
-                key = (group, member, "" if session is None else session.instance)
+                process = ("", 0) if session is None else (session.instance, session.membership)
+                key = (group, member, *process)
                 at_ms = now_ms if is_new else self._heard.get(key, now_ms)
                 if gap_ms > max(limit_ms // 2, 2 * LOOK_MS):
                     at_ms = now_ms  # this broker stood still, and received nothing meanwhile
@@ -102,4 +108,5 @@ def _removal(
         instance=session.instance,
         expelled_by=me,
         epoch=present.epoch,
+        membership=session.membership,
     )

@@ -100,21 +100,24 @@ class MembersApi(Protocol):
         session_ms: int,
         static: bool,
         owner: str,
+        membership: int = 0,
     ) -> GroupPlace:
-        """Make a process a member; the same process again changes nothing.
+        """Make a process a member; the same membership of it again changes nothing.
 
-        ``instance`` is a random id of the process. A process that joins under the name of a static
+        ``instance`` is a random id of the process, ``membership`` counts how often it has joined
+        anew, from 0. A process that joins under the name of a static
         member takes its place and its partitions. ``owner`` names the process for people.
 
         Raises:
             GroupChangedError: another process is this member; or the group has members with
                 Liftbridge's clients.
+            StaleMemberError: the process has begun a later membership, or was replaced.
             InvalidRequestError, UnknownStreamError, FeatureLevelError, MetadataFullError,
             UnavailableError.
         """
 
-    def leave(self, group: str, member: str, instance: str) -> None:
-        """End a membership; raises StaleMemberError."""
+    def leave(self, group: str, member: str, instance: str, membership: int = 0) -> None:
+        """End a membership; raises StaleMemberError, also if a later one has begun."""
 
     def heartbeat(self, group: str, member: str, instance: str, epoch: int) -> MemberView:
         """Show that a member lives, and learn its claims if the group is not at ``epoch`` any more.

@@ -27,16 +27,26 @@ class GroupActions:
         session_ms: int,
         static: bool,
         owner: str,
+        membership: int,
     ) -> list[dict[str, Any]]:
         """Make a process a member."""
         place = self._members.join(
-            group, member, instance, streams, session_ms=session_ms, static=static, owner=owner
+            group,
+            member,
+            instance,
+            streams,
+            session_ms=session_ms,
+            static=static,
+            owner=owner,
+            membership=membership,
         )
         return [_place(place)]
 
-    def leave_group(self, group: str, member: str, instance: str) -> list[dict[str, Any]]:
+    def leave_group(
+        self, group: str, member: str, instance: str, membership: int
+    ) -> list[dict[str, Any]]:
         """End a membership."""
-        self._members.leave(group, member, instance)
+        self._members.leave(group, member, instance, membership)
         return [{}]
 
     def group_heartbeat(

@@ -122,20 +122,23 @@ _WHO: Final[Mapping[str, Check]] = {
 GROUP_ACTIONS: Final[Mapping[str, ActionSpec]] = {
     "join_group": ActionSpec(
         "Make a process a member of a consumer group. {group, member, instance, streams, "
-        "session_ms, static?, owner?} -> {coordinator, epoch}.",
+        "session_ms, static?, owner?, membership?} -> {coordinator, epoch}; membership counts how "
+        "often the process has joined anew.",
         {
             **_WHO,
             "streams": _streams,
             "session_ms": _number("session_ms", SESSION_MS_MAX, low=SESSION_MS_MIN),
             "static": _flag("static"),
             "owner": _owner,
+            "membership": _number("membership", OFFSET_MAX),
         },
-        {"static": False, "owner": ""},
+        {"static": False, "owner": "", "membership": 0},
     ),
     "leave_group": ActionSpec(
-        "End a membership; its partitions go to others. {group, member, instance} -> {}.",
-        _WHO,
-        {},
+        "End a membership, unless the process has begun a later one; its partitions go to others. "
+        "{group, member, instance, membership?} -> {}.",
+        {**_WHO, "membership": _number("membership", OFFSET_MAX)},
+        {"membership": 0},
     ),
     "group_heartbeat": ActionSpec(
         "Show the coordinator that a member lives. {group, member, instance, epoch} -> {epoch, "

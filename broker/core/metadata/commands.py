@@ -297,6 +297,7 @@ Command = (
     | AccessCommand
     | TrimActivity
 )
+_LATER_FIELDS: Final = ("membership",)  # left out while they have their default
 _STREAM_FIELDS: Final = frozenset({"stream", "expected", "wanted"})
 _LIMITED: Final = (  # commands that may make the metadata grow
     AlterStream
@@ -320,6 +321,9 @@ def encode(command: Command) -> bytes:
     for name in _STREAM_FIELDS & body.keys():
         if isinstance(body[name], dict):
             body[name] = without_unset(body[name])
+    for name in _LATER_FIELDS:
+        if name in body and not body[name]:
+            del body[name]
     return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
 
 

@@ -21,6 +21,7 @@ from broker.model.offsets import Offset
 # Liftbridge's clients keep the position of a group as a cursor of this id, and of the last offset
 # that was processed instead of the next one.
 GROUP_CURSOR_PREFIX: Final = "__group:"
+REPLACED_KEPT_MAX: Final = 8  # of a static member; a join that is later than so many starts counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +32,12 @@ class MemberState:
     session_ms: int  # so long it may be silent
     static: bool = False  # its name is its own: the next process of this name takes its place
     owner: str = ""  # user, host and process, for people
+    membership: int = 0  # of this process: how many it had in the group before this one
+    replaced: tuple[str, ...] = ()  # processes whose place it took: late joins of them are refused
+
+    def is_same_membership(self, other: MemberState) -> bool:
+        """Whether claims under one are claims under the other."""
+        return (self.instance, self.membership) == (other.instance, other.membership)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

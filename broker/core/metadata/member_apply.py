@@ -16,7 +16,13 @@ from broker.core.metadata.group_positions import (
     without_group,
     written,
 )
-from broker.core.metadata.group_state import GroupPosition, GroupState, MemberState, PartitionClaim
+from broker.core.metadata.group_state import (
+    REPLACED_KEPT_MAX,
+    GroupPosition,
+    GroupState,
+    MemberState,
+    PartitionClaim,
+)
 from broker.core.metadata.member_commands import (
     CommitPositions,
     DeleteGroup,
@@ -26,30 +32,20 @@ from broker.core.metadata.member_commands import (
     RebalanceGroup,
     ResetPositions,
 )
+from broker.core.metadata.member_rules import (
+    NAME_CHARACTERS_MAX,
+    other_epoch,
+    refused_join,
+    refused_leave,
+    stale_member,
+    unknown_group,
+)
 from broker.core.metadata.outcome import Applied, CommandReply, Rejected, refused_level
 from broker.core.metadata.size import refused_growth, weight_of_group
 from broker.core.metadata.state import FEATURE_LEVEL_STREAMS, MetadataState
-from broker.errors import (
-    GroupChangedError,
-    GroupInUseError,
-    HeadwaterError,
-    InvalidRequestError,
-    StaleMemberError,
-    UnknownGroupError,
-    UnknownPartitionError,
-    UnknownStreamError,
-)
-from broker.model.groups import (
-    COMMIT_WRITES_MAX,
-    MEMBER_STREAMS_MAX,
-    SESSION_MS_MAX,
-    SESSION_MS_MIN,
-    PositionCommit,
-    partition_key,
-)
+from broker.errors import GroupInUseError, InvalidRequestError, UnknownPartitionError
+from broker.model.groups import COMMIT_WRITES_MAX, PositionCommit, partition_key
 from broker.model.offsets import OFFSET_MAX
-
-NAME_CHARACTERS_MAX = 256
 
 
 def apply_member(state: MetadataState, command: MemberCommand) -> Applied:
@@ -95,7 +91,7 @@ def lacks_claims(state: MetadataState, group: GroupState) -> bool:
 
 
 def _join(state: MetadataState, command: JoinMember) -> Applied:
-    refused = _refused_join(state, command)
+    refused = refused_join(state, command)
     if refused is not None:
         return state, Rejected(refused)
     present = state.groups.get(command.group)
@@ -103,18 +99,20 @@ def _join(state: MetadataState, command: JoinMember) -> Applied:
         first = state.group_epoch + 1
         present = GroupState(coordinator=command.coordinator, epoch=0, appointed=first)
     streams = tuple(sorted(set(command.streams)))
+    known = present.sessions.get(command.member)
     session = MemberState(
         instance=command.instance,
         session_ms=command.session_ms,
         static=command.static,
         owner=command.owner,
+        membership=command.membership,
+        replaced=_replaced(known, command.instance),
     )
-    known = present.sessions.get(command.member)
     if known == session and present.members[command.member] == streams:
         return state, _reply(present)
     epoch = state.group_epoch + 1
     claims = dict(present.claims)
-    if known is not None and known.instance != command.instance:
+    if known is not None and not known.is_same_membership(session):
         claims = {
             key: replace(one, epoch=epoch) if one.member == command.member else one
             for key, one in claims.items()
@@ -134,57 +132,19 @@ def _join(state: MetadataState, command: JoinMember) -> Applied:
     return after, _reply(changed)
 
 
-def _refused_join(state: MetadataState, command: JoinMember) -> HeadwaterError | None:
-    for name in (command.group, command.member, command.instance, *command.streams):
-        if not 0 < len(name) <= NAME_CHARACTERS_MAX or not name.isprintable():
-            return InvalidRequestError(
-                f"a name of a group, member or stream must have 1 to {NAME_CHARACTERS_MAX} "
-                "printable characters"
-            )
-    if len(command.owner) > NAME_CHARACTERS_MAX or not command.owner.isprintable():
-        return InvalidRequestError("the owner of a member is a short printable text")
-    if not 0 < len(command.streams) <= MEMBER_STREAMS_MAX:
-        return InvalidRequestError(f"a member reads 1 to {MEMBER_STREAMS_MAX} streams")
-    if not SESSION_MS_MIN <= command.session_ms <= SESSION_MS_MAX:
-        return InvalidRequestError(
-            f"a session lasts {SESSION_MS_MIN} to {SESSION_MS_MAX} ms, not {command.session_ms}",
-            field="session_ms",
-        )
-    present = state.groups.get(command.group)
-    if present is not None and not present.is_own:
-        return GroupChangedError(
-            f"group {command.group!r} has members with Liftbridge's clients; a group has members "
-            "of one kind at a time: end them first, and the group goes on at their positions",
-            group=command.group,
-        )
-    for name in command.streams:
-        if name not in state.streams:
-            return UnknownStreamError(f"no stream is named {name!r}", stream=name)
-    known = None if present is None else present.sessions.get(command.member)
-    if known is None or known.instance == command.instance or (known.static and command.static):
-        return None
-    return GroupChangedError(
-        f"{known.owner or 'another process'} is member {command.member!r} of group "
-        f"{command.group!r} already; leave the member's name out to get one of its own",
-        group=command.group,
-    )
+def _replaced(known: MemberState | None, instance: str) -> tuple[str, ...]:
+    """Return the processes whose place a member's process has taken, the newest last."""
+    if known is None or known.instance == instance:
+        return () if known is None else known.replaced
+    return (*known.replaced, known.instance)[-REPLACED_KEPT_MAX:]
 
 
 def _leave(state: MetadataState, command: LeaveMember) -> Applied:
     present = state.groups.get(command.group)
-    known = None if present is None else present.sessions.get(command.member)
-    if present is None or known is None or known.instance != command.instance:
-        return state, Rejected(stale_member(command.group, command.member, replaced=bool(known)))
-    if command.expelled_by not in (None, present.coordinator):
-        return state, Rejected(
-            GroupChangedError(
-                f"{present.coordinator} coordinates group {command.group!r}, not "
-                f"{command.expelled_by}",
-                group=command.group,
-            )
-        )
-    if command.epoch not in (None, present.epoch):
-        return state, Rejected(_other_epoch(command.group, command.epoch, present.epoch))
+    refused = refused_leave(present, command)
+    if refused is not None:
+        return state, Rejected(refused)
+    assert present is not None, "nobody leaves a group that is not there"
     epoch = state.group_epoch + 1
     changed = replace(
         present,
@@ -330,7 +290,7 @@ def _rebalance(state: MetadataState, command: RebalanceGroup) -> Applied:
     if present is None:
         return state, Rejected(unknown_group(state, command.group))
     if present.epoch != command.epoch:
-        return state, Rejected(_other_epoch(command.group, command.epoch, present.epoch))
+        return state, Rejected(other_epoch(command.group, command.epoch, present.epoch))
     if not lacks_claims(state, present):
         return state, _reply(present)
     epoch = state.group_epoch + 1
@@ -352,29 +312,3 @@ def _put(state: MetadataState, group: str, changed: GroupState, epoch: int) -> M
 
 def _reply(group: GroupState) -> CommandReply:
     return {"group_epoch": group.epoch, "coordinator": group.coordinator}
-
-
-def _other_epoch(group: str, got: int | None, current: int) -> GroupChangedError:
-    return GroupChangedError(
-        f"group {group!r} is at epoch {current}, not {got}", group=group, got=got, current=current
-    )
-
-
-def stale_member(group: str, member: str, *, replaced: bool) -> StaleMemberError:
-    """Return the error of a process that is not the member (any more)."""
-    why = "another process has taken its place" if replaced else "it was expelled, or never joined"
-    return StaleMemberError(
-        f"this process is not member {member!r} of group {group!r}: {why}",
-        group=group,
-        member=member,
-        replaced=replaced,
-    )
-
-
-def unknown_group(state: MetadataState, group: str) -> UnknownGroupError:
-    """Return the error about a group that has neither members nor positions."""
-    known = sorted({*state.groups, *state.positions})[:20]
-    return UnknownGroupError(
-        f"no consumer group is named {group!r}; there are {', '.join(known) or 'none'}",
-        group=group,
-    )

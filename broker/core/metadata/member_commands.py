@@ -16,8 +16,10 @@ from broker.model.ids import BrokerId
 class JoinMember:
     """Make a process a member of a group; a group without members begins with it.
 
-    The same process again changes nothing. Another process takes the place and the claims of a
-    static member of this name, under a new epoch; a member that is not static is not replaced.
+    The same process again changes nothing, unless it begins its next membership: then its claims
+    get a new epoch. Another process takes the place and the claims of a static member of this name,
+    under a new epoch; a member that is not static is not replaced. A late command of an earlier
+    membership, or of a process that was replaced, is rejected.
     """
 
     group: str
@@ -28,6 +30,7 @@ class JoinMember:
     coordinator: BrokerId  # of a new group
     static: bool = False
     owner: str = ""
+    membership: int = 0  # of the process; raised before it joins again
     weight_max: int | None = None  # of all metadata with it; None: no limit
 
 
@@ -36,8 +39,8 @@ class LeaveMember:
     """End a membership; the member's partitions go to others at once.
 
     A coordinator that expels a silent member names itself and the group's epoch: the command is
-    rejected if the group has another coordinator or epoch by now. A late one would else end the
-    next membership of the same process.
+    rejected if the group has another coordinator or epoch by now. A member names the membership
+    that it ends. A late command would else end the next membership of the same process.
     """
 
     group: str
@@ -45,6 +48,7 @@ class LeaveMember:
     instance: str
     expelled_by: BrokerId | None = None
     epoch: int | None = None
+    membership: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

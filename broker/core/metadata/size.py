@@ -60,6 +60,10 @@ class WeighedMember(Protocol):
     def owner(self) -> str:
         """The process, for people."""
 
+    @property
+    def replaced(self) -> Sequence[str]:
+        """Earlier processes."""
+
 
 class WeighedGroup(Protocol):
     """The parts of a consumer group that grow."""
@@ -165,7 +169,7 @@ def weight_of_cursor(cursor_id: str, positions: Mapping[str, int]) -> int:
 def weight_of_group(group_id: str, group: WeighedGroup) -> int:
     """Return the weight of a consumer group; it grows with its members and their streams."""
     told = (group_id, group.coordinator, dict(group.members), group.reports)
-    sessions = [(one.instance, one.owner) for one in group.sessions.values()]
+    sessions = [(one.instance, one.owner, *one.replaced) for one in group.sessions.values()]
     weight = _GROUP_WEIGHT + len(json.dumps(told)) + _CLAIM_WEIGHT * len(group.claims)
     return weight + (len(json.dumps(sessions)) + _GROUP_WEIGHT * len(sessions) if sessions else 0)
 

@@ -44,7 +44,7 @@ FEATURE_LEVEL_MAX: Final = 6  # the highest level that this build understands
 # 160 kB. A broker that was down during more deletions keeps the logs of the oldest ones.
 DELETED_KEPT_MAX: Final = 4096
 
-# Fields of partitions that older builds do not know.
+# Fields of partitions and of members that older builds do not know.
 _LATER_FIELDS: Final = (
     "purged_end",
     "remote_start",
@@ -55,6 +55,8 @@ _LATER_FIELDS: Final = (
     "pause_latest_us",
     "readonly_first_us",
     "readonly_latest_us",
+    "membership",
+    "replaced",
 )
 
 FIRST_PARTITION_EPOCH: Final = PartitionEpoch(1)

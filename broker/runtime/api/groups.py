@@ -22,7 +22,7 @@ from broker.core.metadata.commands import (
     SetCursors,
 )
 from broker.core.metadata.group_positions import cursor_of
-from broker.core.metadata.group_state import GroupState
+from broker.core.metadata.group_state import GroupState, MemberState
 from broker.core.metadata.member_apply import lacks_claims
 from broker.core.metadata.state import FEATURE_LEVEL_LIFTBRIDGE, MetadataState
 from broker.errors import GroupChangedError, HeadwaterError, UnknownGroupError
@@ -116,14 +116,20 @@ class Groups:
         if error is not None:
             self._seen = ({}, {})  # look again
 
-    def heard(self, group: str, member: str, instance: str) -> None:
-        """Note that a member with Headwater's client has sent a request.
+    def heard(self, group: str, member: str, session: MemberState) -> None:
+        """Note that a member with Headwater's client has sent a request in its session.
 
         Raises GroupChangedError: the member was silent for too long, and is being expelled.
         """
         now_ms = self._clock.monotonic_ms()
         with self._lock:
-            stays = self._liveness.heard(group, member, now_ms, instance=instance)
+            stays = self._liveness.heard(
+                group,
+                member,
+                now_ms,
+                instance=session.instance,
+                membership=session.membership,
+            )
         if not stays:
             raise GroupChangedError(
                 f"member {member!r} of group {group!r} was silent for too long, and is being "

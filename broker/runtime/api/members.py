@@ -21,8 +21,8 @@ from broker.core.metadata.commands import (
     ResetPositions,
 )
 from broker.core.metadata.group_positions import is_lost, position_of
-from broker.core.metadata.group_state import GROUP_CURSOR_PREFIX, GroupState
-from broker.core.metadata.member_apply import stale_member, unknown_group
+from broker.core.metadata.group_state import GROUP_CURSOR_PREFIX, GroupState, MemberState
+from broker.core.metadata.member_rules import stale_member, unknown_group
 from broker.core.metadata.state import FEATURE_LEVEL_STREAMS, MetadataState
 from broker.errors import NotCoordinatorError, StaleClaimError
 from broker.model.groups import (
@@ -72,6 +72,7 @@ class Members:
         session_ms: int,
         static: bool,
         owner: str,
+        membership: int = 0,
     ) -> GroupPlace:
         """See ``MembersApi.join``."""
         raise_level(self._metadata, FEATURE_LEVEL_STREAMS)
@@ -83,6 +84,7 @@ class Members:
             session_ms=session_ms,
             static=static,
             owner=owner,
+            membership=membership,
             coordinator=self._candidate(BrokerId("")),
         )
         reply = self._metadata.propose(command, timeout_ms=_PROPOSE_MS)
@@ -90,19 +92,17 @@ class Members:
             coordinator=BrokerId(reply["coordinator"]), epoch=reply["group_epoch"], members={}
         )
 
-    def leave(self, group: str, member: str, instance: str) -> None:
+    def leave(self, group: str, member: str, instance: str, membership: int = 0) -> None:
         """See ``MembersApi.leave``."""
-        command = LeaveMember(group=group, member=member, instance=instance)
+        command = LeaveMember(group=group, member=member, instance=instance, membership=membership)
         self._metadata.propose(command, timeout_ms=_PROPOSE_MS)
 
     def heartbeat(self, group: str, member: str, instance: str, epoch: int) -> MemberView:
         """See ``MembersApi.heartbeat``."""
-        present = self._metadata.state.groups.get(group)
-        session = None if present is None else present.sessions.get(member)
-        known = present is not None and session is not None and session.instance == instance
-        if known:  # before anything is looked up: who is heard now is not expelled meanwhile
-            self._groups.heard(group, member, instance)
-        self._confirm(0 if not known or session is None else session.session_ms // 4)
+        heard = _session(self._metadata.state, group, member, instance)
+        if heard is not None:  # before the look-up: who is heard now is not expelled meanwhile
+            self._groups.heard(group, member, heard)
+        self._confirm(0 if heard is None else heard.session_ms // 4)
         state = self._metadata.state
         present = state.groups.get(group)
         session = None if present is None else present.sessions.get(member)
@@ -114,8 +114,8 @@ class Members:
                 group=group,
                 coordinator=present.coordinator,
             )
-        if not known:
-            self._groups.heard(group, member, instance)
+        if heard is None or not heard.is_same_membership(session):
+            self._groups.heard(group, member, session)
         settled = not any(one.heir for one in present.claims.values())
         claims = None if epoch == present.epoch else tuple(told_claims(state, group, member))
         return MemberView(
@@ -211,6 +211,13 @@ class Members:
 
     def _candidate(self, silent: BrokerId) -> BrokerId:
         return candidate(self._metadata.state, self._me, silent, protocol=_PROTOCOL)
+
+
+def _session(state: MetadataState, group: str, member: str, instance: str) -> MemberState | None:
+    """Return the session of a process that is a member; None: it is not, as far as known here."""
+    present = state.groups.get(group)
+    found = None if present is None else present.sessions.get(member)
+    return found if found is not None and found.instance == instance else None
 
 
 def told_claims(state: MetadataState, group: str, member: str) -> list[ToldClaim]:

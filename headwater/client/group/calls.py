@@ -5,6 +5,7 @@ Heartbeats go to the coordinator, everything else to any broker that answers.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -34,7 +35,12 @@ _CALL_MS: Final = 10_000
 
 
 def monotonic_ms() -> int:
-    """Return this process's monotonic time."""
+    """Return a time that never goes back, and does not stand still while the machine sleeps.
+
+    A member must not believe, after its machine was suspended, that its session has just begun.
+    """
+    if sys.platform == "linux":
+        return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
     return time.monotonic_ns() // 1_000_000
 
 
@@ -72,9 +78,9 @@ class MemberCalls:
 
     def _perform(self, request: Request) -> Event:
         match request:
-            case JoinRequest():
+            case JoinRequest(membership):
                 self._brokers.discover()
-                told = self._any("join_group", self._terms)
+                told = self._any("join_group", {**self._terms, **_counted(membership)})
                 return Joined(told["coordinator"], told["epoch"])
             case BeatRequest(coordinator, epoch):
                 return self._beat(coordinator, epoch)
@@ -87,8 +93,8 @@ class MemberCalls:
             case CommitRequest(writes):
                 self._any("commit_positions", {"positions": [asdict(one) for one in writes]})
                 return PositionsStored()
-            case LeaveRequest():
-                self._any("leave_group", {})
+            case LeaveRequest(membership):
+                self._any("leave_group", _counted(membership))
                 return Left()
 
     def _beat(self, coordinator: str, epoch: int) -> Event:
@@ -109,3 +115,8 @@ class MemberCalls:
     def _any(self, action: str, values: dict[str, Any]) -> dict[str, Any]:
         (told,) = self._brokers.action(action, {**self._who, **values}, timeout_ms=_CALL_MS)
         return told
+
+
+def _counted(membership: int) -> dict[str, int]:
+    """Return the field of a membership, which older brokers do not know; the first has none."""
+    return {"membership": membership} if membership else {}

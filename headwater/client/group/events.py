@@ -125,6 +125,8 @@ Event = (
 class JoinRequest:
     """Ask any broker for membership."""
 
+    membership: int = 0  # how many this process has had before
+
 
 @dataclass(frozen=True, slots=True)
 class BeatRequest:
@@ -150,7 +152,9 @@ class CommitRequest:
 
 @dataclass(frozen=True, slots=True)
 class LeaveRequest:
-    """Ask any broker to end the membership."""
+    """Ask any broker to end a membership, unless a later one has begun."""
+
+    membership: int = 0
 
 
 Request = JoinRequest | BeatRequest | ReportRequest | CommitRequest | LeaveRequest

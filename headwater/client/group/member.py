@@ -83,6 +83,7 @@ class MemberCore:
         self.refusals_count = 0  # of commits
         self.last_refusal: HeadwaterError | None = None
         self._terms = terms
+        self._membership = 0  # how many ended before this one
         self._epoch_min = 0  # what an older view says is over
         self._lease_until_ms = -1
         self._polled_ms: int | None = None
@@ -195,12 +196,12 @@ class MemberCore:
         if self.phase != "member" or not late:
             return []
         self.phase = "slow"
-        return [*self._lose(self.held), LeaveRequest()]
+        return [*self._lose(self.held), LeaveRequest(self._membership)]
 
     def _polled(self, now_ms: int) -> None:
         self._polled_ms = now_ms
         if self.phase == "slow":
-            self.phase, self._next_join_ms = "joining", now_ms
+            self._begin_again(now_ms)
         if self._terms.commit_ms is not None:
             self._processed(self.held)
 
@@ -370,16 +371,16 @@ class MemberCore:
             refused = set(error.partitions)
             self._committing = tuple(one for one in sent if one.key not in refused)
             self._committed(now_ms)
-            self.epoch, self._next_beat_ms = 0, now_ms  # ask for all claims
-            for key in refused:
-                if (held := self.held.get(key)) is not None:
-                    held.committed, held.back = held.done, False  # it is somebody else's to say
-            self._refused(error)
+            stale = [one.key for one in sent if one.key in refused and self._is_of_now(one)]
+            for key in stale:
+                held = self.held[key]
+                held.committed, held.back = held.done, False  # it is somebody else's to say
+            if stale:  # else it was sent under earlier claims, and is told as lost
+                self.epoch, self._next_beat_ms = 0, now_ms  # ask for all claims
+                self._refused(error)
             return []
         self._committing, self._next_commit_ms = (), now_ms + _RETRY_MS
-        of_now = any(
-            one.key in self.held and self.held[one.key].claim.epoch == one.epoch for one in sent
-        )
+        of_now = any(map(self._is_of_now, sent))
         if isinstance(error, StaleMemberError) and not of_now and not error.replaced:
             return []  # it was sent before the member joined again
         if isinstance(error, StaleMemberError):
@@ -388,6 +389,11 @@ class MemberCore:
         if not isinstance(error, UnavailableError | GroupChangedError):
             self._refused(error)
         return []
+
+    def _is_of_now(self, write: PositionCommit) -> bool:
+        """Whether a write was made under a claim that the member holds still."""
+        held = self.held.get(write.key)
+        return held is not None and held.claim.epoch == write.epoch
 
     def _refused(self, error: HeadwaterError) -> None:
         self.refusals_count += 1
@@ -399,8 +405,14 @@ class MemberCore:
             return self._end(None)
         if error.replaced:
             return [*self._lose(self.held), *self._end(error)]
-        self.phase, self._next_join_ms, self.epoch = "joining", now_ms, 0
+        self._begin_again(now_ms)
         return self._lose(self.held)
+
+    def _begin_again(self, now_ms: int) -> None:
+        """Join under the next number, so that what is under way about this membership is late."""
+        if self.phase != "joining":
+            self._membership += 1
+            self.phase, self._next_join_ms, self.epoch = "joining", now_ms, 0
 
     def _end(self, error: HeadwaterError | None) -> list[Effect]:
         self.phase = "ended"
@@ -412,7 +424,7 @@ class MemberCore:
         effects: list[Effect] = []
         if self.phase == "joining" and not self._joining and now_ms >= self._next_join_ms:
             self._joining = True
-            effects.append(JoinRequest())
+            effects.append(JoinRequest(self._membership))
         if self.phase == "member" and not self._beating and now_ms >= self._next_beat_ms:
             self._beating = True
             effects.append(BeatRequest(self.coordinator, self.epoch))
@@ -420,7 +432,7 @@ class MemberCore:
             effects += self._commit()
         if self.phase == "leaving" and not self._leaving and self.is_clean:
             self._leaving = True
-            effects += [LeaveRequest()] if self._leave else self._end(None)
+            effects += [LeaveRequest(self._membership)] if self._leave else self._end(None)
         return effects
 
     def _commit(self) -> list[Effect]:

@@ -62,6 +62,7 @@ class MetadataHistory:
         self.states = [bare]
         self.expelled: list[tuple[str, int]] = []  # process, session
         self.wrong: list[str] = []
+        self._replaced: set[str] = set()  # processes
         self.grow(partitions)
 
     @property
@@ -93,6 +94,13 @@ class MetadataHistory:
             mine = [key for key, one in held.items() if one.member == command.member]
             if any(kept[key].member != command.member for key in mine):
                 self.wrong.append(f"{command.member} came back and lost its partitions")
+        if isinstance(command, JoinMember):
+            group = before.groups.get(command.group)
+            known = None if group is None else group.sessions.get(command.member)
+            if known is not None and known.instance != command.instance:
+                if command.instance in self._replaced:
+                    self.wrong.append(f"{command.instance} came back after it was replaced")
+                self._replaced.add(known.instance)
 
     def grow(self, partitions: int) -> None:
         """Give the stream more partitions."""

@@ -16,7 +16,7 @@ from broker.model.groups import partition_key
 from broker.model.ids import BrokerId
 from checkkit.check_groups import GroupHistory, judge_group
 from simkit.groups.brokers import UUID, MetadataHistory, SimBroker, SimClock
-from simkit.groups.members import Network, SimMember
+from simkit.groups.members import PROCESSING_MS_MAX, Network, SimMember
 
 _NAMES = (BrokerId("a"), BrokerId("b"), BrokerId("c"))
 _TICK_MS = 25
@@ -104,7 +104,7 @@ class _World:
         living = [one for one in self.members if not one.is_over]
         kinds: list[Callable[[list[SimMember]], None]] = [
             self._join, self._kill, self._pause, self._cut, self._close, self._break_broker,
-            self._break_broker, self._grow,
+            self._break_broker, self._grow, self._work_for_long,
         ]  # fmt: skip
         self.chance.choice(kinds)(living)
 
@@ -137,6 +137,13 @@ class _World:
             self.met["cut"] += 1
             ms = self.chance.choice((500, 1_500, 5_000, 15_000))
             self.at(self.clock.ms + ms, lambda: setattr(one, "is_cut", False))
+
+    def _work_for_long(self, living: list[SimMember]) -> None:
+        """Let an application ask for nothing, until its member gives everything up and leaves."""
+        if living:
+            self.met["application is slow"] += 1
+            ms = PROCESSING_MS_MAX + self.chance.choice((100, 500, 2_000))
+            self._app_due[self.chance.choice(living).instance] = self.clock.ms + ms
 
     def _close(self, living: list[SimMember]) -> None:
         if living and living[0].is_running:

@@ -39,6 +39,7 @@ from headwater.client.group.member import MemberCore
 from simkit.groups.brokers import SimBroker, SimClock
 
 TIMEOUT_MS = 1_000
+PROCESSING_MS_MAX = 8_000
 
 
 @dataclass(slots=True)
@@ -78,7 +79,9 @@ class SimMember:
         self._chance, self._clock = network.chance, network.clock
         commit_ms = self._chance.choice((200, 1_000, 3_000))
         self.core = MemberCore(
-            MemberTerms(session_ms=session_ms, commit_ms=commit_ms, processing_ms_max=8_000)
+            MemberTerms(
+                session_ms=session_ms, commit_ms=commit_ms, processing_ms_max=PROCESSING_MS_MAX
+            )
         )
         self._reads: dict[str, tuple[ToldClaim, int]] = {}
         self._for_app: list[BeginReading | StopReading | ClaimsLost] = []
@@ -222,9 +225,14 @@ class SimMember:
     def _performed(self, request: Request, broker: SimBroker, sent_ms: int) -> Event:
         members, who = broker.members, ("g", self.name, self.instance)
         match request:
-            case JoinRequest():
+            case JoinRequest(membership):
                 place = members.join(
-                    *who, ["s"], session_ms=self.session_ms, static=self.static, owner=""
+                    *who,
+                    ["s"],
+                    session_ms=self.session_ms,
+                    static=self.static,
+                    owner="",
+                    membership=membership,
                 )
                 return Joined(place.coordinator, place.epoch)
             case BeatRequest(_, epoch):
@@ -234,6 +242,6 @@ class SimMember:
             case CommitRequest(writes):
                 members.commit(*who, writes)
                 return PositionsStored()
-            case LeaveRequest():
-                members.leave(*who)
+            case LeaveRequest(membership):
+                members.leave(*who, membership)
                 return Left()

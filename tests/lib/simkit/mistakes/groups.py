@@ -11,6 +11,7 @@ from broker.core.metadata import group_positions, member_apply
 from broker.core.metadata.group_claims import rebalanced
 from broker.core.metadata.group_state import PartitionClaim
 from broker.core.metadata.member_commands import JoinMember, LeaveMember
+from broker.model.offsets import OFFSET_MAX
 from broker.runtime.api import members
 from broker.runtime.api.groups import Groups
 from headwater.client.group.member import MemberCore
@@ -86,11 +87,40 @@ def late_expulsions_count() -> Any:
     honest = member_apply.apply_member
 
     def late(state: Any, command: Any) -> Any:
-        if isinstance(command, LeaveMember):
-            command = replace(command, epoch=None)
+        if isinstance(command, LeaveMember) and command.expelled_by is not None:
+            command = replace(command, epoch=None, membership=OFFSET_MAX)
         return honest(state, command)
 
     return replaced(applying, "apply_member", late)
+
+
+def late_leaves_count() -> Any:
+    """End whichever membership a process has when its leave is applied."""
+    honest = member_apply.apply_member
+
+    def late(state: Any, command: Any) -> Any:
+        if isinstance(command, LeaveMember) and command.expelled_by is None:
+            command = replace(command, membership=OFFSET_MAX)
+        return honest(state, command)
+
+    return replaced(applying, "apply_member", late)
+
+
+def memberships_are_not_counted() -> Any:
+    """Take a process that joins anew for a member that asks twice."""
+    honest = member_apply.apply_member
+
+    def uncounted(state: Any, command: Any) -> Any:
+        if isinstance(command, JoinMember | LeaveMember):
+            command = replace(command, membership=0)
+        return honest(state, command)
+
+    return replaced(applying, "apply_member", uncounted)
+
+
+def who_was_replaced_comes_back() -> Any:
+    """Let a late join of a former process of a static member take the place again."""
+    return replaced(member_apply, "_replaced", lambda *_: ())
 
 
 def static_members_are_forgotten() -> Any:
@@ -103,7 +133,10 @@ def static_members_are_forgotten() -> Any:
             known = None if group is None else group.sessions.get(command.member)
             if known is not None and known.instance != command.instance and known.static:
                 leave = LeaveMember(
-                    group=command.group, member=command.member, instance=known.instance
+                    group=command.group,
+                    member=command.member,
+                    instance=known.instance,
+                    membership=known.membership,
                 )
                 state, _ = honest(state, leave)
         return honest(state, command)
@@ -154,6 +187,9 @@ MUTANTS: Final[dict[str, Mutant]] = {
         heartbeats_are_not_heard,
         who_is_being_expelled_is_answered,
         late_expulsions_count,
+        late_leaves_count,
+        memberships_are_not_counted,
+        who_was_replaced_comes_back,
         static_members_are_forgotten,
         coordinators_are_not_confirmed,
         a_session_begins_with_the_answer,

@@ -58,9 +58,11 @@ def test_a_coordinator_that_stood_still_expels_nobody() -> None:
     assert told(liveness, group("a"), 62_500) == ["a"]
 
 
-def own(appointed: int = 1, session_ms: int = 1_000, epoch: int = 9) -> dict[str, GroupState]:
+def own(
+    appointed: int = 1, session_ms: int = 1_000, epoch: int = 9, membership: int = 0
+) -> dict[str, GroupState]:
     """Return group g with member a of Headwater's client."""
-    session = MemberState(instance="A", session_ms=session_ms)
+    session = MemberState(instance="A", session_ms=session_ms, membership=membership)
     return {
         "g": GroupState(
             coordinator=ME, epoch=epoch, members={"a": ("s",)}, sessions={"a": session},
@@ -121,6 +123,20 @@ def test_a_process_that_was_expelled_and_joins_again_has_a_whole_session() -> No
     for now in range(1_500, 2_501, LOOK_MS):
         assert told(liveness, own(epoch=11), now) == []
     assert liveness.heard("g", "a", 2_501, instance="A")
+
+
+def test_the_next_membership_of_a_process_is_not_expelled_for_the_former() -> None:
+    """It began before the removal was applied, which is late then; it has a whole time-out."""
+    liveness = GroupLiveness(ME, consumer_ms=60_000)
+    silent_member(liveness)
+    again = own(epoch=11, membership=1)
+    assert told(liveness, again, 1_500) == []
+    assert liveness.heard("g", "a", 1_500, instance="A", membership=1)
+    for now in range(1_750, 2_501, LOOK_MS):
+        assert told(liveness, again, now) == []
+    (silent,) = liveness.step(again, 2_750)
+    assert isinstance(silent.command, LeaveMember)
+    assert (silent.command.epoch, silent.command.membership) == (11, 1)
 
 
 def test_another_appointment_forgets_what_was_under_way() -> None:

@@ -223,7 +223,7 @@ def test_an_expelled_member_joins_again_and_a_replaced_one_ends() -> None:
     (beat,) = rig.step(Ticked(), 2_000)
     expelled = StaleMemberError("expelled", group="g", member="m", replaced=False)
     effects = rig.step(RequestFailed(beat, expelled))  # type: ignore[arg-type]
-    assert effects == [ClaimsLost((claim(offset=0),)), JoinRequest()]
+    assert effects == [ClaimsLost((claim(offset=0),)), JoinRequest(1)]
     rig = Rig().joined(claim(offset=0))
     (beat,) = rig.step(Ticked(), 2_000)
     replaced = StaleMemberError("replaced", group="g", member="m", replaced=True)
@@ -247,6 +247,26 @@ def test_answers_from_before_it_joined_again_count_for_nothing() -> None:
     rig.told(claim(epoch=9, offset=0), epoch=9)
     assert rig.step(RequestFailed(commit, expelled)) == []  # type: ignore[arg-type]
     assert rig.core.held.keys() == {claim().key}
+
+
+def test_a_late_refusal_is_not_about_the_claims_of_now() -> None:
+    """What was processed under the claim of now is still to be committed."""
+    rig = Rig(commit_ms=None).joined(claim(offset=0))
+    rig.give(4)
+    commit = rig.step(CommitWanted())[0]
+    (beat,) = rig.step(Ticked(), 2_000)
+    expelled = StaleMemberError("expelled", group="g", member="m", replaced=False)
+    rig.step(RequestFailed(beat, expelled))  # type: ignore[arg-type]
+    rig.step(Joined("a", 9))
+    rig.told(claim(epoch=9, offset=0), epoch=9)
+    assert rig.core.give(claim().key, 9, Offset(6), 1, rig.now_ms)
+    rig.step(CommitWanted())
+    late = StaleClaimError("gone", partitions=[claim().key])
+    (write,) = rig.writes(rig.step(RequestFailed(commit, late)))  # type: ignore[arg-type]
+    assert (write.epoch, write.offset) == (9, 6)
+    assert rig.core.refusals_count == 0
+    assert not rig.core.is_clean
+    assert rig.core.take_lost() == [claim().key]
 
 
 def test_a_silent_coordinator_is_reported_and_another_one_found() -> None:
@@ -304,7 +324,26 @@ def test_an_application_that_asks_for_nothing_loses_its_partitions() -> None:
     rig.step(Ticked(), 60_000)
     effects = rig.step(Ticked(), 1)
     assert effects[:2] == [ClaimsLost((claim(offset=0),)), LeaveRequest()]
-    assert rig.step(Polled()) == [JoinRequest()]
+    assert rig.step(Polled()) == [JoinRequest(1)]
+
+
+def test_each_membership_has_a_number() -> None:
+    """A leave names the membership that it ends; a repeated join does not begin another one."""
+    rig = Rig().joined(claim(offset=0))
+    (beat,) = rig.step(Ticked(), 2_000)
+    expelled = StaleMemberError("expelled", group="g", member="m", replaced=False)
+    (_, join) = rig.step(RequestFailed(beat, expelled))  # type: ignore[arg-type]
+    assert join == JoinRequest(1)
+    report = RequestFailed(ReportRequest("a"), expelled)
+    assert rig.step(report) == []  # of the former membership
+    assert rig.step(RequestFailed(JoinRequest(1), NO_ANSWER)) == []
+    assert rig.step(Ticked(), 250) == [JoinRequest(1)]
+    rig.step(Joined("a", 9))
+    rig.told(claim(epoch=9, offset=0), epoch=9)
+    assert LeaveRequest(1) in rig.step(Ticked(), 60_000)
+    assert rig.step(Polled()) == [JoinRequest(2)]
+    rig.step(Joined("a", 12))
+    assert LeaveRequest(2) in rig.step(CloseAsked(leave=True))
 
 
 def test_a_closed_member_commits_before_it_leaves() -> None:

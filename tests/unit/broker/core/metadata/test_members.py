@@ -1,6 +1,6 @@
 """Consumer groups of Headwater's own client in the metadata: claims, positions, fences.
 
-The file is not split: every test is a short life of one group, told in the words of `Metadata`.
+The file is not split: every test is a short life of one group, in the words of `GroupMetadata`.
 """
 
 from __future__ import annotations
@@ -11,34 +11,24 @@ from typing import Any
 
 import pytest
 
-from broker.core.metadata.apply import Rejected, apply
 from broker.core.metadata.commands import (
-    Command,
-    CommitPositions,
-    CursorWrite,
     DeleteGroup,
     DeleteStream,
     JoinGroup,
     JoinMember,
     LeaveGroup,
-    LeaveMember,
     RebalanceGroup,
     ResetPositions,
-    SetCursors,
-    decode,
-    encode,
 )
 from broker.core.metadata.group_apply import with_new_partitions
 from broker.core.metadata.group_claims import rebalanced
-from broker.core.metadata.group_positions import cursor_of, is_lost, position_of, positions_in
+from broker.core.metadata.group_positions import cursor_of, is_lost, positions_in
 from broker.core.metadata.group_state import GroupPosition, PartitionClaim
 from broker.core.metadata.member_apply import lacks_claims
 from broker.core.metadata.size import weigh
 from broker.core.metadata.state import (
     FEATURE_LEVEL_LIFTBRIDGE,
     FEATURE_LEVEL_STREAMS,
-    MetadataState,
-    PartitionState,
 )
 from broker.errors import (
     FeatureLevelError,
@@ -53,125 +43,19 @@ from broker.errors import (
     UnknownStreamError,
 )
 from broker.model.epochs import LeaderEpoch
-from broker.model.groups import PositionCommit, PositionReset, partition_key
-from broker.model.ids import BrokerId, PartitionId, PartitionNumber, StreamUuid
+from broker.model.groups import PositionReset
+from broker.model.ids import PartitionId, PartitionNumber, StreamUuid
 from broker.model.lineage import Leadership
 from broker.model.offsets import Offset
-from broker.model.stream import Stream, StreamConfig
-
-A, B = BrokerId("a"), BrokerId("b")
-FIRST, SECOND = "1" * 32, "2" * 32
-
-
-def stream_of(name: str, number: int, partitions: int) -> Stream:
-    """Return a stream."""
-    return Stream(
-        name=name,
-        uuid=StreamUuid(f"00000000-0000-0000-0000-{number:012}"),
-        config=StreamConfig(subject=name, partitions=partitions),
-        created_us=1,
-        table_name=name,
-    )
-
-
-class Metadata:
-    """A state that commands change; after each one its invariants are checked."""
-
-    def __init__(self, **partitions: int) -> None:
-        streams = {
-            name: stream_of(name, number, count)
-            for number, (name, count) in enumerate(partitions.items())
-        }
-        rows = {one.uuid: _rows(one.config.partitions) for one in streams.values()}
-        bare = MetadataState(streams=streams, partitions=rows, feature_level=FEATURE_LEVEL_STREAMS)
-        self.state = replace(bare, weight=weigh(bare))
-
-    def do(self, command: Command) -> Any:
-        """Apply a command; raise its refusal."""
-        assert decode(encode(command)) == command
-        self.state, reply = apply(self.state, command)
-        assert self.state.weight == weigh(self.state)
-        assert MetadataState.from_json(self.state.to_json()) == self.state
-        if isinstance(reply, Rejected):
-            raise reply.error
-        return reply
-
-    def join(self, member: str, *streams: str, **terms: Any) -> int:
-        """Join group g."""
-        values: dict[str, Any] = {
-            "group": "g", "member": member, "instance": member.upper(), "session_ms": 10_000,
-            "streams": streams or ("s",), "coordinator": A, **terms,
-        }  # fmt: skip
-        epoch: int = self.do(JoinMember(**values))["group_epoch"]
-        return epoch
-
-    def leave(self, member: str, **facts: Any) -> None:
-        """Leave group g."""
-        values: dict[str, Any] = {"group": "g", "member": member, "instance": member.upper()}
-        self.do(LeaveMember(**{**values, **facts}))
-
-    def key(self, stream: str, partition: int) -> str:
-        """Return the key of a partition."""
-        return partition_key(self.state.streams[stream].uuid, partition)
-
-    def claims(self) -> dict[str, PartitionClaim]:
-        """Return the claims of group g, by "stream/partition"."""
-        names = {one.uuid: name for name, one in self.state.streams.items()}
-        found = self.state.groups["g"].claims
-        return {
-            f"{names[StreamUuid(key.partition('/')[0])]}/{key.partition('/')[2]}": claim
-            for key, claim in found.items()
-        }
-
-    def held(self, member: str) -> list[str]:
-        """Return what a member has claimed."""
-        return sorted(key for key, one in self.claims().items() if one.member == member)
-
-    def write(self, partition: int, offset: int | None, **facts: Any) -> PositionCommit:
-        """Return a write in stream s, under its present claim."""
-        values: dict[str, Any] = {
-            "stream_uuid": self.state.streams["s"].uuid,
-            "partition": partition,
-            "offset": offset,
-            "number": 1,
-        }
-        if "epoch" not in facts:
-            values["epoch"] = self.claims()[f"s/{partition}"].epoch
-        return PositionCommit(**{**values, **facts})
-
-    def commit(self, member: str, *writes: PositionCommit, **facts: Any) -> list[str]:
-        """Commit; return what was refused."""
-        values: dict[str, Any] = {
-            "group": "g", "member": member, "instance": member.upper(), "writes": writes,
-        }  # fmt: skip
-        refused: list[str] = self.do(CommitPositions(**{**values, **facts}))["refused"]
-        return refused
-
-    def position(self, partition: int) -> int | None:
-        """Return the group's position in stream s."""
-        found = position_of(self.state, "g", self.state.streams["s"], partition)
-        return None if found is None else found.offset
-
-    def set_cursor(self, offset: int, stream: str = "s") -> None:
-        """Set the cursor of group g in partition 0, as Liftbridge's clients do."""
-        write = CursorWrite(cursor_id="__group:g", stream=stream, partition=0, offset=offset)
-        self.do(SetCursors(writes=(write,)))
-
-
-def _rows(count: int) -> tuple[PartitionState, ...]:
-    lineage = (Leadership(leader_epoch=LeaderEpoch(1), lineage_id=FIRST, start=Offset(0)),)
-    row = PartitionState(
-        leader=A, leader_epoch=LeaderEpoch(1), cold_end=Offset(0), isr=(A,), lineage=lineage
-    )
-    return (row,) * count
-
+from broker.model.stream import StreamConfig
+from simkit.groups.metadata import FIRST, SECOND, A, B, GroupMetadata, rows_of, stream_of
 
 # ── Claims ───────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_partition_moves_only_when_its_holder_gives_it_up() -> None:
     """The holder keeps reading, the heir waits; the release names the heir under a new epoch."""
-    metadata = Metadata(s=4)
+    metadata = GroupMetadata(s=4)
     first = metadata.join("m")
     assert metadata.held("m") == ["s/0", "s/1", "s/2", "s/3"]
     metadata.join("n")
@@ -191,7 +75,7 @@ def test_a_partition_moves_only_when_its_holder_gives_it_up() -> None:
 
 def test_what_does_not_move_keeps_its_epoch() -> None:
     """A member that joins or leaves does not stop the others."""
-    metadata = Metadata(s=4)
+    metadata = GroupMetadata(s=4)
     metadata.join("m")
     before = metadata.claims()
     metadata.join("n")
@@ -206,7 +90,7 @@ def test_what_does_not_move_keeps_its_epoch() -> None:
 
 def test_the_claims_of_a_member_that_is_gone_go_to_others_at_once() -> None:
     """Its process can commit nothing any more; so can one that never joined."""
-    metadata = Metadata(s=2)
+    metadata = GroupMetadata(s=2)
     metadata.join("m")
     metadata.join("n")
     stale = metadata.write(0, 5)
@@ -220,7 +104,7 @@ def test_the_claims_of_a_member_that_is_gone_go_to_others_at_once() -> None:
 
 def test_only_the_coordinator_expels() -> None:
     """One that was replaced meanwhile changes nothing."""
-    metadata = Metadata(s=1)
+    metadata = GroupMetadata(s=1)
     metadata.join("m")
     with pytest.raises(GroupChangedError):
         metadata.leave("m", expelled_by=B)
@@ -232,7 +116,7 @@ def test_only_the_coordinator_expels() -> None:
 
 def test_a_static_member_comes_back_to_its_claims() -> None:
     """The new process has them under a new epoch, the former is fenced, the others do not move."""
-    metadata = Metadata(s=2)
+    metadata = GroupMetadata(s=2)
     metadata.join("m", static=True)
     metadata.join("n")
     (moving,) = [key for key, one in metadata.claims().items() if one.heir]
@@ -251,7 +135,7 @@ def test_a_static_member_comes_back_to_its_claims() -> None:
 
 def test_a_member_without_a_name_of_its_own_is_not_replaced() -> None:
     """The same process may ask again; another one may not."""
-    metadata = Metadata(s=1)
+    metadata = GroupMetadata(s=1)
     epoch = metadata.join("m")
     assert metadata.join("m") == epoch
     with pytest.raises(GroupChangedError, match="already"):
@@ -262,7 +146,7 @@ def test_a_member_without_a_name_of_its_own_is_not_replaced() -> None:
 
 def test_partitions_that_a_stream_gains_are_given_out() -> None:
     """The coordinator notices them; nobody loses what it has."""
-    metadata = Metadata(s=2)
+    metadata = GroupMetadata(s=2)
     metadata.join("m")
     metadata.join("n")
     before = metadata.claims()
@@ -271,7 +155,7 @@ def test_partitions_that_a_stream_gains_are_given_out() -> None:
     state = replace(
         metadata.state,
         streams={"s": grown},
-        partitions={grown.uuid: _rows(4)},
+        partitions={grown.uuid: rows_of(4)},
     )
     metadata.state = replace(state, weight=weigh(state))
     assert lacks_claims(metadata.state, metadata.state.groups["g"])
@@ -288,7 +172,7 @@ def test_partitions_that_a_stream_gains_are_given_out() -> None:
 
 def test_a_stream_that_is_made_again_is_another_one() -> None:
     """Its positions and claims are gone with it; its readers get the new one, from its start."""
-    metadata = Metadata(s=1, t=1)
+    metadata = GroupMetadata(s=1, t=1)
     metadata.join("m", "s", "t")
     metadata.commit("m", metadata.write(0, 5))
     old = metadata.state.streams["s"]
@@ -299,7 +183,7 @@ def test_a_stream_that_is_made_again_is_another_one() -> None:
     state = replace(
         metadata.state,
         streams={**metadata.state.streams, "s": new},
-        partitions={**metadata.state.partitions, new.uuid: _rows(1)},
+        partitions={**metadata.state.partitions, new.uuid: rows_of(1)},
     )
     metadata.state = replace(state, weight=weigh(state))
     metadata.do(RebalanceGroup(group="g", epoch=metadata.state.groups["g"].epoch))
@@ -346,7 +230,7 @@ def test_random_rebalances_are_fair_and_move_little(seed: int) -> None:
 
 def test_a_position_grows_and_a_late_commit_changes_nothing() -> None:
     """A repeated or an older commit is done; one that would move back is refused by partition."""
-    metadata = Metadata(s=2)
+    metadata = GroupMetadata(s=2)
     metadata.join("m")
     assert metadata.commit("m", metadata.write(0, 5, number=1), metadata.write(1, 2)) == []
     assert metadata.commit("m", metadata.write(0, 8, number=3)) == []
@@ -364,7 +248,7 @@ def test_a_position_grows_and_a_late_commit_changes_nothing() -> None:
 
 def test_a_commit_under_a_claim_that_is_over_is_refused() -> None:
     """By its epoch; the rest of the commit is stored."""
-    metadata = Metadata(s=2)
+    metadata = GroupMetadata(s=2)
     metadata.join("m")
     stale = metadata.write(0, 5, epoch=metadata.claims()["s/0"].epoch - 1)
     assert metadata.commit("m", stale, metadata.write(1, 4)) == [metadata.key("s", 0)]
@@ -377,7 +261,7 @@ def test_a_commit_under_a_claim_that_is_over_is_refused() -> None:
 
 def test_a_position_knows_in_which_history_it_was_reached() -> None:
     """After an unclean election below it the position is lost; above, it is not."""
-    metadata = Metadata(s=2)
+    metadata = GroupMetadata(s=2)
     metadata.join("m")
     writes = [metadata.write(number, 5, leader_epoch=1) for number in (0, 1)]
     metadata.commit("m", *writes)
@@ -395,7 +279,7 @@ def test_a_position_knows_in_which_history_it_was_reached() -> None:
 
 def test_operators_set_positions_of_streams_that_nobody_reads() -> None:
     """Also back, also of a group that is not there yet; a late commit does not come after it."""
-    metadata = Metadata(s=1, t=1)
+    metadata = GroupMetadata(s=1, t=1)
     uuid = metadata.state.streams["s"].uuid
     reset = ResetPositions(
         group="g", writes=(PositionReset(stream_uuid=uuid, partition=0, offset=4),)
@@ -424,7 +308,7 @@ def test_operators_set_positions_of_streams_that_nobody_reads() -> None:
 
 def test_a_group_is_deleted_when_nobody_is_in_it() -> None:
     """With all its positions; an unknown one is named."""
-    metadata = Metadata(s=1)
+    metadata = GroupMetadata(s=1)
     metadata.join("m")
     metadata.commit("m", metadata.write(0, 5))
     with pytest.raises(GroupInUseError):
@@ -439,7 +323,7 @@ def test_a_group_is_deleted_when_nobody_is_in_it() -> None:
 
 def test_what_protects_records_is_read_in_one_place() -> None:
     """The positions of all groups in a partition, those of Liftbridge's cursors too."""
-    metadata = Metadata(s=1, t=1)
+    metadata = GroupMetadata(s=1, t=1)
     metadata.join("m")
     metadata.commit("m", metadata.write(0, 5))
     state = replace(metadata.state, cursors={"__group:old": {"0,s": 2}, "mine": {"0,s": 1}})
@@ -455,7 +339,7 @@ def test_what_protects_records_is_read_in_one_place() -> None:
 
 def test_a_group_s_cursor_and_its_position_are_one() -> None:
     """Liftbridge's is the last offset that was processed, ours the next one."""
-    metadata = Metadata(s=1)
+    metadata = GroupMetadata(s=1)
     metadata.set_cursor(6)
     assert metadata.position(0) == 7
     assert metadata.state.cursors == {}
@@ -474,7 +358,7 @@ def test_a_group_s_cursor_and_its_position_are_one() -> None:
 
 def test_a_late_cursor_does_not_move_a_group_back() -> None:
     """While it has members; without, it is a choice."""
-    metadata = Metadata(s=1)
+    metadata = GroupMetadata(s=1)
     metadata.do(JoinGroup(group="g", member="m", streams=("s",), coordinator=A))
     metadata.set_cursor(6)
     metadata.set_cursor(4)
@@ -483,7 +367,7 @@ def test_a_late_cursor_does_not_move_a_group_back() -> None:
 
 def test_a_cursor_of_an_older_level_is_a_position_until_the_next_commit() -> None:
     """Then it is one, and the cursor is gone."""
-    metadata = Metadata(s=1)
+    metadata = GroupMetadata(s=1)
     metadata.state = replace(metadata.state, feature_level=FEATURE_LEVEL_LIFTBRIDGE)
     metadata.set_cursor(6)
     assert metadata.state.cursors == {"__group:g": {"0,s": 6}}
@@ -505,7 +389,7 @@ def test_a_cursor_of_an_older_level_is_a_position_until_the_next_commit() -> Non
 
 def test_a_group_has_members_of_one_kind() -> None:
     """The other kind is refused by name, until the last member is gone."""
-    metadata = Metadata(s=1)
+    metadata = GroupMetadata(s=1)
     theirs = JoinGroup(group="g", member="x", streams=("s",), coordinator=A)
     metadata.do(theirs)
     with pytest.raises(GroupChangedError, match="Liftbridge"):
@@ -535,7 +419,7 @@ def test_a_member_that_cannot_be_is_refused(
     change: dict[str, Any], error: type[HeadwaterError]
 ) -> None:
     """Names, times and the size of the metadata are bounded; nothing is changed."""
-    metadata = Metadata(s=1)
+    metadata = GroupMetadata(s=1)
     before = metadata.state
     with pytest.raises(error):
         metadata.do(
@@ -551,7 +435,7 @@ def test_a_member_that_cannot_be_is_refused(
 
 def test_positions_grow_up_to_the_limit() -> None:
     """What is there may move even if nothing more fits."""
-    metadata = Metadata(s=2)
+    metadata = GroupMetadata(s=2)
     metadata.join("m")
     metadata.commit("m", metadata.write(0, 1))
     full = metadata.state.weight
@@ -566,7 +450,7 @@ def test_positions_grow_up_to_the_limit() -> None:
 
 def test_a_state_without_groups_is_written_as_before() -> None:
     """An older build reads it; a group of Liftbridge's clients has no claims in the text."""
-    metadata = Metadata(s=1)
+    metadata = GroupMetadata(s=1)
     assert '"positions"' not in metadata.state.to_json()
     metadata.do(JoinGroup(group="g", member="x", streams=("s",), coordinator=A))
     assert '"claims"' not in metadata.state.to_json()
@@ -575,11 +459,11 @@ def test_a_state_without_groups_is_written_as_before() -> None:
 
 def test_partitions_are_given_out_in_the_command_that_adds_them() -> None:
     """Nobody has to notice them; the members have them at once."""
-    metadata = Metadata(s=2)
+    metadata = GroupMetadata(s=2)
     metadata.join("m")
     before = metadata.claims()
     grown = replace(metadata.state.streams["s"], config=StreamConfig(subject="s", partitions=4))
-    state = replace(metadata.state, streams={"s": grown}, partitions={grown.uuid: _rows(4)})
+    state = replace(metadata.state, streams={"s": grown}, partitions={grown.uuid: rows_of(4)})
     state = with_new_partitions(replace(state, weight=weigh(state)), "s")
     assert state.weight == weigh(state)
     metadata.state = state

@@ -6,9 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 from broker.core.metadata.commands import (
+    CommitPositions,
     CursorWrite,
+    DeleteGroup,
     ExpireRecords,
+    JoinMember,
+    LeaveMember,
     RecordColdEnd,
+    ResetPositions,
     SetCursors,
     TakeLease,
 )
@@ -28,6 +33,7 @@ from broker.errors import (
     UnknownPartitionError,
 )
 from broker.model.epochs import LeaderEpoch
+from broker.model.groups import PositionCommit, PositionReset
 from broker.model.ids import LeaseId
 from broker.model.offsets import Offset
 from simkit.brokers.metadata_rig import AT, UUID, B, MetadataRig
@@ -155,6 +161,34 @@ def test_the_position_of_a_group_protects_as_well() -> None:
     assert limit(cluster) == 25
     assert isinstance(cluster.refused(expire(cluster, 26)), HeldByPositionError)
     cluster.do(expire(cluster, 25))
+
+
+def test_what_members_commit_protects_as_well() -> None:
+    """Each commit lets more expire; what the group leaves behind holds until it is deleted."""
+    cluster = rig(protect_groups=True)
+    who = {"group": "g", "member": "m", "instance": "i"}
+    cluster.do(JoinMember(**who, streams=("s",), session_ms=1_000, coordinator=B))
+    cluster.do(expire(cluster, 10))  # nothing is committed yet
+    (claim,) = cluster.state.groups["g"].claims.values()
+
+    def commit(offset: int) -> CommitPositions:
+        write = PositionCommit(**AT, epoch=claim.epoch, number=offset, offset=offset)
+        return CommitPositions(**who, writes=(write,))
+
+    cluster.do(commit(25))
+    assert limit(cluster) == 25
+    error = cluster.refused(expire(cluster, 26))
+    assert isinstance(error, HeldByPositionError)
+    assert error.position == 25
+    cluster.do(commit(40))
+    cluster.do(expire(cluster, 40))
+    cluster.do(LeaveMember(**who))
+    assert isinstance(cluster.refused(expire(cluster, 41)), HeldByPositionError)
+    reset = ResetPositions(group="g", writes=(PositionReset(**AT, offset=5),))
+    cluster.do(reset)
+    assert limit(cluster) == 40, "what has expired does not come back"
+    cluster.do(DeleteGroup(group="g"))
+    assert limit(cluster) == 100
 
 
 def test_positions_do_not_protect_unless_the_stream_says_so() -> None:

@@ -1,0 +1,107 @@
+"""Streams that change under a group, over a real broker on a disk, whose pump gives them out."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from headwater.client import AssignedPartition, Client, GroupConsumer, GroupRecord
+from simkit.brokers.served_broker import served_disk_broker
+
+pytestmark = pytest.mark.integration
+
+SESSION_MS = 1_000
+WAIT_S = 30.0
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[Client]:
+    """Give a client of a broker, and stream s with a record in each of its two partitions."""
+    with served_disk_broker(tmp_path) as address, Client(address) as client:
+        client.create_stream("s", partitions=2, tiering=False)
+        for partition in (0, 1):
+            send(client, partition, b"first")
+        yield client
+
+
+def send(client: Client, partition: int, *values: bytes) -> None:
+    """Store records in a partition of s."""
+    with client.producer("s", partition) as producer:
+        producer.send(list(values)).result(WAIT_S)
+
+
+def take(consumer: GroupConsumer, count: int) -> list[GroupRecord]:
+    """Return the next records."""
+    found: list[GroupRecord] = []
+    for record in consumer:
+        found.append(record)
+        if len(found) == count:
+            break
+    return found
+
+
+class Reader(threading.Thread):
+    """Reads as a member until it is told to stop."""
+
+    def __init__(self, consumer: GroupConsumer) -> None:
+        super().__init__(daemon=True)
+        self._consumer = consumer
+        self._changed = threading.Condition()
+        self._over = threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        """Read."""
+        while not self._over.is_set():
+            self._consumer.poll(0.05)
+            with self._changed:
+                self._changed.notify_all()
+
+    def until(self, true: Callable[[], bool]) -> None:
+        """Wait."""
+        with self._changed:
+            assert self._changed.wait_for(true, WAIT_S)
+
+    def stop(self) -> None:
+        """End."""
+        self._over.set()
+        self.join(WAIT_S)
+
+
+def test_a_stream_that_is_made_anew_is_read_from_its_start(client: Client) -> None:
+    """Its member stays; no position of the former stream is one in the new stream."""
+    lost: list[AssignedPartition] = []
+    with client.consumer("s", group="g", session_ms=SESSION_MS, on_lost=lost.extend) as consumer:
+        assert len(take(consumer, 2)) == 2
+        consumer.commit()
+        client.delete_stream("s")
+        client.create_stream("s", partitions=1, tiering=False)
+        send(client, 0, b"new")
+        (record,) = take(consumer, 1)
+        assert (record.offset, record.value) == (0, b"new")
+        assert lost == [AssignedPartition("s", 0), AssignedPartition("s", 1)]
+        consumer.commit()
+        (told,) = client.describe_group("g").partitions
+        assert (told.offset, told.stream_uuid) == (1, client.stream("s").uuid)
+
+
+def test_partitions_that_come_while_a_partition_is_given_up(client: Client) -> None:
+    """The member that gives up and the one that waits share all of them in the end."""
+    with client.consumer("s", group="g", session_ms=SESSION_MS) as first:
+        assert len(take(first, 2)) == 2
+        with client.consumer("s", group="g", session_ms=SESSION_MS) as second:
+            waiting = Reader(second)
+            waiting.until(lambda: second.is_member)
+            assert second.assignment == []  # the first has not asked for more yet
+            client.alter_stream("s", partitions=4)
+            reading = Reader(first)
+            waiting.until(lambda: len(first.assignment) == len(second.assignment) == 2)
+            held = {*first.assignment, *second.assignment}
+            assert held == {AssignedPartition("s", number) for number in range(4)}
+            for one in (reading, waiting):
+                one.stop()
+    offsets = [one.offset for one in client.describe_group("g").partitions]
+    assert offsets[:2] == [1, 1]
