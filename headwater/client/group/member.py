@@ -405,6 +405,8 @@ class MemberCore:
             return self._end(None)
         if error.replaced:
             return [*self._lose(self.held), *self._end(error)]
+        if self.phase == "slow":
+            return []  # it has left, and joins again when the application asks
         self._begin_again(now_ms)
         return self._lose(self.held)
 

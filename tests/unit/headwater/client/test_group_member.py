@@ -346,6 +346,18 @@ def test_each_membership_has_a_number() -> None:
     assert LeaveRequest(2) in rig.step(CloseAsked(leave=True))
 
 
+def test_a_slow_member_does_not_join_until_its_application_asks() -> None:
+    """Not when the answer to a heartbeat says that it has left; it would leave again at once."""
+    for request in (BeatRequest("a", 5), ReportRequest("a")):
+        rig = Rig().joined(claim(offset=0))
+        rig.step(Ticked(), 2_000)
+        assert LeaveRequest() in rig.step(Ticked(), 60_000)
+        gone = StaleMemberError("it has left", group="g", member="m", replaced=False)
+        assert rig.step(RequestFailed(request, gone)) == []
+        assert rig.step(Ticked(), 1_000) == []
+        assert rig.step(Polled()) == [JoinRequest(1)]
+
+
 def test_a_closed_member_commits_before_it_leaves() -> None:
     """With a name of its own it does not leave; without an answer it ends all the same."""
     rig = Rig().joined(claim(offset=0))
