@@ -210,6 +210,8 @@ class SimMember:
         lost = RequestFailed(request, NoAnswerError("no answer"))
         network.at(sent_ms + TIMEOUT_MS, lambda: answer(lost))
         network.at(sent_ms + network.delay_ms(), perform)
+        if self._chance.random() < 0.03:  # the client has asked two brokers, and one stood still
+            network.at(sent_ms + self._chance.choice((1_000, 3_000, 9_000)), perform)
 
     def _noted(self, request: Request) -> list[SentCommit]:
         if not isinstance(request, CommitRequest):
