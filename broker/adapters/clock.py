@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 
 
@@ -15,6 +14,5 @@ class SystemClock:
 
     def monotonic_ms(self) -> int:
         """Return milliseconds that never go back; the time in which the machine slept counts."""
-        if sys.platform == "linux":  # other systems' monotonic clock may stand still meanwhile
-            return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
-        return time.monotonic_ns() // 1_000_000
+        clock = getattr(time, "CLOCK_BOOTTIME", None)  # Linux has it
+        return (time.monotonic_ns() if clock is None else time.clock_gettime_ns(clock)) // 1_000_000

@@ -5,7 +5,6 @@ Heartbeats go to the coordinator, everything else to any broker that answers.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -39,9 +38,8 @@ def monotonic_ms() -> int:
 
     A member must not believe, after its machine was suspended, that its session has just begun.
     """
-    if sys.platform == "linux":
-        return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
-    return time.monotonic_ns() // 1_000_000
+    clock = getattr(time, "CLOCK_BOOTTIME", None)  # Linux has it
+    return (time.monotonic_ns() if clock is None else time.clock_gettime_ns(clock)) // 1_000_000
 
 
 class MemberCalls:

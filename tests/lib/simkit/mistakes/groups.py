@@ -75,8 +75,8 @@ def who_is_being_expelled_is_answered() -> Any:
     """Answer a heartbeat that comes between the proposal of an expulsion and its end."""
     honest = GroupLiveness.heard
 
-    def hears(self: Any, group: str, member: str, now_ms: int, *, instance: str = "") -> bool:
-        honest(self, group, member, now_ms, instance=instance)
+    def hears(self: Any, group: str, member: str, now_ms: int, **process: Any) -> bool:
+        honest(self, group, member, now_ms, **process)
         return True
 
     return replaced(GroupLiveness, "heard", hears)

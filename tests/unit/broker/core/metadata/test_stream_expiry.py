@@ -166,7 +166,7 @@ def test_the_position_of_a_group_protects_as_well() -> None:
 def test_what_members_commit_protects_as_well() -> None:
     """Each commit lets more expire; what the group leaves behind holds until it is deleted."""
     cluster = rig(protect_groups=True)
-    who = {"group": "g", "member": "m", "instance": "i"}
+    who: dict[str, Any] = {"group": "g", "member": "m", "instance": "i"}
     cluster.do(JoinMember(**who, streams=("s",), session_ms=1_000, coordinator=B))
     cluster.do(expire(cluster, 10))  # nothing is committed yet
     (claim,) = cluster.state.groups["g"].claims.values()
