@@ -1,7 +1,4 @@
-"""Consumer groups of Headwater's own client in the metadata: claims, positions, fences.
-
-The file is not split: every test is a short life of one group, in the words of `GroupMetadata`.
-"""
+"""Consumer groups of Headwater's own client in the metadata: claims, positions, fences."""
 
 from __future__ import annotations
 
