@@ -85,6 +85,10 @@ class MetadataHistory:
         return reply
 
     def _check(self, before: MetadataState, after: MetadataState, command: Command) -> None:
+        if isinstance(command, LeaveMember):
+            session = before.groups[command.group].sessions[command.member]
+            if command.membership < session.membership:
+                self.wrong.append(f"a late leave has ended membership {session.membership}")
         if after.weight != weigh(after):
             self.wrong.append("the weight of the metadata is wrong")
         if isinstance(command, JoinMember) and command.static:

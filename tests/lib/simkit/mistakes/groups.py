@@ -106,18 +106,6 @@ def late_leaves_count() -> Any:
     return replaced(applying, "apply_member", late)
 
 
-def memberships_are_not_counted() -> Any:
-    """Take a process that joins anew for a member that asks twice."""
-    honest = member_apply.apply_member
-
-    def uncounted(state: Any, command: Any) -> Any:
-        if isinstance(command, JoinMember | LeaveMember):
-            command = replace(command, membership=0)
-        return honest(state, command)
-
-    return replaced(applying, "apply_member", uncounted)
-
-
 def who_was_replaced_comes_back() -> Any:
     """Let a late join of a former process of a static member take the place again."""
     return replaced(member_apply, "_replaced", lambda *_: ())
@@ -188,7 +176,6 @@ MUTANTS: Final[dict[str, Mutant]] = {
         who_is_being_expelled_is_answered,
         late_expulsions_count,
         late_leaves_count,
-        memberships_are_not_counted,
         who_was_replaced_comes_back,
         static_members_are_forgotten,
         coordinators_are_not_confirmed,
