@@ -8,15 +8,19 @@ is not committed, not in the table, or needed by a saved cut stays; so does the 
 from __future__ import annotations
 
 import itertools
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from broker.errors import OverloadedError
 from broker.model.offsets import Offset
+from broker.model.replica_state import PassState
 from broker.model.stream import StreamConfig
 from broker.ports.partition import SegmentInfo
 
 _NOTHING: Final = Offset(0)
+TICKETS_MAX: Final = 16  # of a replica: requests that wait, and as many that are over
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +92,99 @@ def compaction_line(
     """Return the offset below which segments may be compacted; ``cold_end`` None: not tiered."""
     committed = high_watermark if cold_end is None else min(high_watermark, cold_end)
     return min(committed, lease_floor)
+
+
+def line_reason(
+    *, log_end: Offset, high_watermark: Offset, cold_end: Offset | None, lease_floor: Offset
+) -> str | None:
+    """Return why the line is below the log's end, for operators; None if it is not below."""
+    line = compaction_line(
+        high_watermark=high_watermark, cold_end=cold_end, lease_floor=lease_floor
+    )
+    if line >= log_end:
+        return None
+    if line == lease_floor:
+        return "a lease holds these records"
+    if line == cold_end:
+        return "these records are not in the table yet: `headwater tier flush` ships them"
+    return "these records are not committed yet, as far as this replica knows"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassReport:
+    """What has come of a request to compact a replica's log."""
+
+    state: PassState
+    end: Offset = _NOTHING  # below it the log was compacted by this request
+    reason: str | None = None  # why no further, or why not at all
+    segments: int = 0  # that were written anew
+    removed_count: int = 0  # records
+    freed_bytes: int = 0
+    read_bytes: int = 0
+
+
+class AskedPasses:
+    """The requests to compact one replica's log now, by ticket. Pure.
+
+    A client may send a request again, with the same ticket, to hear how far it is. Requests that
+    wait at the same time share a pass. What is known of tickets is in memory: a broker that was
+    restarted begins a pass for a ticket that it does not know, which does no harm.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: list[str] = []
+        self._running: list[str] = []
+        self._over: OrderedDict[str, PassReport] = OrderedDict()
+
+    @property
+    def are_waiting(self) -> bool:
+        """Whether a request waits for a pass to begin."""
+        return bool(self._waiting)
+
+    def state_of(self, ticket: str) -> PassReport | None:
+        """Return the report of a request that is over; None: it waits, or its pass runs.
+
+        A ticket that is not known waits from now on.
+
+        Raises:
+            OverloadedError: too many others wait.
+        """
+        if ticket in self._over:
+            return self._over[ticket]
+        if not self.is_running(ticket) and ticket not in self._waiting:
+            if len(self._waiting) + len(self._running) >= TICKETS_MAX:
+                raise OverloadedError(
+                    f"{TICKETS_MAX} requests to compact this partition wait already: try again "
+                    "when they are over"
+                )
+            self._waiting.append(ticket)
+        return None
+
+    def is_running(self, ticket: str) -> bool:
+        """Tell whether the pass of this request has begun."""
+        return ticket in self._running
+
+    def begin(self) -> None:
+        """The pass of those that wait has begun."""
+        self._running += self._waiting
+        self._waiting = []
+
+    def begin_again(self) -> None:
+        """The pass ended before its time: those that wait for its end wait for another one."""
+        self._waiting += self._running
+        self._running = []
+
+    def end(self, report: PassReport) -> None:
+        """The pass is over, or cannot begin."""
+        self._over.update(dict.fromkeys(self._running, report))
+        self._running = []
+        while len(self._over) > TICKETS_MAX:
+            self._over.popitem(last=False)
+
+    def end_all(self, report: PassReport) -> None:
+        """The pass is over, and none can begin for those that wait."""
+        self.begin()
+        self.end(report)
 
 
 def plan_compaction(

@@ -243,6 +243,27 @@ class ReplicaStatus(_Wire):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaCompaction(_Wire):
+    """How far a replica's broker is with a request to compact the replica's log."""
+
+    broker: str
+    stream: str
+    partition: int
+    state: str  # of PassState
+    reason: str | None = None  # why no further than `end`, or why not at all
+    end: int = 0  # first offset that was not compacted
+    segments: int = 0  # that were written anew
+    removed_count: int = 0  # records
+    freed_bytes: int = 0
+    read_bytes: int = 0
+
+    @property
+    def is_final(self) -> bool:
+        """Whether nothing more comes of the request."""
+        return self.state not in ("waiting", "running")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Proposed(_Wire):
     """The result of an operator's command on one partition, or why the command was refused."""
 

@@ -21,3 +21,13 @@ class ReplicaState(StrEnum):
     CANDIDATE = "candidate"  # the controller named it to lead; it has not confirmed yet
     FOLLOWING = "following"  # copies the log of a leader
     WAITING = "waiting"  # holds a log and knows no leader to copy from
+
+
+class PassState(StrEnum):
+    """How far a request to compact a replica's log is; the first two are not final."""
+
+    WAITING = "waiting"  # for its turn: a broker compacts one log after the other
+    RUNNING = "running"
+    COMPACTED = "compacted"  # as far as the report says
+    NOTHING = "nothing"  # no segment could be taken; the report says why
+    FAILED = "failed"  # the report says why

@@ -10,6 +10,7 @@ from broker.model.cluster_status import (
     ControllerChanged,
     ControllersStatus,
     Proposed,
+    ReplicaCompaction,
     ReplicaStatus,
 )
 
@@ -44,6 +45,20 @@ class OperatorApi(Protocol):
 
     def replicas(self) -> list[ReplicaStatus]:
         """Return the state of the replicas on this broker."""
+
+    def compact(
+        self, name: str, partitions: Sequence[int], *, ticket: str
+    ) -> list[ReplicaCompaction]:
+        """Compact the logs of this broker's replicas now; of these partitions, or of all.
+
+        Each replica compacts its own log, so every broker has to be asked. The call does not wait
+        for the end: call it again, with the same ``ticket``, until every result is final.
+
+        Raises:
+            InvalidRequestError: the stream's setting ``compact`` is off.
+            UnknownStreamError, UnknownPartitionError.
+            OverloadedError: too many other requests wait.
+        """
 
     def move(self, name: str, partition: int, target: Sequence[str]) -> Proposed:
         """Begin to move a partition to other brokers.

@@ -59,7 +59,8 @@ class KeyCompactor:
         return after_ms + (_REST * spent_ms if self._are_publishers_busy() else 0)
 
     def _next_busy(self) -> PartitionDriver | None:
-        for driver in self._replicas.all():
+        waiting = sorted(self._replicas.all(), key=lambda one: not one.compaction.is_asked)
+        for driver in waiting:  # first those for which an operator waits
             if driver.compaction.is_wanted and self._step(driver):
                 return driver
         return None

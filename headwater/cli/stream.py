@@ -1,4 +1,4 @@
-"""``headwater stream``: create, list, describe, alter, pause, purge and delete streams."""
+"""``headwater stream``: create, list, describe, alter, pause, compact, purge and delete streams."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from headwater.cli.discovery import connect, find_server
 from headwater.cli.options import JsonOption, ServerOption, StreamArgument
 from headwater.cli.parsing import counted, format_bytes, format_time_us
 from headwater.cli.stream_alter import alter
+from headwater.cli.stream_compact import compact as compact_now
 from headwater.cli.stream_options import (
     AutoPauseOption,
     AutoPauseUnlessSubscribedOption,
@@ -68,13 +69,14 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Create, list, describe, alter, pause, purge and delete streams; rotate their keys.",
+    help="Create, list, describe, alter, pause, compact, purge, delete streams; rotate their keys.",
     rich_markup_mode="rich",
 )
 app.command()(alter)
 app.command()(pause)
 app.command()(resume)
 app.command()(readonly)
+app.command("compact")(compact_now)
 app.command()(purge)
 app.command()(rotate_key)
 

@@ -6,7 +6,7 @@ so :meth:`Operations.replicas` asks each broker, and leaves out brokers that do 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final
@@ -23,10 +23,12 @@ from broker.model.cluster_status import (
     ControllerChanged,
     ControllersStatus,
     Proposed,
+    ReplicaCompaction,
     ReplicaStatus,
 )
 from headwater.client.address import Addresses
 from headwater.client.client import Client
+from headwater.client.compacting import compact_logs
 
 _ASK_TIMEOUT_MS: Final = 2_000
 _CHANGE_TIMEOUT_MS: Final = 30_000
@@ -89,6 +91,34 @@ class Operations:
         with ThreadPoolExecutor(len(addresses)) as pool:
             told = pool.map(partial(_ask, self._client), addresses)
             return [one for found in told for one in found]
+
+    def compact(
+        self,
+        name: str,
+        partitions: Sequence[int] = (),
+        *,
+        timeout_ms: int = 600_000,
+        told: Callable[[list[ReplicaCompaction]], None] = lambda _: None,
+    ) -> list[ReplicaCompaction]:
+        """Compact the logs of a stream now, at every broker that has a replica; wait for the end.
+
+        Args:
+            name: A stream with the setting ``compact``.
+            partitions: Their numbers; none means all.
+            timeout_ms: After it the passes go on without this call.
+            told: Is called with all that is known, several times a second.
+
+        Returns:
+            A result for each replica, by partition. Its state is ``failed`` if its broker does not
+            answer, and ``waiting`` or ``running`` if time is up.
+
+        Raises:
+            InvalidRequestError: the setting ``compact`` is off.
+            UnknownStreamError, UnknownPartitionError.
+        """
+        return compact_logs(
+            self._client, self.status(), name, partitions, timeout_ms=timeout_ms, told=told
+        )
 
     def move(self, name: str, partition: int, target: Sequence[str]) -> Proposed:
         """Begin to move a partition.

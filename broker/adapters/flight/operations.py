@@ -29,6 +29,8 @@ def operate(
             return [api.change_controller(**values).to_dict()]
         case "cluster_replicas":
             return [one.to_dict() for one in api.replicas()]
+        case "compact_replicas":
+            return [one.to_dict() for one in api.compact(**values)]
         case "move_partition":
             return [api.move(**values).to_dict()]
         case "transfer_leader":

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from broker.codec.flight.access_actions import ACCESS_ACTIONS
 from broker.codec.flight.group_actions import GROUP_ACTIONS
-from broker.codec.flight.operations import OPERATIONS, ActionSpec
+from broker.codec.flight.operations import OPERATIONS, ActionSpec, partition_numbers
 from broker.codec.flight.protocol import (
     parse_object,
     refuse_unknown,
@@ -58,14 +58,6 @@ def _dry_run(value: object) -> bool:
 
 def _partition(value: object) -> int:
     return whole_number(value, "partition", low=0, high=PARTITIONS_MAX)
-
-
-def _partitions(value: object) -> list[int]:
-    if not isinstance(value, list) or len(value) > PARTITIONS_MAX:
-        raise InvalidRequestError(
-            f"partitions must be a list of at most {PARTITIONS_MAX} numbers", field="partitions"
-        )
-    return [whole_number(one, "partitions", low=0, high=PARTITIONS_MAX) for one in value]
 
 
 def _resume_all(value: object) -> bool:
@@ -214,7 +206,7 @@ ACTIONS: Final[Mapping[str, ActionSpec]] = {
         {
             "name": _name,
             "stream_uuid": _optional_uuid,
-            "partitions": _partitions,
+            "partitions": partition_numbers,
             "resume_all": _resume_all,
         },
         {"stream_uuid": None, "partitions": [], "resume_all": False},
@@ -222,7 +214,7 @@ ACTIONS: Final[Mapping[str, ActionSpec]] = {
     "resume_stream": ActionSpec(
         "Let paused partitions take records. {name, stream_uuid?, partitions?} -> {}; no "
         "partitions means all.",
-        {"name": _name, "stream_uuid": _optional_uuid, "partitions": _partitions},
+        {"name": _name, "stream_uuid": _optional_uuid, "partitions": partition_numbers},
         {"stream_uuid": None, "partitions": []},
     ),
     "set_stream_readonly": ActionSpec(
@@ -231,7 +223,7 @@ ACTIONS: Final[Mapping[str, ActionSpec]] = {
         {
             "name": _name,
             "stream_uuid": _optional_uuid,
-            "partitions": _partitions,
+            "partitions": partition_numbers,
             "readonly": _readonly,
         },
         {"stream_uuid": None, "partitions": []},

@@ -12,12 +12,14 @@ from typing import Any, Final
 from broker.codec.flight.protocol import short_text, stream_name, true_or_false, whole_number
 from broker.errors import InvalidRequestError
 from broker.model.ids import is_stream_name
+from broker.model.stream import PARTITIONS_MAX
 
 CONFIRM_MS_MAX: Final = 60_000
 _PARTITION_MAX: Final = 1 << 20
 _OFFSET_MAX: Final = (1 << 63) - 1
 _REPLICAS_MAX: Final = 7
 _OPERATOR_BYTES_MAX: Final = 256
+_TICKET_BYTES_MAX: Final = 64
 
 Check = Callable[[object], Any]
 
@@ -58,6 +60,19 @@ def _brokers(value: object) -> list[str]:
 
 def _partition(value: object) -> int:
     return whole_number(value, "partition", low=0, high=_PARTITION_MAX)
+
+
+def partition_numbers(value: object) -> list[int]:
+    """Return a list of partition numbers; raises InvalidRequestError."""
+    if not isinstance(value, list) or len(value) > PARTITIONS_MAX:
+        raise InvalidRequestError(
+            f"partitions must be a list of at most {PARTITIONS_MAX} numbers", field="partitions"
+        )
+    return [whole_number(one, "partitions", low=0, high=PARTITIONS_MAX) for one in value]
+
+
+def _ticket(value: object) -> str:
+    return short_text(value, "ticket", bytes_max=_TICKET_BYTES_MAX)
 
 
 def _epoch(value: object) -> int:
@@ -103,6 +118,13 @@ OPERATIONS: Final[Mapping[str, ActionSpec]] = {
         "Return the state of the replicas on the asked broker. {} -> one result per replica.",
         {},
         {},
+    ),
+    "compact_replicas": ActionSpec(
+        "Compact the logs of the asked broker's replicas now. {name, partitions?, ticket} -> one "
+        "result per replica; no partitions means all; ask again with the same ticket until each "
+        "state is final.",
+        {"name": _name, "partitions": partition_numbers, "ticket": _ticket},
+        {"partitions": []},
     ),
     "move_partition": ActionSpec(
         "Begin to move a partition to other brokers. {name, partition, target} -> what was done.",

@@ -7,16 +7,21 @@ compacts its own log; docs/decisions/0034 says why replicas may differ there.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
+from typing import Final, TypedDict
 
 import structlog
 
 from broker.core.key_compaction import (
+    AskedPasses,
     CompactedSoFar,
     CompactionPlan,
     CompactionRule,
+    PassReport,
     compaction_line,
+    line_reason,
     plan_compaction,
 )
 from broker.errors import (
@@ -26,6 +31,7 @@ from broker.errors import (
     OverloadedError,
 )
 from broker.model.offsets import Offset
+from broker.model.replica_state import PassState
 from broker.model.stream import StreamConfig
 from broker.runtime.partition.context import PartitionContext
 from broker.runtime.partition.local_frees import FreesOwner, LeaseFloor
@@ -36,7 +42,13 @@ from broker.storage.no_room import PROCESS_LIMITS, is_full
 
 _log = structlog.get_logger(__name__)
 
-_AGAIN_US = 10_000_000  # after a pass that could not be finished
+_AGAIN_US: Final = 10_000_000  # after a pass that could not be finished
+_IDS_HOLD: Final = "message ids of the deduplication window are in the next segment"
+
+
+class _Ends(TypedDict):
+    high_watermark: Offset
+    cold_end: Offset | None
 
 
 @dataclass(slots=True)
@@ -46,7 +58,22 @@ class _Running:
     plan: CompactionPlan
     work: CompactionPass
     steps: Generator[Replacement | None, None, None]
+    rest: str | None  # why the plan ends below the log's end
     exchanged: int = 0
+    freed_bytes: int = 0
+
+    def report(self, state: PassState) -> PassReport:
+        """Return what operators are told. Any thread."""
+        counts, over = self.work.counts, state is PassState.COMPACTED
+        return PassReport(
+            state=state,
+            end=self.plan.end if over else Offset(0),
+            reason=self.rest if over else None,
+            segments=self.exchanged,
+            removed_count=counts.removed_count,
+            freed_bytes=self.freed_bytes,
+            read_bytes=counts.read_bytes,
+        )
 
 
 class KeyCompaction:
@@ -72,21 +99,41 @@ class KeyCompaction:
         self._running: _Running | None = None
         self._call: OwnerCall | None = None  # the turn that this pass waits for
         self._not_before_us = 0
-        self.forced = False
+        self._asked = AskedPasses()
+        self._asked_lock = threading.Lock()
 
     def configure(self, config: StreamConfig) -> None:
         """Take changed settings. Any thread."""
         self._config = config
 
-    def force(self) -> None:
-        """Begin a pass soon, whatever is new. Any thread."""
-        self.forced = True
-        self._not_before_us = 0
+    def ask(self, ticket: str) -> PassReport:
+        """Begin a pass soon, whatever is new; tell how far the one of this ticket is. Any thread.
+
+        Call again, with the same ticket, until the report is final. The active segment is sealed
+        first, if all of it may be compacted.
+
+        Raises:
+            OverloadedError: too many others wait.
+        """
+        running = self._running
+        with self._asked_lock:
+            over = self._asked.state_of(ticket)
+            runs = self._asked.is_running(ticket)
+        if over is not None:
+            return over
+        if runs and running is not None:
+            return running.report(PassState.RUNNING)
+        return PassReport(state=PassState.WAITING)
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether an operator waits for a pass to begin. Any thread."""
+        return self._asked.are_waiting
 
     @property
     def is_wanted(self) -> bool:
-        """Whether the stream is compacted, or a pass has to be given up. Any thread."""
-        return self._config.compact or self.has_begun
+        """Whether the stream is compacted, or somebody waits for the end of a pass. Any thread."""
+        return self._config.compact or self.has_begun or self.is_asked
 
     @property
     def has_begun(self) -> bool:
@@ -96,7 +143,7 @@ class KeyCompaction:
     def step(self, lease_floor: LeaseFloor) -> bool:
         """Take one step; return whether there was work, so that the next step may follow soon."""
         if not self._owner.may_free or not self._config.compact:
-            self._give_up()
+            self._give_up(self._refusal())
             return False
         if self._call is not None:
             return self._go_on_after_turn()
@@ -107,7 +154,7 @@ class KeyCompaction:
         except OffsetOutOfRangeError:  # freed or cut meanwhile
             self._give_up()
         except CorruptDataError as error:
-            self._give_up()
+            self._give_up(error.message)
             found = error
             self._queue.post(lambda: self._health.fail(found))
         except OverloadedError as error:
@@ -120,47 +167,56 @@ class KeyCompaction:
 
     # ------------------------------------------------------------------ beginning
 
-    def _plan(self, lease_floor: LeaseFloor) -> CompactionPlan | None:
+    def _plan(self, lease_floor: LeaseFloor, *, asked: bool = False) -> CompactionPlan | None:
         """Return the next pass. The ends are read before the leases, as in ``TierView``."""
-        config, local = self._config, self._local
+        local = self._local
         if self._so_far is None or self._log is not local.log:
             self._log = local.log
             self._so_far = CompactedSoFar.found_in(local.log.segments())
         now_us = self._clock.now_us()
-        if now_us < self._not_before_us:
+        if now_us < self._not_before_us and not asked:
             return None
-        committed = self._high_watermark()
-        cold_end = local.tier.cold_end if config.tiering else None
-        line = compaction_line(
-            high_watermark=committed, cold_end=cold_end, lease_floor=lease_floor()
-        )
         return plan_compaction(
             local.log.segments(),
-            line=line,
+            line=compaction_line(**self._ends(), lease_floor=lease_floor()),
             so_far=self._so_far,
-            rule=CompactionRule.of(config, keeps_tombstones=self._was_added),
+            rule=CompactionRule.of(self._config, keeps_tombstones=self._was_added),
             now_us=now_us,
-            forced=self.forced,
+            forced=asked,
         )
 
+    def _ends(self) -> _Ends:
+        cold_end = self._local.tier.cold_end if self._config.tiering else None
+        return {"high_watermark": self._high_watermark(), "cold_end": cold_end}
+
     def _look(self, lease_floor: LeaseFloor) -> bool:
-        if self._plan(lease_floor) is None:
+        if not self.is_asked and self._plan(lease_floor) is None:
             return False
         self._call = self._queue.begin(lambda: self._begin(lease_floor))
         return True
 
     def _begin(self, lease_floor: LeaseFloor) -> _Running | None:
         """Begin a pass, in a turn: the retry tables are the turn's."""
-        plan = self._plan(lease_floor)
-        if plan is None or not self._owner.may_free:
+        if not self._owner.may_free:
             return None
+        with self._asked_lock:
+            asked = self._asked.are_waiting
+            self._asked.begin()  # who asks from now on waits for the next pass
+        ends, floor = self._ends(), lease_floor()
+        if asked:
+            self._seal_below(compaction_line(**ends, lease_floor=floor))
+        rest = line_reason(**ends, lease_floor=floor, log_end=self._local.log.log_end)
+        plan = self._plan(lease_floor, asked=asked)
+        if plan is None:
+            return self._end_without(rest or "the log is empty")
         below = [one for one in self._local.log.segments() if one.end_offset <= plan.end]
         now_us, leads = self._clock.now_us(), self._owner.leads
         free = self._local.retries.free_of_ids(below, now_us, leads=leads)
+        rest = _IDS_HOLD if len(free) < len(plan.segments) else rest
         plan = replace(plan, segments=plan.segments[: len(free)])
-        if not plan.segments or (not self.forced and self._has_nothing_new(plan)):
+        if not plan.segments or (not asked and self._has_nothing_new(plan)):
             self._not_before_us = self._clock.now_us() + _AGAIN_US
-            return None
+            return self._end_without(rest or "nothing is new")
         work = CompactionPass(
             self._local.log,
             [
@@ -169,8 +225,18 @@ class KeyCompaction:
             ],
             retried=self._local.retries.producers.offsets_below(plan.end),
         )
-        self.forced = False
-        return _Running(plan, work, work.steps())
+        return _Running(plan, work, work.steps(), rest)
+
+    def _end_without(self, reason: str) -> None:
+        """Tell those who have asked that there is nothing to compact."""
+        with self._asked_lock:
+            self._asked.end(PassReport(state=PassState.NOTHING, reason=reason))
+
+    def _seal_below(self, line: Offset) -> None:
+        """Seal the active segment if all of it is below the line: only a sealed one is taken."""
+        last = self._local.log.segments()[-1]
+        if not last.sealed and last.base_offset < last.end_offset <= line:
+            self._local.log.seal_active(self._clock.now_us())
 
     def _has_nothing_new(self, plan: CompactionPlan) -> bool:
         """Tell whether message ids keep all that is new: nothing would come of a pass."""
@@ -201,6 +267,8 @@ class KeyCompaction:
         self._local.watch_segments()
         if not done:
             return False
+        if self._running is not None:
+            self._running.freed_bytes += before - made.segment.size_bytes
         self._counters.compacted_segments += 1
         self._counters.compacted_records += made.removed_count
         _log.info(
@@ -238,6 +306,8 @@ class KeyCompaction:
         counts = running.work.counts
         self._so_far = self._so_far.after(running.plan, frozenset(counts.tombstones))
         self._running = None
+        with self._asked_lock:
+            self._asked.end(running.report(PassState.COMPACTED))
         _log.info(
             "log_compacted",
             partition=self._name,
@@ -255,18 +325,30 @@ class KeyCompaction:
         if is_full(error) or error.errno in PROCESS_LIMITS:
             self._failed(str(error))
             return
-        self._give_up()
         failure = LogFailedError(f"key compaction of {self._name} failed: {error}")
+        self._give_up(failure.message)
         self._queue.post(lambda: self._health.fail(failure))
 
     def _failed(self, reason: str) -> None:
-        self._give_up()
+        self._give_up(reason)
         self._not_before_us = self._clock.now_us() + _AGAIN_US
         _log.warning("compaction_waits", partition=self._name, reason=reason)
 
-    def _give_up(self) -> None:
-        """End the pass; what it has exchanged stays so."""
+    def _give_up(self, reason: str | None = None) -> None:
+        """End the pass; what it has exchanged stays so. Without a reason it may begin again."""
         running, self._running = self._running, None
         self._call = None
         if running is not None:
             running.steps.close()
+        with self._asked_lock:
+            if reason is None:
+                self._asked.begin_again()
+            else:
+                self._asked.end_all(PassReport(state=PassState.FAILED, reason=reason))
+
+    def _refusal(self) -> str:
+        """Return why no pass may go on here."""
+        if not self._config.compact:
+            return "the stream's setting compact is off"
+        failure = self._health.failure
+        return "the log is not open for writes" if failure is None else failure.message

@@ -13,7 +13,7 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
-from broker.model.cluster_status import PartitionInfo
+from broker.model.cluster_status import PartitionInfo, ReplicaCompaction
 from clusterkit.load import publish, stored
 from clusterkit.running import Cluster
 from headwater.cli.main import app
@@ -103,6 +103,35 @@ def test_leadership_is_handed_over(cluster: Cluster) -> None:
     assert after.leader_epoch > before.leader_epoch
     cluster.publish("handed", b"after")
     assert stored(client, "handed") == [b"before", b"after"]
+
+
+def test_every_replica_compacts_its_log_when_told(cluster: Cluster) -> None:
+    """Also the segment that is written to; a reader gets the last record of each key, and more."""
+    client = cluster.client()
+    client.create_stream("thinned", tiering=False, compact=True, dedup_window_ms=0)
+    with client.producer("thinned") as producer:
+        for number in range(40):
+            producer.send([{"key": b"k%d" % (number % 4), "value": b"%d" % number}]).result(60)
+    removed: dict[str, int] = dict.fromkeys(cluster.plan.brokers, 0)
+
+    def all_of_it() -> bool:
+        rows = _compact(cluster.url, "thinned")
+        removed.update({one.broker: removed[one.broker] + one.removed_count for one in rows})
+        return len(rows) == 3 and all(one.reason is None and one.end == 40 for one in rows)
+
+    cluster.wait_for(all_of_it, "every replica knows what is committed")
+    assert removed == dict.fromkeys(cluster.plan.brokers, 36)
+    assert stored(client, "thinned") == [b"36", b"37", b"38", b"39"]
+    cluster.publish("thinned", b"without a key")
+    assert stored(client, "thinned")[-1] == b"without a key"
+    off = CliRunner().invoke(app, ["stream", "compact", "told", "--server", cluster.url])
+    assert (off.exit_code, "stream alter told --compact" in off.stderr) == (2, True)
+
+
+def _compact(server: str, stream: str) -> list[ReplicaCompaction]:
+    run = CliRunner().invoke(app, ["stream", "compact", stream, "--json", "--server", server])
+    assert run.exit_code == 0, run.output
+    return [ReplicaCompaction.from_dict(json.loads(line)) for line in run.stdout.splitlines()]
 
 
 def test_a_partition_moves_to_another_broker(cluster: Cluster) -> None:

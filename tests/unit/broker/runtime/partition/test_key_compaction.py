@@ -5,14 +5,17 @@ from __future__ import annotations
 import errno
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from broker.codec.record_batch import prepare
+from broker.core.key_compaction import PassReport
 from broker.model.ids import ProducerId
 from broker.model.offsets import OFFSET_MAX, Offset
+from broker.model.replica_state import PassState
 from broker.storage.key_compaction.rewriter import SegmentRewriter
 from simkit.brokers.driver_rig import DriverRig
 from simkit.disk.disk import SimDisk
@@ -23,6 +26,7 @@ SETTINGS: dict[str, Any] = {
     "compact": True, "tiering": False, "segment_bytes_max": 4096, "dedup_window_ms": 0,
     "compact_dirty_percent": 1,
 }  # fmt: skip
+HEADERS = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
 
 
 def free() -> Offset:
@@ -126,10 +130,7 @@ def test_a_lease_that_comes_during_a_pass_stops_it() -> None:
 def test_segments_with_message_ids_of_the_window_wait() -> None:
     """A restart reads the ids there; after the window they are compacted."""
     rig = Rig(dedup_window_ms=10_000)
-    headers = pa.array(
-        [[{"key": "Nats-Msg-Id", "value": b"id-1"}]],
-        pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])),
-    )
+    headers = pa.array([[{"key": "Nats-Msg-Id", "value": b"id-1"}]], HEADERS)
     batch = pa.RecordBatch.from_pydict({"key": pa.array([b"k0"], pa.binary()), "headers": headers})
     answers: list[Any] = []
     rig.driver.writes.submit_records(batch, ["id-1"], answers.append)
@@ -217,18 +218,114 @@ def test_a_pass_ends_when_the_setting_is_switched_off() -> None:
     assert not rig.driver.compaction.is_wanted
 
 
-def test_a_forced_pass_does_not_wait_for_what_is_new() -> None:
-    """Of a segment below the line, however little it is."""
+def test_a_pass_that_is_asked_for_takes_all_that_is_committed() -> None:
+    """However little is new, and the active segment, too: it is sealed first."""
     rig = Rig(compact_dirty_percent=100)
     rig.fill()
     rig.work()
     rig.fill(20)
-    before = len(rows_of(rig.log))
+    rows = rows_of(rig.log)
     rig.work()
-    assert len(rows_of(rig.log)) == before
-    rig.driver.compaction.force()
+    assert rows_of(rig.log) == rows, "too little is new"
+    compaction = rig.driver.compaction
+    assert compaction.ask("t").state is PassState.WAITING
+    rig.driver.compaction.step(free)
+    rig.rig.turns.run()
+    rig.driver.compaction.step(free)
+    assert compaction.ask("t").state is PassState.RUNNING
     rig.work()
-    assert len(rows_of(rig.log)) < before
+    assert rows_of(rig.log) == compacted(rows, rig.log.log_end)
+    report = compaction.ask("t")
+    assert (report.state, report.reason, report.end) == (
+        PassState.COMPACTED, None, rig.log.log_end,
+    )  # fmt: skip
+    assert report.removed_count == len(rows) - len(rows_of(rig.log))
+    assert report.segments > 0
+    assert report.freed_bytes > 0
+    assert report.read_bytes > 0
+    assert compaction.ask("t") == report
+    assert rig.work() == 0, "a ticket that is over begins nothing"
+
+
+def test_a_pass_that_is_asked_for_says_why_it_went_no_further() -> None:
+    """A lease, the table, the window of message ids; and an empty log has nothing."""
+    empty = Rig()
+    assert asked(empty).reason == "the log is empty"
+    leased = Rig()
+    leased.fill()
+    line = leased.log.segments()[2].end_offset
+    report = asked(leased, lambda: Offset(line))
+    assert (report.state, report.end) == (PassState.COMPACTED, line)
+    assert "lease" in str(report.reason)
+    unshipped = Rig(tiering=True)
+    unshipped.fill()
+    report = asked(unshipped)
+    assert report.state is PassState.NOTHING
+    assert "tier flush" in str(report.reason)
+    known = Rig(dedup_window_ms=10_000)
+    headers = pa.array([[{"key": "Nats-Msg-Id", "value": b"id-1"}]], HEADERS)
+    batch = pa.RecordBatch.from_pydict({"key": pa.array([b"k0"], pa.binary()), "headers": headers})
+    known.driver.writes.submit_records(batch, ["id-1"], lambda _: None)
+    known.rig.turns.run()
+    known.fill()
+    report = asked(known)
+    assert report.state is PassState.NOTHING
+    assert "message ids" in str(report.reason)
+
+
+def asked(rig: Rig, floor: Callable[[], Offset] = free) -> PassReport:
+    """Ask for a pass, and work until it is over."""
+    rig.driver.compaction.ask("a")
+    rig.work(floor)
+    report = rig.driver.compaction.ask("a")
+    assert report.state in (PassState.COMPACTED, PassState.NOTHING, PassState.FAILED)
+    return report
+
+
+def test_who_asks_during_a_pass_waits_for_the_next_one() -> None:
+    """The pass that runs may have begun before his last record."""
+    rig = Rig()
+    rig.fill()
+    compaction = rig.driver.compaction
+    compaction.ask("first")
+    while compaction.ask("first").state is PassState.WAITING:
+        compaction.step(free)
+        rig.rig.turns.run()
+    rig.fill(20)
+    rows = rows_of(rig.log)
+    assert compaction.ask("second").state is PassState.WAITING
+    rig.work()
+    assert compaction.ask("first").end < compaction.ask("second").end == rig.log.log_end
+    assert rows_of(rig.log) == compacted(rows, rig.log.log_end)
+
+
+def test_a_pass_that_is_given_up_begins_again_for_who_has_asked() -> None:
+    """A lease came: the next pass keeps below it."""
+    rig = Rig()
+    rig.fill()
+    floors = [free()]
+    rig.driver.compaction.ask("t")
+    while not rig.driver.counters.compacted_segments:
+        rig.driver.compaction.step(lambda: floors[0])
+        rig.rig.turns.run()
+    floors[0] = rig.log.segments()[1].end_offset
+    rig.work(lambda: floors[0])
+    report = rig.driver.compaction.ask("t")
+    assert (report.state, report.end) == (PassState.COMPACTED, floors[0])
+
+
+def test_who_has_asked_hears_of_a_failure_and_of_a_changed_setting() -> None:
+    """And a pass is not wanted any more."""
+    rig = Rig()
+    rig.fill()
+    rig.driver.compaction.ask("t")
+    rig.driver.compaction.configure(replace(rig.driver.config, compact=False))
+    assert rig.driver.compaction.is_wanted
+    rig.work()
+    report = rig.driver.compaction.ask("t")
+    assert report.state is PassState.FAILED
+    assert "setting compact is off" in str(report.reason)
+    assert not rig.driver.compaction.is_wanted
 
 
 def test_closing_in_the_middle_leaves_no_file_behind() -> None:
