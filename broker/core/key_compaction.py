@@ -110,6 +110,21 @@ def line_reason(
     return "these records are not committed yet, as far as this replica knows"
 
 
+def records_left(segments: Sequence[SegmentInfo], start: Offset, end: Offset) -> int | None:
+    """Return how many records of ``[start, end)`` there are; None: it is not known.
+
+    It is not known if an older build wrote a segment's index, or if a compacted segment is only
+    partly in the range, because of a purge.
+    """
+    count = end - start
+    for one in segments:
+        if one.sparse and start < one.end_offset and one.base_offset < end:
+            if one.removed_count is None or one.base_offset < start or end < one.end_offset:
+                return None
+            count -= one.removed_count
+    return count
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassReport:
     """What has come of a request to compact a replica's log."""

@@ -92,6 +92,7 @@ class NewestTold:
     leader_epoch: LeaderEpoch = LeaderEpoch(0)  # noqa: RUF009 - a plain number
     log_start: Offset = Offset(0)  # noqa: RUF009 - a plain number
     high_watermark: Offset | None = None
+    records_left: int | None = None  # if key compaction may have removed some, and if it is known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

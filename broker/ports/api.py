@@ -62,6 +62,8 @@ class PartitionStanding:
     log_start: Offset
     high_watermark: Offset
     leader_epoch: LeaderEpoch
+    # Of a compacted stream without a table: the records that are left. None: all, or not known.
+    records_left: int | None = None
 
 
 class StreamsApi(Protocol):

@@ -37,6 +37,7 @@ class SegmentInfo:
     sealed: bool
     sparse: bool = False  # key compaction wrote it: records may be missing
     created_us: int = 0  # when its first batch was written here; 0 when empty
+    removed_count: int | None = 0  # records that key compaction removed; None: not known
 
 
 class PartitionReader(Protocol):

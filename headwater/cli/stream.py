@@ -185,7 +185,7 @@ def list_(*, server: ServerOption = None, json: JsonOption = False) -> None:
                 stream.config.subject,
                 stream.config.partitions,
                 size.state,
-                None if size.records_count is None else f"{size.records_count:,}",
+                _records_text(size),
                 None if size.table_rows_count is None else f"{size.table_rows_count:,}",
                 None if size.table_bytes is None else format_bytes(size.table_bytes),
                 None if size.unshipped_bytes is None else format_bytes(size.unshipped_bytes),
@@ -205,6 +205,7 @@ class _Size:
     """How much a stream has; None where the broker cannot tell now, or there is no table."""
 
     records_count: int | None
+    offsets_count: int | None  # more than records, where key compaction has removed some
     state: str | None = None  # paused, read-only; with the number of partitions, if not all are
     table_rows_count: int | None = None
     table_bytes: int | None = None
@@ -212,25 +213,36 @@ class _Size:
 
 
 def _size_of(client: Client, stream: Stream) -> _Size:
-    records = state = None
+    records = offsets = state = None
     with suppress(HeadwaterError):
         described = client.describe(stream.name)
-        records, state = described.records_count, _state_of(described.partitions)
+        records = described.records_count if described.knows_records else None
+        offsets, state = described.offsets_count, _state_of(described.partitions)
     if not stream.config.tiering:
-        return _Size(records, state)
+        return _Size(records, offsets, state)
     try:
         parts = client.tier_status(stream.name)
     except HeadwaterError:
-        return _Size(records, state)
+        return _Size(records, offsets, state)
     sizes = [part.table_bytes for part in parts if part.table_bytes is not None]
     seen = len(sizes) == len(parts)  # a leader that has just begun has not read the table yet
     return _Size(
         records,
+        offsets,
         state,
         table_rows_count=sum(len(part.cold) for part in parts) if seen else None,
         table_bytes=sum(sizes) if seen else None,
         unshipped_bytes=sum(part.unshipped_bytes for part in parts),
     )
+
+
+def _records_text(size: _Size) -> str | None:
+    """Return a number of records; where some were removed, also that of the offsets."""
+    if size.offsets_count is None or size.records_count == size.offsets_count:
+        return None if size.offsets_count is None else f"{size.offsets_count:,}"
+    if size.records_count is None:
+        return f"at most {size.offsets_count:,}"
+    return f"{size.records_count:,} of {size.offsets_count:,} offsets"
 
 
 def _state_of(partitions: Sequence[PartitionPosition]) -> str | None:
@@ -262,7 +274,12 @@ def describe(
         description = client.describe(name)
         places = client.locate(name)
     parts = [
-        {**values_of(part), "replicas": list(place.replicas), "isr": list(place.isr)}
+        {
+            **values_of(part),
+            "offsets_count": part.offsets_count,
+            "replicas": list(place.replicas),
+            "isr": list(place.isr),
+        }
         for part, place in zip(description.partitions, places, strict=False)  # some just added
     ]
     if json:

@@ -150,6 +150,7 @@ class Client(GroupClient, PausingCalls):
                     remote_start=Offset(part.get("remote_start", 0)),
                     paused=part.get("paused", False),
                     readonly=part.get("readonly", False),
+                    records_left=part.get("records_left"),
                 )
                 for part in values["partitions"]
             ),

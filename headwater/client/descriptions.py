@@ -11,7 +11,10 @@ from broker.model.stream import Stream
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionPosition:
-    """The offsets of a partition: the table and the log together hold ``[start, HW)``."""
+    """The offsets of a partition: the table and the log together hold ``[start, HW)``.
+
+    Of a compacted stream without a table some of these records are gone.
+    """
 
     partition: int
     subject: str
@@ -24,11 +27,17 @@ class PartitionPosition:
     remote_start: Offset = Offset(0)  # noqa: RUF009 - records below expired by remote retention
     paused: bool = False  # takes no records until it is resumed
     readonly: bool = False  # takes no records until an operator allows them
+    records_left: int | None = None  # of a compacted stream without a table; None: not known
+
+    @property
+    def offsets_count(self) -> int:
+        """Committed offsets that can be read from, whether or not each has its record still."""
+        return self.high_watermark - self.start
 
     @property
     def records_count(self) -> int:
-        """Committed records that can be read."""
-        return self.high_watermark - self.start
+        """Committed records that can be read; at most so many where it is not known."""
+        return self.offsets_count if self.records_left is None else self.records_left
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +49,20 @@ class StreamDescription:
     partitions: tuple[PartitionPosition, ...]
 
     @property
+    def knows_records(self) -> bool:
+        """Whether :attr:`records_count` is exact, and not only an upper bound."""
+        config = self.stream.config
+        sparse = config.compact and not config.tiering
+        return not sparse or all(one.records_left is not None for one in self.partitions)
+
+    @property
+    def offsets_count(self) -> int:
+        """Committed offsets that can be read from, in all partitions."""
+        return sum(part.offsets_count for part in self.partitions)
+
+    @property
     def records_count(self) -> int:
-        """Committed records that can be read, in all partitions."""
+        """Committed records that can be read, in all partitions; see :attr:`knows_records`."""
         return sum(part.records_count for part in self.partitions)
 
 

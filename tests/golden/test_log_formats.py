@@ -70,11 +70,28 @@ def _index() -> bytes:
     )
 
 
+def _sparse_index() -> bytes:
+    return index_format.encode_index(
+        partition_id=PARTITION,
+        base_offset=Offset(41),
+        end_offset=Offset(50),
+        covered=440,
+        max_timestamp_us=1_700_000_000_000_001,
+        created_us=1_700_000_000_000_002,
+        sealed=True,
+        sparse=True,
+        removed_count=8,
+        entries=index_format.IndexEntries.of([41], [64], [0]),
+        epochs=EPOCHS[1:],
+    )
+
+
 MAKERS: Final[dict[str, Callable[[], bytes]]] = {
     "record batch": _batch,
     "sparse batch": _sparse_batch,
     "segment header": lambda: segment_format.encode_segment_header(SEGMENT),
     "index": _index,
+    "sparse index": _sparse_index,
     "epochs": lambda: log_state_format.encode_epochs(PARTITION, EPOCHS),
     "recovery point": lambda: log_state_format.encode_recovery_point(POINT),
     "producer state": lambda: log_state_format.encode_producer_state(Offset(43), b"opaque"),
@@ -111,6 +128,11 @@ FROZEN: Final = {
     "index": (
         "485749580158010029000000000000002b00000000000000b80100000000000001401e18240a060002401e18"
         "240a060001000000010000000300000073ae352e6f1d1c7e93a44c628a520c2f4a1b7d1000000000760ea1b7"
+        "29000000000000004000000000000000000000000000000004000000000000002900000000000000"
+    ),
+    "sparse index": (
+        "485749580158030029000000000000003200000000000000b80100000000000001401e18240a060002401e18"
+        "240a060001000000010000000300000073ae352e6f1d1c7e93a44c628a520c2f4a1b7d1009000000c0638c27"
         "29000000000000004000000000000000000000000000000004000000000000002900000000000000"
     ),
     "epochs": (

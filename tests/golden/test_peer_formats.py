@@ -107,6 +107,14 @@ def test_control_messages() -> None:
             log_start=Offset(2),
             high_watermark=Offset(12),
         ),
+        NewestTold(
+            partition_id=P,
+            request_id=5,
+            leader_epoch=LEADER,
+            log_start=Offset(2),
+            high_watermark=Offset(12),
+            records_left=7,
+        ),
     )
     assert [control_messages.encode(message).hex() for message in messages] == CONTROL
 
@@ -177,5 +185,9 @@ CONTROL = [
     (
         "02070100030000006f1d1c7e93a44c628a520c2f4a1b7d1005000000000000000700000000000000"
         "02000000000000000c00000000000000"
+    ),
+    (
+        "020b0000030000006f1d1c7e93a44c628a520c2f4a1b7d1005000000000000000700000000000000"
+        "02000000000000000c000000000000000700000000000000"
     ),
 ]

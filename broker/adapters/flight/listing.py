@@ -48,7 +48,10 @@ class Listing:
             flight.FlightDescriptor.for_path(*path.to_path()),
             endpoints,
             total_records=sum(
-                position["high_watermark"] - position["start"] for position in positions
+                position["high_watermark"] - position["start"]
+                if position["records_left"] is None
+                else position["records_left"]
+                for position in positions
             ),
             app_metadata=to_json(about),
         )
@@ -73,6 +76,7 @@ class Listing:
                     "paused": places[number].paused,
                     "readonly": places[number].readonly,
                     "high_watermark": standing.high_watermark,
+                    "records_left": standing.records_left,
                     "leader_epoch": standing.leader_epoch,
                     "leader": leader,
                     "flight": None if leader is None else addresses.get(leader),

@@ -7,12 +7,13 @@ of that segment. A missing or damaged index is rebuilt from the segment. Little-
      0       4     5     6       8             16           24                 32
      | magic | ver | len | flags | base offset | end offset | covered position | max timestamp ...
     40           48              52             56          60           64            80  84
-     | created µs | entries count | epochs count | partition | tables crc | stream uuid | 0 | crc
+     | created µs | entries count | epochs count | partition | tables crc | stream uuid | went | crc
     88
      | entries: (offset, position, max timestamp before)* | epochs: (leader epoch, start offset)*
 
 Entries and epochs are int64. Flag bit 0 says that the segment is sealed, bit 1 that key compaction
-wrote its batches (a build that does not know bit 1 rebuilds the index).
+wrote its batches. *went* (u32) is then one more than the records that key compaction removed; 0:
+not told. A build that does not know bit 1 or *went* rebuilds the index.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ _INT64: Final = np.dtype("<i8")
 _ENTRY_SIZE: Final = 24
 _EPOCH_SIZE: Final = 16
 INDEX_BYTES_MAX: Final = 1024 * 1024 * 1024
+_WENT_MAX: Final = (1 << 32) - 1
 
 Column = npt.NDArray[np.int64]
 
@@ -77,6 +79,7 @@ class IndexSummary:
     created_us: int
     sealed: bool
     sparse: bool
+    removed_count: int | None  # records that key compaction removed; None: not told
     entries_count: int
     epochs_count: int
     tables_crc: int
@@ -101,6 +104,7 @@ def encode_index(
     created_us: int,
     sealed: bool,
     sparse: bool = False,
+    removed_count: int | None = None,
     entries: IndexEntries,
     epochs: tuple[EpochStart, ...],
 ) -> bytes:
@@ -109,10 +113,11 @@ def encode_index(
     starts = [value for one in epochs for value in (one.leader_epoch, one.start_offset)]
     tables = rows.astype(_INT64).tobytes() + np.array(starts, dtype=_INT64).tobytes()
     number, uuid_bytes = pack_partition_id(partition_id)
+    went = 0 if removed_count is None or not sparse else removed_count + 1
     packed = _HEADER.pack(
         MAGIC, VERSION, INDEX_HEADER_SIZE, _SEALED * sealed | _SPARSE * sparse, base_offset,
         end_offset, covered, max_timestamp_us, created_us, len(rows), len(epochs), number,
-        crc32c(tables), uuid_bytes, 0, 0,
+        crc32c(tables), uuid_bytes, went if went <= _WENT_MAX else 0, 0,
     )  # fmt: skip
     return packed[:-4] + _CRC.pack(crc32c(packed[:-4])) + tables
 
@@ -124,7 +129,7 @@ def decode_index_summary(data: Any) -> IndexSummary:
     view = memoryview(data)[:INDEX_HEADER_SIZE]
     (
         magic, version, size, flags, base, end, covered, max_us, created_us, entries_count,
-        epochs_count, number, tables_crc, uuid_bytes, later, crc,
+        epochs_count, number, tables_crc, uuid_bytes, went, crc,
     ) = _HEADER.unpack(view)  # fmt: skip
     if magic != MAGIC or version != VERSION or size != INDEX_HEADER_SIZE:
         raise IndexCorruptError(f"not an index of version {VERSION}: {bytes(view[:6]).hex()}")
@@ -132,8 +137,8 @@ def decode_index_summary(data: Any) -> IndexSummary:
         raise IndexCorruptError("index header checksum mismatch")
     sane = (
         flags & ~(_SEALED | _SPARSE) == 0
-        and later == 0
         and 0 <= base <= end
+        and went <= (1 + end - base if flags & _SPARSE else 0)
         and covered >= 0
         and created_us >= 0
         and entries_count * _ENTRY_SIZE + epochs_count * _EPOCH_SIZE <= INDEX_BYTES_MAX
@@ -149,10 +154,17 @@ def decode_index_summary(data: Any) -> IndexSummary:
         created_us=created_us,
         sealed=bool(flags & _SEALED),
         sparse=bool(flags & _SPARSE),
+        removed_count=_removed(went, sparse=bool(flags & _SPARSE)),
         entries_count=entries_count,
         epochs_count=epochs_count,
         tables_crc=tables_crc,
     )
+
+
+def _removed(went: int, *, sparse: bool) -> int | None:
+    if not sparse:
+        return 0
+    return went - 1 if went else None
 
 
 def index_file_size(summary: IndexSummary) -> int:

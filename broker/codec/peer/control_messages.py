@@ -41,8 +41,8 @@ _NUMBER_MAX: Final = 1 << 62  # no real epoch, offset or clock is larger
 
 (
     _HEARTBEAT, _HEARTBEAT_ANSWER, _LEADER_REPORT, _LOG_END_ASKED, _LOG_END_TOLD, _NEWEST_ASKED,
-    _NEWEST_TOLD, _MEMBER_ASKED, _MEMBER_TOLD, _MEMBER_TOLD_OF_VOTERS,
-) = range(1, 11)  # fmt: skip
+    _NEWEST_TOLD, _MEMBER_ASKED, _MEMBER_TOLD, _MEMBER_TOLD_OF_VOTERS, _NEWEST_TOLD_OF_COMPACTED,
+) = range(1, 12)  # fmt: skip
 _FIELDS: Final = {
     _HEARTBEAT: struct.Struct("<3Q"),
     _HEARTBEAT_ANSWER: struct.Struct("<2Q"),
@@ -54,6 +54,7 @@ _FIELDS: Final = {
     _MEMBER_ASKED: struct.Struct("<Q"),
     _MEMBER_TOLD: struct.Struct("<6Q"),
     _MEMBER_TOLD_OF_VOTERS: struct.Struct("<6Q"),  # the voters' names follow the numbers
+    _NEWEST_TOLD_OF_COMPACTED: struct.Struct("<5Q"),  # the last one: the records that are left
 }
 _WITHOUT_PARTITION: Final = (
     _HEARTBEAT, _HEARTBEAT_ANSWER, _MEMBER_ASKED, _MEMBER_TOLD, _MEMBER_TOLD_OF_VOTERS,
@@ -92,7 +93,10 @@ def _fields_of(m: ControlMessage) -> tuple[int, bool, tuple[int, ...]]:
         case NewestTold():
             known = m.high_watermark is not None
             numbers = (m.request_id, m.leader_epoch, m.log_start, m.high_watermark or 0)
-            return _NEWEST_TOLD, known, numbers
+            if m.records_left is None:
+                return _NEWEST_TOLD, known, numbers
+            assert known, "records are counted below the high watermark"
+            return _NEWEST_TOLD_OF_COMPACTED, False, (*numbers, m.records_left)
         case MemberAsked():
             return _MEMBER_ASKED, False, (m.request_id,)
         case MemberTold():
@@ -174,7 +178,10 @@ def _about_partition(
         )
     if kind == _NEWEST_ASKED:
         return NewestAsked(partition_id=partition, request_id=fields[0])
-    request_id, leader_epoch, log_start, high_watermark = fields
+    request_id, leader_epoch, log_start, high_watermark, *left = fields
+    if left and (log_start > high_watermark or left[0] > high_watermark - log_start):
+        raise EnvelopeError("a control message counts more records than there are offsets")
+    flag = flag or bool(left)
     if high_watermark and not flag:
         raise EnvelopeError("a control message has a high watermark and says that it has none")
     return NewestTold(
@@ -183,4 +190,5 @@ def _about_partition(
         leader_epoch=LeaderEpoch(leader_epoch),
         log_start=Offset(log_start),
         high_watermark=Offset(high_watermark) if flag else None,
+        records_left=left[0] if left else None,
     )

@@ -91,12 +91,15 @@ class Partitions:
             reads, failed = driver.reads, driver.health.failure is not None
             newest = reads.high_watermark if failed else driver.replication.newest_committed
             if newest is not None:
-                return PartitionStanding(reads.log_start, newest, reads.leader_epoch)
+                left = driver.records_left(newest)
+                return PartitionStanding(reads.log_start, newest, reads.leader_epoch, left)
         if driver is None:
             self._refuse_unopened(partition_id)
         told = self._membership.newest(partition_id, f"{stream.name}/{number}")
         assert told.high_watermark is not None, "an answer has a high watermark"
-        return PartitionStanding(told.log_start, told.high_watermark, told.leader_epoch)
+        return PartitionStanding(
+            told.log_start, told.high_watermark, told.leader_epoch, told.records_left
+        )
 
     def _refuse_unopened(self, partition_id: PartitionId) -> None:
         """Raise why the replica here is not open, if it is the leader: no other broker can help."""

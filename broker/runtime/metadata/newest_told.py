@@ -27,6 +27,7 @@ def newest_told(driver: PartitionDriver | None, asked: NewestAsked) -> NewestTol
         leader_epoch=driver.reads.leader_epoch,
         log_start=driver.reads.log_start,
         high_watermark=None if refused else newest,
+        records_left=None if refused else driver.records_left(newest),
     )
 
 

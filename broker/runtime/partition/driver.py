@@ -14,8 +14,10 @@ from typing import Final
 
 import structlog
 
+from broker.core.key_compaction import records_left
 from broker.core.replication.view import Role
 from broker.errors import CorruptDataError, HeadwaterError, LogFailedError, ShuttingDownError
+from broker.model.offsets import Offset
 from broker.model.replica_state import ReplicaState
 from broker.model.stream import Stream, StreamConfig
 from broker.runtime.partition.commits import Commits
@@ -208,6 +210,16 @@ class PartitionDriver:
         if self.is_paused:
             return ReplicaState.PAUSED
         return ReplicaState.READONLY if self.is_readonly else ReplicaState.LEADING
+
+    def records_left(self, end: Offset) -> int | None:
+        """Return how many records there are below ``end``, of a stream that is compacted.
+
+        None if it is not known, and of other streams: they have a record for each offset, those
+        with a table also where this log was compacted.
+        """
+        if not self.config.compact or self.config.tiering:
+            return None
+        return records_left(self._local.log.segments(), self.reads.log_start, end)
 
     # ------------------------------------------------------------------ changed settings
 

@@ -147,6 +147,7 @@ class SegmentLoader:
         segment.epochs = index.epochs
         segment.sealed = summary.sealed
         segment.sparse = summary.sparse
+        segment.removed_count = summary.removed_count
         segment.end_offset = summary.end_offset
         return segment
 

@@ -26,6 +26,7 @@ class Segment:
         "epochs",
         "index",
         "max_timestamp_us",
+        "removed_count",
         "sealed",
         "size_bytes",
         "sparse",
@@ -39,6 +40,7 @@ class Segment:
         self.created_us = 0  # when the first batch was written; 0 while there is none
         self.sealed = False
         self.sparse = False  # key compaction wrote its batches: records may be missing
+        self.removed_count: int | None = 0  # records that key compaction removed; None: not known
         self.epochs: tuple[EpochStart, ...] = ()  # the starts of the leader epochs that occur here
         self.index = index
 
@@ -50,6 +52,8 @@ class Segment:
     def note_batch(self, header: BatchHeader, position: int, *, force: bool = False) -> None:
         """Add a scanned batch to the facts; with ``force`` it gets an index entry."""
         self.sparse = self.sparse or header.sparse
+        if header.sparse and self.removed_count is not None:
+            self.removed_count += header.offset_span - header.records_count
         self.note(
             OffsetRange(header.base_offset, header.end_offset),
             position,
@@ -83,7 +87,7 @@ class Segment:
         end, size = self.end_offset, self.size_bytes
         return SegmentInfo(
             self.base_offset, end, size, self.max_timestamp_us, self.sealed, self.sparse,
-            self.created_us,
+            self.created_us, self.removed_count,
         )  # fmt: skip
 
 
@@ -99,6 +103,7 @@ def write_index(folder: LogFolder, segment: Segment) -> None:
         created_us=segment.created_us,
         sealed=segment.sealed,
         sparse=segment.sparse,
+        removed_count=segment.removed_count,
         entries=segment.index.entries(),
         epochs=segment.epochs,
     )

@@ -122,6 +122,9 @@ def test_every_replica_compacts_its_log_when_told(cluster: Cluster) -> None:
     cluster.wait_for(all_of_it, "every replica knows what is committed")
     assert removed == dict.fromkeys(cluster.plan.brokers, 36)
     assert stored(client, "thinned") == [b"36", b"37", b"38", b"39"]
+    for url in cluster.url.split(","):  # also brokers that do not lead it
+        told = cluster.client(url).describe("thinned")
+        assert (told.records_count, told.offsets_count, told.knows_records) == (4, 40, True)
     cluster.publish("thinned", b"without a key")
     assert stored(client, "thinned")[-1] == b"without a key"
     off = CliRunner().invoke(app, ["stream", "compact", "told", "--server", cluster.url])

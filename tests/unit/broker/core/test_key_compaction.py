@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from broker.core.key_compaction import (
+    TICKETS_MAX,
+    AskedPasses,
     CompactedSoFar,
     CompactionRule,
+    PassReport,
     compaction_line,
+    line_reason,
     plan_compaction,
+    records_left,
 )
+from broker.errors import OverloadedError
 from broker.model.offsets import Offset
+from broker.model.replica_state import PassState
 from broker.model.stream import StreamConfig
 from broker.ports.partition import SegmentInfo
 
@@ -46,6 +55,63 @@ def taken(
     return (
         [] if plan is None else [(one.base_offset, one.drops_tombstones) for one in plan.segments]
     )
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "removed", "left"),
+    [
+        (0, 40, (3, 10), 27),
+        (0, 35, (3, 10), 22),  # the end is in a dense segment
+        (10, 40, (3, 10), 20),
+        (20, 40, (3, 10), 20),
+        (5, 40, (3, 10), None),  # purged up to the middle of a compacted segment
+        (0, 15, (3, 10), None),
+        (0, 40, (3, None), None),  # an older build wrote its index
+        (20, 40, (3, None), 20),
+    ],
+)
+def test_the_records_that_are_left_are_counted_where_it_is_known(
+    start: int, end: int, removed: tuple[int | None, ...], left: int | None
+) -> None:
+    """Never guessed."""
+    found = [
+        replace(one, removed_count=count)
+        for one, count in zip(segments(1, 1, 1, 1, sparse=2), (*removed, 0, 0), strict=True)
+    ]
+    assert records_left(found, Offset(start), Offset(end)) == left
+
+
+@pytest.mark.parametrize(
+    ("log_end", "ends", "reason"),
+    [
+        (9, {"high_watermark": 9, "cold_end": None, "lease_floor": 9}, None),
+        (9, {"high_watermark": 7, "cold_end": None, "lease_floor": 9}, "not committed"),
+        (9, {"high_watermark": 9, "cold_end": 7, "lease_floor": 9}, "tier flush"),
+        (9, {"high_watermark": 9, "cold_end": 7, "lease_floor": 5}, "lease"),
+    ],
+)
+def test_the_reason_for_the_line_is_what_holds_most(
+    log_end: int, ends: dict[str, Any], reason: str | None
+) -> None:
+    """There is none if nothing is held."""
+    found = line_reason(log_end=Offset(log_end), **ends)
+    assert found is None if reason is None else reason in str(found)
+
+
+def test_tickets_are_bounded_and_remembered_for_a_while() -> None:
+    """The oldest that is over is forgotten; too many that wait are refused."""
+    asked = AskedPasses()
+    report = PassReport(state=PassState.COMPACTED)
+    for at in range(TICKETS_MAX):
+        assert asked.state_of(f"t{at}") is None
+    with pytest.raises(OverloadedError):
+        asked.state_of("one more")
+    assert asked.state_of("t0") is None, "a known ticket may be asked about"
+    asked.end_all(report)
+    assert asked.state_of("t0") == report
+    assert asked.state_of("one more") is None
+    asked.end_all(report)
+    assert asked.state_of("t0") is None, "it was forgotten, and waits again"
 
 
 def test_the_line_is_the_lowest_of_what_holds_records() -> None:

@@ -45,6 +45,26 @@ def _index(*, offsets: list[int], positions: list[int], stamps: list[int]) -> by
     )
 
 
+@pytest.mark.parametrize("sparse", [False, True])
+def test_an_index_counts_what_key_compaction_removed(sparse: bool) -> None:
+    """No more than there are offsets; an older build does not tell, and wrote no dense one."""
+
+    def read(count: int | None) -> int | None:
+        data = encode_index(
+            partition_id=PARTITION, base_offset=Offset(10), end_offset=Offset(20), covered=500,
+            max_timestamp_us=9, created_us=1, sealed=True, sparse=sparse, removed_count=count,
+            entries=IndexEntries.of([10], [64], [0]), epochs=(),
+        )  # fmt: skip
+        return decode_index(data).summary.removed_count
+
+    for count in (None, 0, 3, 10):
+        assert read(count) == (count if sparse else 0)
+    assert read(1 << 32) == (None if sparse else 0), "it does not fit"
+    if sparse:
+        with pytest.raises(IndexCorruptError):
+            read(11)
+
+
 def test_an_index_points_into_what_it_covers_and_ascends() -> None:
     """A reader that follows it finds a batch there."""
     good = {"offsets": [10, 15], "positions": [64, 499], "stamps": [0, 5]}

@@ -45,6 +45,14 @@ MESSAGES: tuple[ControlMessage, ...] = (
         log_start=Offset(2),
         high_watermark=Offset(0),
     ),
+    NewestTold(
+        partition_id=P,
+        request_id=5,
+        leader_epoch=L,
+        log_start=Offset(2),
+        high_watermark=Offset(9),
+        records_left=0,
+    ),
     MemberAsked(request_id=1 << 61),
     MemberTold(request_id=5, life=1 << 62, standing=Standing(fresh=True)),
     MemberTold(request_id=5, life=6, standing=Standing()),
@@ -68,6 +76,17 @@ def test_nothing_is_cut_off_or_longer(message: ControlMessage) -> None:
             decode(data[:size])
     with pytest.raises(EnvelopeError):
         decode(data + b"\0")
+
+
+def test_there_are_no_more_records_than_offsets() -> None:
+    """And none is counted where the range is not one."""
+    for start, end, left in ((2, 9, 8), (9, 2, 0)):
+        told = NewestTold(
+            partition_id=P, request_id=5, leader_epoch=L, log_start=Offset(start),
+            high_watermark=Offset(end), records_left=left,
+        )  # fmt: skip
+        with pytest.raises(EnvelopeError, match="more records"):
+            decode(encode(told))
 
 
 def test_a_member_is_not_fresh_and_in_the_know() -> None:

@@ -143,6 +143,27 @@ def test_segments_with_message_ids_of_the_window_wait() -> None:
     assert rig.driver.counters.compacted_segments > 0
 
 
+def test_the_records_that_are_left_are_counted_also_after_a_restart() -> None:
+    """From the indexes, and from the segments where an index is lost; a table has all."""
+    disk = SimDisk(random.Random(1))
+    rig = Rig(disk)
+    rig.fill()
+    assert rig.driver.records_left(rig.log.log_end) == rig.log.log_end
+    rig.work()
+    left = len(rows_of(rig.log))
+    assert 0 < left < rig.log.log_end
+    assert rig.driver.records_left(rig.log.log_end) == left
+    disk.kill()
+    assert Rig(disk).driver.records_left(rig.log.log_end) == left
+    disk.kill()
+    for path in [one for one in disk.paths() if one.endswith(".index")]:
+        disk.delete(path)
+    again = Rig(disk)
+    assert again.driver.records_left(again.log.log_end) == left
+    assert Rig(tiering=True).driver.records_left(Offset(0)) is None
+    assert Rig(compact=False).driver.records_left(Offset(0)) is None
+
+
 def test_a_retry_is_recognised_after_a_restart() -> None:
     """The batches that a producer may send again are gone as records, and known as batches."""
     disk = SimDisk(random.Random(1))
