@@ -8,7 +8,7 @@
     │    MalformedMessageError · UnknownBrokerError · InvalidAssignmentError
     │    FeatureLevelError · TruncatedError · MetadataFullError · ConditionFailedError
     │    FixedSettingError · UnknownGroupError · NoPositionError
-    │    PartitionsAddedError · PartitionReadonlyError
+    │    PartitionsAddedError · PartitionReadonlyError · CompactedRangeError
     │    AccessError (UnauthenticatedError, AccessDeniedError)
     ├─ FencedError           the caller must refresh its metadata, then retry
     │    NotLeaderError · StaleLeaderEpochError · StaleColdEndError · StreamRecreatedError
@@ -101,6 +101,14 @@ class ExpiredError(OffsetOutOfRangeError):
     """The records below ``start`` went by remote retention, as the stream says; they are not lost.
 
     Facts: offset, start, end.
+    """
+
+
+class CompactedRangeError(InvalidRequestError):
+    """A read needs each record of a range of which key compaction has removed some; none is lost.
+
+    Or the range was compacted otherwise than when the read was planned. Facts: partition, start,
+    end.
     """
 
 

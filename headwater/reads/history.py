@@ -20,7 +20,7 @@ from broker.model.certificate import Certificate, Hole, PartitionCertificate
 from broker.model.cut import Cut, PartitionCut
 from broker.model.offsets import OffsetRange
 from headwater.client import Client
-from headwater.reads.tail import served_batches, tail_batches
+from headwater.reads.tail import joined_holes, served_batches, tail_batches
 from tiering.read.certify import certify_counts
 from tiering.read.lake import Lake
 from tiering.read.reader import read_rows
@@ -81,7 +81,7 @@ class History:
                 part,
                 cold.get(part.partition),
                 self._hot_counts[part.partition],
-                _joined(self._holes.get(part.partition, [])),
+                joined_holes(self._holes.get(part.partition, [])),
             )
             for part in self.cut.partitions
         )
@@ -161,11 +161,3 @@ def _certificate(
         hot_count=hot_count,
         holes=(*cold.holes, *holes),
     )
-
-
-def _joined(holes: Sequence[Hole]) -> tuple[Hole, ...]:
-    """Return the holes of key compaction as one, from the first to the last, with their count."""
-    if not holes:
-        return ()
-    missing = sum(one.missing_count or 0 for one in holes)
-    return (Hole(holes[0].start, holes[-1].end, "compaction", missing),)

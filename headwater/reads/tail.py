@@ -71,3 +71,11 @@ def served_batches(  # noqa: PLR0917  # what to read, and who is told of holes
             start=wanted.start + counted,
             end=wanted.end,
         )
+
+
+def joined_holes(holes: Sequence[Hole]) -> tuple[Hole, ...]:
+    """Return the holes of key compaction as one, from the first to the last, with their count."""
+    if not holes:
+        return ()
+    missing = sum(one.missing_count or 0 for one in holes)
+    return (Hole(holes[0].start, holes[-1].end, "compaction", missing),)

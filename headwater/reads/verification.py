@@ -14,11 +14,11 @@ from dataclasses import replace
 
 from broker.codec.digest import RangeDigest
 from broker.codec.schema import FILE_SCHEMA
-from broker.model.certificate import Certificate, PartitionCertificate
+from broker.model.certificate import Certificate, Hole, PartitionCertificate
 from broker.model.cut import Cut, PartitionCut
 from broker.model.offsets import OffsetRange
 from headwater.client import Client
-from headwater.reads.tail import tail_batches
+from headwater.reads.tail import joined_holes, tail_batches
 from tiering.read.certify import certify_counts
 from tiering.read.lake import Lake
 from tiering.read.reader import read_rows
@@ -75,22 +75,32 @@ def _verify_partition(  # noqa: PLR0917  # one call, all of it belongs together
             wanted = OffsetRange(part.start, part.cold_stop)
             for batch in read_rows(snapshot, table.store, part.partition, wanted, FILE_SCHEMA):
                 digest.update(batch)
-    hot_count = _digest_tail(client, cut, part, digest, progress)
+    holes: list[Hole] = []
+    hot_count = _digest_tail(client, cut, part, digest, progress, holes)
     return replace(
         proved,
         end=part.end,
         cold_count=part.cold_stop - part.start,
         hot_count=hot_count,
         digest=digest.hexdigest(),
+        holes=(*proved.holes, *joined_holes(holes)),
     )
 
 
-def _digest_tail(
-    client: Client, cut: Cut, part: PartitionCut, digest: RangeDigest, progress: Progress | None
+def _digest_tail(  # noqa: PLR0917  # one call, all of it belongs together
+    client: Client,
+    cut: Cut,
+    part: PartitionCut,
+    digest: RangeDigest,
+    progress: Progress | None,
+    holes: list[Hole],
 ) -> int:
-    """Add the rows ``[C, H)`` from the broker to the digest; return their number, checked."""
+    """Add the rows ``[C, H)`` from the broker to the digest; return their number, checked.
+
+    Holes that key compaction left, of a stream without a table, are added to ``holes``.
+    """
     counted = 0
-    for batch in tail_batches(client, cut, part, FILE_SCHEMA.names):
+    for batch in tail_batches(client, cut, part, FILE_SCHEMA.names, holes.append):
         digest.update(batch)
         counted += batch.num_rows
         if progress is not None:

@@ -31,6 +31,7 @@ from tiering.read.lake import Lake
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from spark_jobs.source.left import Counted
     from tiering.table.table import TableSnapshot
 
 _log = logging.getLogger("headwater.read")
@@ -81,13 +82,16 @@ def latest_rows(
     proved: bool,
     snapshot: LatestTable | None,
     table: TableSnapshot | None = None,
+    left: Sequence[Counted] | None = None,
 ) -> DataFrame:
     """Return one row per key (of a partition): its newest record, unless that is a tombstone."""
     from pyspark.sql import functions  # noqa: PLC0415  (importing this stays free)
 
     needed = list(dict.fromkeys(("partition", "key", "offset", "value", *columns)))
     above = None if snapshot is None else snapshot.ends
-    rows = rows_of(spark, cut, needed, server=server, proved=proved, table=table, above=above)
+    rows = rows_of(
+        spark, cut, needed, server=server, proved=proved, table=table, above=above, left=left
+    )
     rows = rows.where("`key` IS NOT NULL")
     if snapshot is not None:
         newest_at_end = table_at(

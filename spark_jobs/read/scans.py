@@ -16,12 +16,15 @@ from broker.model.cut import Cut
 from broker.model.offsets import Offset, OffsetRange
 from spark_jobs.read.table_scan import table_at
 from spark_jobs.sessions import is_connect, parallelism
+from spark_jobs.source.left import Counted, count_left, may_lack_records, to_text
 from spark_jobs.source.options import positions_text
+from spark_jobs.source.partitions import plan
 from tiering.read.lake import Lake
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from headwater.client import Client
     from tiering.table.table import TableSnapshot
 
 _log = logging.getLogger("headwater.read")
@@ -54,6 +57,21 @@ def seams(cut: Cut, above: Mapping[int, Offset] | None = None) -> list[Seam]:
     return found
 
 
+def left_in(spark: SparkSession, cut: Cut, client: Client) -> tuple[Counted, ...] | None:
+    """Count what key compaction has left of a held cut; None if it has a record for each offset.
+
+    Only of a stream without a table records may be gone. Reads their offsets from the broker.
+    """
+    if cut.table_version is not None or not may_lack_records(client.stream(cut.stream)):
+        return None
+    ranges = {part.partition: part.hot for part in seams(cut)}
+    records_max = _task_records(spark, sum(map(len, ranges.values())))
+    return tuple(
+        count_left(client, cut.stream, cut.stream_uuid, piece)
+        for piece in plan(ranges, partitions_min=0, records_max=records_max)
+    )
+
+
 def rows_of(
     spark: SparkSession,
     cut: Cut,
@@ -63,6 +81,7 @@ def rows_of(
     proved: bool,
     table: TableSnapshot | None = None,
     above: Mapping[int, Offset] | None = None,
+    left: Sequence[Counted] | None = None,
 ) -> DataFrame:
     """Return the cold rows, the hot rows, or both; if there are none, an empty DataFrame.
 
@@ -74,6 +93,7 @@ def rows_of(
         proved: whether the table version was proved to hold exactly the cut's cold ranges.
         table: that version as our own reader sees it, if known; Spark must see the same files.
         above: per partition, the first offset wanted; default: the partition's start.
+        left: what :func:`left_in` has returned; then the read has exactly these records.
     """
     parts = seams(cut, above)
     tiers = []
@@ -81,7 +101,7 @@ def rows_of(
         tiers.append(_cold(spark, cut, columns, parts, server=server, proved=proved, table=table))
     if not tiers or any(part.hot for part in parts):
         hot = {part.partition: part.hot for part in parts}
-        tiers.append(_by_source(spark, cut, columns, hot, server=server))
+        tiers.append(_by_source(spark, cut, columns, hot, server=server, left=left))
     return tiers[0] if len(tiers) == 1 else tiers[0].union(tiers[1])
 
 
@@ -175,10 +195,13 @@ def _by_source(
     ranges: Mapping[int, OffsetRange],
     *,
     server: str,
+    left: Sequence[Counted] | None = None,
 ) -> DataFrame:
     """Return ranges through the data source; each task reads from the table or the broker."""
     records = _task_records(spark, sum(map(len, ranges.values())))
     options = log_options(cut, columns, ranges, server=server)
+    if left is not None:
+        options["compactedRows"] = to_text(left)
     reader = spark.read.format("headwater").options(**options)
     return reader.option("maxRecordsPerPartition", str(records)).load()
 

@@ -20,17 +20,19 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from broker.codec.flight.protocol import AtTime
 from broker.errors import InvalidRequestError, UnknownLeaseError
-from broker.model.certificate import Certificate
+from broker.model.certificate import Certificate, Hole
 from broker.model.cut import Cut, Lease
 from headwater.reads.as_of import AsOf, AtOffsets, narrowed, parse_as_of
 from headwater.reads.instant import at_one_instant
 from headwater.reads.lease_keeper import KEEPER, LEASE_TTL_MS_DEFAULT
+from headwater.reads.tail import joined_holes
 from spark_jobs.clients import client_of
 from spark_jobs.read.held_reads import READS, HeldRead
 from spark_jobs.read.latest import latest_rows, usable_snapshot
-from spark_jobs.read.scans import refuse_lossy, rows_of
+from spark_jobs.read.scans import left_in, refuse_lossy, rows_of
 from spark_jobs.sessions import is_running
 from spark_jobs.source.columns import ROW_COLUMNS, check_projection, name_list
+from spark_jobs.source.left import Counted
 from tiering.read.certify import certify_counts
 from tiering.read.lake import Lake
 
@@ -261,6 +263,9 @@ def _hold(
 def _rows(spark: SparkSession, cut: Cut, options: ReadOptions, client: Client) -> DataFrame:
     """Prove a held cut, build its DataFrame and remember its read."""
     proof, table = certify(cut, form=options.certificate, client=client)
+    left = left_in(spark, cut, client)
+    if proof is not None and left is not None:
+        proof = _of_left(proof, left)
     server, proved = client.address.url, proof is not None
     snapshot = None
     if options.latest:
@@ -274,9 +279,12 @@ def _rows(spark: SparkSession, cut: Cut, options: ReadOptions, client: Client) -
             proved=proved,
             snapshot=snapshot,
             table=table,
+            left=left,
         )
     else:
-        rows = rows_of(spark, cut, options.columns, server=server, proved=proved, table=table)
+        rows = rows_of(
+            spark, cut, options.columns, server=server, proved=proved, table=table, left=left
+        )
     READS.remember(
         rows,
         HeldRead(cut=cut, certificate=proof, latest=options.latest, key_snapshot=snapshot),
@@ -289,6 +297,29 @@ def _rows(spark: SparkSession, cut: Cut, options: ReadOptions, client: Client) -
         cut.records_count,
     )
     return rows
+
+
+def _of_left(proof: Certificate, left: Sequence[Counted]) -> Certificate:
+    """Return a certificate of what key compaction has left: the tasks return exactly these rows."""
+    partitions = []
+    for one in proof.partitions:
+        counted = [part for part in left if part.piece.partition == one.partition]
+        holes = [
+            Hole(part.thinned.start, part.thinned.end, "compaction", part.missing_count)
+            for part in counted
+            if part.thinned is not None
+        ]
+        partitions.append(
+            replace(
+                one,
+                hot_count=sum(part.left.rows for part in counted),
+                holes=(
+                    *(hole for hole in one.holes if hole.reason != "compaction"),
+                    *joined_holes(holes),
+                ),
+            )
+        )
+    return replace(proof, partitions=tuple(partitions))
 
 
 def _verified(cut: Cut, client: Client) -> Certificate:

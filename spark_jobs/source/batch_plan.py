@@ -13,16 +13,16 @@ there only positions that the options fix are stable, and all others are refused
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from broker.errors import HeadwaterError, InvalidRequestError, UnknownLeaseError
 from broker.model.ids import LeaseId, StreamUuid
 from broker.model.offsets import OffsetRange
 from headwater.reads.lease_keeper import LEASE_TTL_MS_DEFAULT
-from spark_jobs.source import partitions
+from spark_jobs.source import left, partitions
 from spark_jobs.source.lookup import (
     CONTACT_S,
     PATIENCE_S,
@@ -32,6 +32,7 @@ from spark_jobs.source.lookup import (
     without_times,
 )
 from spark_jobs.source.options import SourceOptions
+from spark_jobs.source.partitions import Left, OffsetSlice
 from spark_jobs.source.positions import is_explicit, of_stream
 from spark_jobs.source.stream_offsets import recreated
 
@@ -52,6 +53,8 @@ class StreamPlan:
     uuid: StreamUuid
     ranges: Mapping[int, OffsetRange]
     lease_id: LeaseId | None  # None: the caller holds a lease, or only ranges are returned
+    # Of a stream that may lack records: its slices, and what is left of each.
+    left: tuple[tuple[OffsetSlice, Left], ...] | None = None
 
 
 def make_plan(
@@ -73,10 +76,10 @@ def make_plan(
     try:
         names = lookup.names(given.selection)
         made.extend(_stream_plan(given, client, lookup, name, patience_s) for name in names)
+        return tuple(_with_left(given, client, plan, made, patience_s) for plan in made)
     except BaseException:
         drop(made, client)
         raise
-    return tuple(made)
 
 
 def drop(plans: list[StreamPlan] | tuple[StreamPlan, ...], client: Client) -> None:
@@ -118,6 +121,41 @@ def is_fixed(given: SourceOptions) -> bool:
 def in_connect() -> bool:
     """Tell whether this process plans for a session of Spark Connect."""
     return os.environ.get(_ARTIFACTS, _NO_SESSION) != _NO_SESSION
+
+
+def slices_of(
+    given: SourceOptions, plan: StreamPlan, plans: Sequence[StreamPlan]
+) -> list[OffsetSlice]:
+    """Return the slices of one stream of a read; large streams get more of ``minPartitions``."""
+    total = sum(len(span) for one in plans for span in one.ranges.values())
+    size = sum(map(len, plan.ranges.values()))
+    return partitions.plan(
+        plan.ranges,
+        partitions_min=-(-given.partitions_min * size // max(1, total)),
+        records_max=given.records_per_partition_max,
+    )
+
+
+def _with_left(
+    given: SourceOptions,
+    client: Client,
+    plan: StreamPlan,
+    plans: Sequence[StreamPlan],
+    patience_s: float,
+) -> StreamPlan:
+    """Return the plan with what is left of each slice, if its stream may lack records."""
+    if given.compacted_rows is not None:
+        return replace(plan, left=left.from_text(given.compacted_rows))
+    if given.lease is not None or given.emit == "ranges":
+        return plan  # headwater.read has looked; a range that is only named is not read
+    stream = patiently(lambda: client.stream(plan.stream), patience_s)
+    if not left.may_lack_records(stream):
+        return plan
+    counted = [
+        left.count_left(client, plan.stream, plan.uuid, piece, patience_s=patience_s)
+        for piece in slices_of(given, plan, plans)
+    ]
+    return replace(plan, left=tuple((one.piece, one.left) for one in counted))
 
 
 def _stream_plan(

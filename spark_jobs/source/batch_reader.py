@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from broker.errors import HeadwaterError
-from broker.model.offsets import OffsetRange
 from spark_jobs.clients import client_of
 from spark_jobs.failures import annotate
 from spark_jobs.source import partitions, reader
-from spark_jobs.source.batch_plan import StreamPlan, make_plan, require_fixed
+from spark_jobs.source.batch_plan import StreamPlan, make_plan, require_fixed, slices_of
 from spark_jobs.source.options import SERVER_VARIABLE, SourceOptions
-from spark_jobs.source.partitions import OffsetSlice, SliceTask, TableRef
+from spark_jobs.source.partitions import Left, OffsetSlice, SliceTask, TableRef
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -45,16 +44,15 @@ class HeadwaterReader(DataSourceReader):
                 plans = make_plan(self._options, client_of(self._server))
         except HeadwaterError as error:
             raise annotate(error) from None
-        total = sum(len(span) for plan in plans for span in plan.ranges.values())
         cut = self._options.cut
         table = None
         if cut is not None and cut.table_version is not None:
             table = TableRef(cut.table_uri, cut.cluster)
         keyring = self._options.keyring_file
         tasks = [
-            SliceTask(plan.stream, plan.uuid, piece, table, plan.lease_id, keyring)
+            SliceTask(plan.stream, plan.uuid, piece, table, plan.lease_id, keyring, left)
             for plan in plans
-            for piece in self._slices(plan.ranges, total)
+            for piece, left in self._slices(plan, plans)
         ]
         return packed(tasks, self._options)
 
@@ -68,13 +66,12 @@ class HeadwaterReader(DataSourceReader):
             fail_on_data_loss=self._options.fail_on_data_loss,
         )
 
-    def _slices(self, spans: Mapping[int, OffsetRange], total: int) -> list[OffsetSlice]:
-        size = sum(map(len, spans.values()))
-        return partitions.plan(
-            spans,
-            partitions_min=-(-self._options.partitions_min * size // max(1, total)),
-            records_max=self._options.records_per_partition_max,
-        )
+    def _slices(
+        self, plan: StreamPlan, plans: Sequence[StreamPlan]
+    ) -> Sequence[tuple[OffsetSlice, Left | None]]:
+        if plan.left is not None:
+            return plan.left
+        return [(piece, None) for piece in slices_of(self._options, plan, plans)]
 
 
 def packed(tasks: Sequence[SliceTask], given: SourceOptions) -> list[InputPartition]:

@@ -58,8 +58,9 @@ KNOWN: Final = (
     "isolation",
     "emit",
     "encryptionKeyring",
+    "compactedRows",
 )
-_BATCH_ONLY: Final = ("endingOffsets", "endingTimestamp", "cut", "lease")
+_BATCH_ONLY: Final = ("endingOffsets", "endingTimestamp", "cut", "lease", "compactedRows")
 _STREAM_ONLY: Final = ("maxOffsetsPerTrigger", "maxBytesPerTrigger")
 # Options that Spark adds when the source belongs to a table of its catalog.
 _OF_CATALOG: Final = frozenset(
@@ -88,6 +89,7 @@ class SourceOptions:
     bytes_per_trigger_max: int | None
     fail_on_data_loss: bool
     keyring_file: str = ""  # where executors find the keys of an encrypted table
+    compacted_rows: str | None = None  # what the caller, who has the lease, found to be left
 
     def known_columns(self) -> Mapping[str, str]:
         """Return all columns that this read can have, with their types."""
@@ -136,6 +138,7 @@ def parse(options: Mapping[str, str]) -> SourceOptions:
         bytes_per_trigger_max=_integer(given, "maxBytesPerTrigger", 1, OFFSET_MAX),
         fail_on_data_loss=_flag(given, "failOnDataLoss", default=True),
         keyring_file=given.get("encryptionkeyring", ""),
+        compacted_rows=given.get("compactedrows"),
     )
 
 

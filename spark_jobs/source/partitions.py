@@ -37,6 +37,14 @@ class OffsetSlice:
 
 
 @dataclass(frozen=True, slots=True)
+class Left:
+    """The records of a slice that key compaction has left: see ``left.py``."""
+
+    rows: int
+    checksum: int  # CRC-32C of their offsets
+
+
+@dataclass(frozen=True, slots=True)
 class TableRef:
     """The location of a stream's table, with which a task can read its files directly."""
 
@@ -54,6 +62,7 @@ class SliceTask:
     table: TableRef | None = None  # None: not known when planning; the task asks the broker
     lease_id: LeaseId | None = None  # the task renews it; None: another process does
     keyring_file: str = ""  # on executors, for an encrypted table; empty: the environment decides
+    left: Left | None = None  # None: the slice has a record for each offset
 
 
 def resolve(

@@ -17,6 +17,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from broker.errors import (
+    CompactedRangeError,
     FencedError,
     GapError,
     HeadwaterError,
@@ -31,6 +32,7 @@ from broker.model.offsets import Offset
 from spark_jobs.clients import client_of
 from spark_jobs.failures import annotate
 from spark_jobs.source import shapes
+from spark_jobs.source.left import read_left
 from spark_jobs.source.lookup import PATIENCE_S, Backoff, patiently
 from spark_jobs.source.partitions import OffsetSlice, SliceTask, TableRef
 from spark_jobs.source.shapes import arrow_schema
@@ -123,6 +125,9 @@ def read_tasks(
         for (stream, lease_id), group in groupby(tasks, key=attrgetter("stream", "lease_id")):
             with kept_alive(client, stream, lease_id):
                 for task in group:
+                    if task.left is not None:
+                        yield from shapes.dress(_left(client, task, columns), columns, stream)
+                        continue
                     records = read_slice(
                         client,
                         task.piece,
@@ -136,6 +141,26 @@ def read_tasks(
                     yield from shapes.dress(records, columns, stream)
 
     yield from rows() if len(tasks) == 1 else join_small(rows())
+
+
+def _left(client: Client, task: SliceTask, columns: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
+    """Yield what key compaction has left of a slice, as :func:`read_slice` does."""
+    assert task.left is not None, "the caller looked"
+    assert task.stream_uuid is not None, "the plan of a batch read has it"
+    stored = shapes.stored(columns)
+    schema = arrow_schema(stored)
+    try:
+        found = read_left(
+            client,
+            task.piece,
+            task.left,
+            stream=task.stream,
+            stream_uuid=task.stream_uuid,
+            columns=stored,
+        )
+        yield from join_small(conform(batch, schema) for batch in found)
+    except HeadwaterError as error:
+        raise annotate(error) from None
 
 
 def read_slice(
@@ -165,6 +190,7 @@ def read_slice(
 
     Raises:
         GapError: an offset is missing, for example because the answer ends early.
+        CompactedRangeError: key compaction has removed records of the slice, and no table has them.
         OverlapError: an offset comes twice.
         OffsetOutOfRangeError: records of the slice were deleted, or never existed.
         HeadwaterError: an error of either tier. Each error carries its wire form as a note, from
@@ -263,6 +289,16 @@ def complete(fetched: Iterable[FetchedBatch], task: OffsetSlice) -> Iterator[pa.
                 task,
                 part.base_offset,
                 part.end_offset,
+            )
+        if part.batch.num_rows < part.end_offset - part.base_offset:
+            raise CompactedRangeError(
+                f"{where}: key compaction has left {part.batch.num_rows} records of "
+                f"[{part.base_offset}, {part.end_offset}), which no table has. A read that may be "
+                "repeated in part needs each of them: let a stream begin above, for example at "
+                "latest, or read what is left by headwater.read or spark.read",
+                partition=task.partition,
+                start=part.base_offset,
+                end=part.end_offset,
             )
         if part.batch.num_rows != part.end_offset - part.base_offset:
             raise _broken(

@@ -208,7 +208,8 @@ class KeyCompaction:
         rest = line_reason(**ends, lease_floor=floor, log_end=self._local.log.log_end)
         plan = self._plan(lease_floor, asked=asked)
         if plan is None:
-            return self._end_without(rest or "the log is empty")
+            self._end_without(rest or "the log is empty")
+            return None
         below = [one for one in self._local.log.segments() if one.end_offset <= plan.end]
         now_us, leads = self._clock.now_us(), self._owner.leads
         free = self._local.retries.free_of_ids(below, now_us, leads=leads)
@@ -216,7 +217,8 @@ class KeyCompaction:
         plan = replace(plan, segments=plan.segments[: len(free)])
         if not plan.segments or (not asked and self._has_nothing_new(plan)):
             self._not_before_us = self._clock.now_us() + _AGAIN_US
-            return self._end_without(rest or "nothing is new")
+            self._end_without(rest or "nothing is new")
+            return None
         work = CompactionPass(
             self._local.log,
             [

@@ -10,7 +10,13 @@ import pyarrow as pa
 import pytest
 
 from broker.codec.schema import ROW_SCHEMA
-from broker.errors import GapError, OffsetOutOfRangeError, OverlapError, SchemaMismatchError
+from broker.errors import (
+    CompactedRangeError,
+    GapError,
+    OffsetOutOfRangeError,
+    OverlapError,
+    SchemaMismatchError,
+)
 from broker.model.offsets import Offset
 from spark_jobs.failures import typed
 from spark_jobs.source.columns import ROW_COLUMNS, check_types, ddl
@@ -95,7 +101,7 @@ def test_a_slice_is_asked_for_by_its_bounds() -> None:
         ([part(10, 19)], GapError),
         ([part(11, 20)], GapError),
         ([part(10, 14), part(15, 20)], GapError),
-        ([part(10, 14, [10, 11, 13])], GapError),
+        ([part(10, 14, [10, 11, 13])], CompactedRangeError),
         ([part(10, 14, [10, 11, 12, 14])], GapError),
         ([part(10, 14), part(13, 20)], OverlapError),
         ([part(9, 20)], OverlapError),

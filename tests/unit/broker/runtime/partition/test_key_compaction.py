@@ -274,8 +274,9 @@ def test_a_pass_that_is_asked_for_says_why_it_went_no_further() -> None:
     assert asked(empty).reason == "the log is empty"
     leased = Rig()
     leased.fill()
-    line = leased.log.segments()[2].end_offset
+    line, count = leased.log.segments()[2].end_offset, len(leased.log.segments())
     report = asked(leased, lambda: Offset(line))
+    assert len(leased.log.segments()) == count, "the active segment was not sealed for nothing"
     assert (report.state, report.end) == (PassState.COMPACTED, line)
     assert "lease" in str(report.reason)
     unshipped = Rig(tiering=True)

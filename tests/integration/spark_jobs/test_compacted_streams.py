@@ -1,0 +1,75 @@
+"""Spark and a compacted stream without a table: what is left, the same each time, certified."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import headwater
+from broker.errors import CompactedRangeError
+from broker.model.certificate import Hole
+from broker.model.offsets import Offset
+from crashkit.stage import Stage, staged
+from headwater.client.operations import Operations
+from headwater.reads.verification import verify_cut
+from spark_jobs.failures import typed
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.integration]
+
+
+def _publish(stage: Stage, numbers: range) -> None:
+    with stage.client.producer("prices") as producer:
+        for number in numbers:
+            record = {"key": b"k%d" % (number % 4), "value": b"%d" % number}
+            producer.send([record]).result(60)
+
+
+def _values(rows: DataFrame) -> list[bytes]:
+    return [bytes(row.value) for row in rows.orderBy("offset").collect()]
+
+
+def test_what_is_left_is_read_and_certified(spark: SparkSession, tmp_path: Path) -> None:
+    """By headwater.read, as state, by SQL and by the source; a stream from earliest is refused."""
+    with staged(tmp_path) as stage:
+        url = stage.broker.url
+        stage.client.create_stream("prices", compact=True, tiering=False, dedup_window_ms=0)
+        _publish(stage, range(40))
+        (done,) = Operations(stage.client).compact("prices")
+        assert (done.state, done.removed_count) == ("compacted", 36)
+        _publish(stage, range(40, 43))
+        left = [b"%d" % number for number in (*range(36, 40), *range(40, 43))]
+
+        rows = headwater.read(spark, "prices", server=url)
+        proof = headwater.certificate(rows)
+        (part,) = proof.partitions
+        assert (part.start, part.end, part.records_count) == (0, 43, 7)
+        assert part.holes == (Hole(Offset(0), Offset(40), "compaction", 36),)
+        table, local = headwater.read_table("prices", server=url)
+        assert local.partitions == proof.partitions
+        assert _values(rows) == left == table.column("value").to_pylist()
+        assert verify_cut(stage.client, headwater.cut_of(rows)).partitions[0].holes == part.holes
+
+        Operations(stage.client).compact("prices")
+        assert _values(rows) == left, "its lease holds what it reads"
+        state = headwater.read(spark, "prices", latest=True, columns=["value"], server=url)
+        assert {bytes(row.value) for row in state.collect()} == {b"40", b"41", b"42", b"39"}
+        plain = spark.read.format("headwater").option("server", url).option("stream", "prices")
+        source = plain.load()
+        assert source.count() == 7
+        assert _values(source) == left
+        assert _values(plain.option("minPartitions", "9").load()) == left
+
+        stream = spark.readStream.format("headwater").option("server", url)
+        stream = stream.option("stream", "prices").option("startingOffsets", "earliest")
+        query = stream.load().writeStream.format("noop").trigger(availableNow=True)
+        query = query.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+        with pytest.raises(Exception, match="CompactedRangeError") as caught:
+            query.awaitTermination(120)
+        assert isinstance(typed(caught.value), CompactedRangeError)
+        headwater.release(rows)
+        headwater.release(state)
