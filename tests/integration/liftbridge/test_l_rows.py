@@ -28,6 +28,7 @@ from clusterkit.lift_calls import (
     values,
 )
 from headwater.client import Client
+from headwater.client.operations import Operations
 from headwater.local.runtime_file import RuntimeFile
 from simkit.servers.natsproc import RawNats
 
@@ -294,6 +295,31 @@ def test_l24_retention_removes_the_oldest_messages(calls: LiftCalls, up: LiftSer
     found = calls.read(stream)
     assert len(found) >= 10
     assert offsets(found) == list(range(found[0].offset, 60))
+
+
+def test_l25_a_compacted_stream_keeps_the_last_message_of_each_key(
+    calls: LiftCalls, up: LiftServer
+) -> None:
+    """Without a table this is what a subscriber from earliest gets; a table has every message."""
+    with Client(RuntimeFile.read(up.data).flight) as client:
+        tiered = calls.create(compactEnabled=api.NullableBool(value=True))
+        assert client.stream(tiered).config.compact
+        local = new_name()
+        client.create_stream(local, compact=True, tiering=False)
+        for stream in (tiered, local):
+            for number in range(12):
+                calls.publish(stream, b"%d" % number, key=b"k%d" % (number % 3))
+        client.tier_flush(tiered)
+        for stream in (tiered, local):
+            (done,) = Operations(client).compact(stream)
+            assert (done.state, done.removed_count, done.end) == ("compacted", 9, 12)
+    assert offsets(calls.read(local)) == [9, 10, 11]
+    assert values(calls.read(local, startPosition=api.OFFSET, startOffset=4)) == [
+        b"9",
+        b"10",
+        b"11",
+    ]
+    assert offsets(calls.read(tiered)) == list(range(12))
 
 
 def test_l26_a_stream_has_settings_of_its_own(calls: LiftCalls, up: LiftServer) -> None:
