@@ -8,13 +8,11 @@ state. Implements ``OperatorApi``.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, Protocol
 
 import structlog
 
-from broker.core.key_compaction import PassReport
 from broker.core.metadata.commands import (
     Command,
     ElectUnclean,
@@ -51,12 +49,13 @@ from broker.model.cluster_status import (
     ReplicaStatus,
 )
 from broker.model.epochs import PartitionEpoch
-from broker.model.ids import BrokerId, PartitionId, PartitionNumber
+from broker.model.ids import BrokerId, PartitionId
 from broker.model.offsets import Offset
 from broker.model.raft import GroupSeen, NodeId, VoterChanged
-from broker.model.replica_state import PassState, ReplicaState
+from broker.model.replica_state import ReplicaState
 from broker.model.stream import Stream
 from broker.ports.system import Clock
+from broker.runtime.asked_compactions import CompactedReplicas, ask_to_compact
 from broker.runtime.cluster.summary import brokers_of, partitions_of
 from broker.runtime.metadata.metadata_log import WaitingMetadata
 from broker.runtime.partition.driver import PartitionDriver
@@ -85,17 +84,11 @@ class OperatedVoters(Protocol):
         """Take the next step of making a member a voter or an observer."""
 
 
-class OperatedReplicas(Protocol):
+class OperatedReplicas(CompactedReplicas, Protocol):
     """The local replicas."""
 
     def all(self) -> list[PartitionDriver]:
         """Return every open replica."""
-
-    def find(self, partition_id: PartitionId) -> PartitionDriver | None:
-        """Return the local replica of a partition, or None."""
-
-    def refusal(self, partition_id: PartitionId) -> HeadwaterError | None:
-        """Return why a replica that belongs here is not open yet; None if it is open."""
 
     def unopened(self) -> Mapping[PartitionId, HeadwaterError]:
         """Return the replicas that belong here and could not be opened so far, and why."""
@@ -276,30 +269,12 @@ class ClusterOperations:
         state = self._metadata.state
         for number in partitions or (0,):
             stream, _ = _find(state, name, number)
-        if not stream.config.compact:
-            raise InvalidRequestError(
-                f"stream {name!r} keeps every record: its setting compact is off. `headwater "
-                f"stream alter {name} --compact` switches key compaction on",
-                stream=name,
-                field="compact",
-            )
-        found = []
-        for number, row in enumerate(state.partitions[stream.uuid]):
-            if self._me in row.replicas and (number in partitions or not partitions):
-                told = self._asked(PartitionId(stream.uuid, PartitionNumber(number)), ticket)
-                report = {**dataclasses.asdict(told), "state": told.state.value}
-                found.append(
-                    ReplicaCompaction(broker=self._me, stream=name, partition=number, **report)
-                )
-        return found
-
-    def _asked(self, partition_id: PartitionId, ticket: str) -> PassReport:
-        driver = self._broker.replicas.find(partition_id)
-        if driver is not None:
-            return driver.compaction.ask(ticket)
-        error = self._broker.replicas.refusal(partition_id)
-        reason = "the replica is being opened or closed" if error is None else error.message
-        return PassReport(state=PassState.FAILED, reason=reason)
+        here = [
+            number
+            for number, row in enumerate(state.partitions[stream.uuid])
+            if self._me in row.replicas and (number in partitions or not partitions)
+        ]
+        return ask_to_compact(self._broker.replicas, self._me, stream, here, ticket)
 
     # ------------------------------------------------------------------ changing
 

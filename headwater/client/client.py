@@ -32,7 +32,7 @@ from broker.model.stream import AlteredStream, Stream
 from broker.ports.tiering import HeldLease, TierStatus
 from headwater.client.address import Addresses, resolve_addresses
 from headwater.client.brokers import Brokers, ToldPlace
-from headwater.client.descriptions import PartitionPosition, StreamDescription, StreamHighWatermarks
+from headwater.client.descriptions import StreamDescription, StreamHighWatermarks, position_of
 from headwater.client.fetch import Fetch
 from headwater.client.group.requests import GroupClient
 from headwater.client.leader_route import LeaderRoute
@@ -137,23 +137,7 @@ class Client(GroupClient, PausingCalls):
         return StreamDescription(
             cluster=values["cluster"],
             stream=_stream(values["stream"]),
-            partitions=tuple(
-                PartitionPosition(
-                    partition=part["partition"],
-                    subject=part["subject"],
-                    start=Offset(part["start"]),
-                    log_start=Offset(part["log_start"]),
-                    high_watermark=Offset(part["high_watermark"]),
-                    leader_epoch=part["leader_epoch"],
-                    leader=part["leader"],
-                    purged_end=Offset(part.get("purged_end", 0)),
-                    remote_start=Offset(part.get("remote_start", 0)),
-                    paused=part.get("paused", False),
-                    readonly=part.get("readonly", False),
-                    records_left=part.get("records_left"),
-                )
-                for part in values["partitions"]
-            ),
+            partitions=tuple(map(position_of, values["partitions"])),
         )
 
     def locate(self, name: str) -> list[ToldPlace]:

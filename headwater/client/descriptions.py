@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from broker.model.ids import StreamUuid
 from broker.model.offsets import Offset
@@ -73,3 +75,21 @@ class StreamHighWatermarks:
     stream_uuid: StreamUuid
     offsets: tuple[Offset, ...]
     lineage_ids: tuple[str | None, ...]  # the leadership under which each was committed
+
+
+def position_of(told: Mapping[str, Any]) -> PartitionPosition:
+    """Return the position of a partition from a broker's JSON; an older broker tells less."""
+    return PartitionPosition(
+        partition=told["partition"],
+        subject=told["subject"],
+        start=Offset(told["start"]),
+        log_start=Offset(told["log_start"]),
+        high_watermark=Offset(told["high_watermark"]),
+        leader_epoch=told["leader_epoch"],
+        leader=told["leader"],
+        purged_end=Offset(told.get("purged_end", 0)),
+        remote_start=Offset(told.get("remote_start", 0)),
+        paused=told.get("paused", False),
+        readonly=told.get("readonly", False),
+        records_left=told.get("records_left"),
+    )

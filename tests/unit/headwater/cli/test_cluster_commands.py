@@ -95,6 +95,12 @@ class Cluster:
         rows = self.state.partitions.get(UUID)
         return None if rows is None else rows[0]
 
+    def find(self, partition_id: PartitionId) -> Any:
+        """Return a local replica; there is none."""
+
+    def refusal(self, partition_id: PartitionId) -> HeadwaterError | None:
+        """Return why it is not open."""
+
     def unopened(self) -> dict[PartitionId, HeadwaterError]:
         """Every replica is open."""
         return {}
