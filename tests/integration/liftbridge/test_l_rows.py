@@ -2,6 +2,7 @@
 
 Written from the specification of Liftbridge: what a row says is what its test asks for. Rows of
 several brokers are in test_l_rows_cluster.py, those of other doors where these doors are tested.
+The file is not split: it is read beside the table, row by row.
 """
 
 from __future__ import annotations

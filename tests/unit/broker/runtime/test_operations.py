@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from broker.core.key_compaction import PassReport
 from broker.core.metadata.apply import Rejected, apply
 from broker.core.metadata.commands import (
     ChangeIsr,
@@ -37,12 +35,12 @@ from broker.errors import (
     UnknownPartitionError,
     UnknownStreamError,
 )
-from broker.model.cluster_status import ReplicaCompaction, ReplicaStatus
+from broker.model.cluster_status import ReplicaStatus
 from broker.model.epochs import LeaderEpoch
 from broker.model.ids import BrokerId, PartitionId, PartitionNumber, StreamUuid
 from broker.model.offsets import Offset
 from broker.model.raft import GroupSeen, MemberSeen, NodeId, VoterChanged
-from broker.model.replica_state import PassState, ReplicaState
+from broker.model.replica_state import ReplicaState
 from broker.model.stream import Stream, StreamConfig
 from broker.runtime.operations import ClusterOperations
 from simkit.brokers.memory_broker import FakeClock
@@ -131,13 +129,7 @@ class Driver:
         self.leader_epoch = LeaderEpoch(1)
         self.failure = self.refusal = self.leader = self.view = None
         self.state = ReplicaState.WAITING
-        self.reads = self.replication = self.health = self.compaction = self
-        self.tickets: list[str] = []
-
-    def ask(self, ticket: str) -> PassReport:
-        """Note a request to compact the log."""
-        self.tickets.append(ticket)
-        return PassReport(state=PassState.COMPACTED, end=Offset(5), removed_count=2)
+        self.reads = self.replication = self.health = self
 
 
 class Broker:
@@ -412,48 +404,6 @@ def test_what_an_older_broker_tells_is_understood(metadata: Metadata) -> None:
     del told["log_end"]
     with pytest.raises(EnvelopeError, match="log_end"):
         ReplicaStatus.from_dict(told)
-
-
-def test_a_broker_compacts_the_logs_that_it_has(metadata: Metadata) -> None:
-    """Those asked for; of a replica that is not open it tells the reason."""
-    broker, operations = _compacted(metadata)
-    (one,) = operations.compact("s", (), ticket="t")
-    assert one == ReplicaCompaction(
-        broker="a", stream="s", partition=0, state="compacted", end=5, removed_count=2
-    )
-    assert ReplicaCompaction.from_dict(one.to_dict()) == one
-    assert broker.found[0].tickets == ["t"]
-    broker.found.clear()
-    (one,) = operations.compact("s", [0], ticket="t")
-    assert (one.state, one.reason) == ("failed", "the replica is being opened or closed")
-    broker.not_open[PartitionId(UUID, PartitionNumber(0))] = DiskFullError("no room for a log")
-    (one,) = operations.compact("s", [0], ticket="t")
-    assert (one.state, one.reason) == ("failed", "no room for a log")
-    _, other = _compacted(metadata, me=D)
-    assert other.compact("s", (), ticket="t") == [], "it has no replica"
-
-
-def test_only_a_stream_with_compact_is_compacted(metadata: Metadata) -> None:
-    """And only one that is there; the refusal says what to do."""
-    operations = _operations(metadata)
-    with pytest.raises(InvalidRequestError, match="stream alter s --compact"):
-        operations.compact("s", (), ticket="t")
-    with pytest.raises(UnknownStreamError):
-        operations.compact("nowhere", (), ticket="t")
-    with pytest.raises(UnknownPartitionError):
-        operations.compact("s", [0, 1], ticket="t")
-
-
-def _compacted(metadata: Metadata, *, me: BrokerId = A) -> tuple[Broker, ClusterOperations]:
-    stream = metadata.state.streams["s"]
-    wanted = replace(stream, config=replace(stream.config, compact=True))
-    metadata.state = replace(metadata.state, streams={"s": wanted})
-    broker = Broker()
-    broker.found = [Driver(wanted, 7)]
-    operations = ClusterOperations(
-        cluster="hw", me=me, metadata=metadata, broker=broker, clock=FakeClock()
-    )
-    return broker, operations
 
 
 class Voters:

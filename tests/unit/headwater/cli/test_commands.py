@@ -15,13 +15,9 @@ import pytest
 import typer
 
 from broker.errors import LogFailedError
-from broker.model.epochs import LeaderEpoch
-from broker.model.offsets import Offset
 from broker.model.stream import StreamConfig
-from broker.ports.api import PartitionStanding
 from headwater.cli.publish_sinks import FlightSink
 from simkit.brokers.memory_broker import MemoryBroker
-from simkit.replacing import replaced
 
 Run = Callable[..., Any]
 
@@ -209,28 +205,6 @@ def test_list_and_describe(run: Run) -> None:
     assert described["partitions"][0]["high_watermark"] == 2
     assert described["partitions"][0]["leader"] in described["partitions"][0]["isr"]
     assert "128.0 MiB" in run("stream", "describe", "orders").stdout
-
-
-@pytest.mark.parametrize(("left", "told"), [(4, "4 of 6 offsets"), (6, "6"), (None, "at most 6")])
-def test_records_and_offsets_are_told_apart(run: Run, left: int | None, told: str) -> None:
-    """Where key compaction removed records for good; a table would have all of them."""
-    for options in (("compacted", "--compact", "--no-tiering"), ("tiered", "--compact")):
-        assert run("stream", "create", *options).exit_code == 0
-
-    def standing(_: MemoryBroker, name: str, partition: int) -> PartitionStanding:
-        here = left if name == "compacted" else None
-        return PartitionStanding(Offset(0), Offset(6), LeaderEpoch(1), here)
-
-    with replaced(MemoryBroker, "standing", standing):
-        rows = [line.split() for line in run("stream", "list").stdout.splitlines()[1:]]
-        assert f" {told} " in " ".join(rows[0])
-        assert " 6 " in " ".join(rows[1])
-        found = [json.loads(one) for one in run("stream", "list", "--json").stdout.splitlines()]
-        assert [one["records_count"] for one in found] == [left, 6]
-        assert [one["offsets_count"] for one in found] == [6, 6]
-        described = json.loads(run("stream", "describe", "compacted", "--json").stdout)
-        (part,) = described["partitions"]
-        assert (part["records_left"], part["offsets_count"]) == (left, 6)
 
 
 def test_delete_asks_first(run: Run, broker: MemoryBroker) -> None:

@@ -1,4 +1,7 @@
-"""``headwater stream compact`` over real Flight: it asks each broker until all is over."""
+"""``headwater stream compact`` over real Flight, and what ``list`` says of compacted streams.
+
+The command asks each broker until all is over.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +23,12 @@ from broker.model.cluster_status import (
     PartitionInfo,
     ReplicaCompaction,
 )
+from broker.model.epochs import LeaderEpoch
+from broker.model.offsets import Offset
+from broker.ports.api import PartitionStanding
 from headwater.cli.main import app
 from simkit.brokers.memory_broker import FakeClock, MemoryBroker
+from simkit.replacing import replaced
 
 Run = Callable[..., Any]
 
@@ -152,3 +159,25 @@ def test_time_that_is_up_is_told(compact: Run) -> None:
     result = compact(Operator("a", [runs]), options=["--timeout", "1ms"])
     assert result.exit_code == 3
     assert "takes longer than --timeout" in " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize(("left", "told"), [(4, "4 of 6 offsets"), (6, "6"), (None, "at most 6")])
+def test_records_and_offsets_are_told_apart(run: Run, left: int | None, told: str) -> None:
+    """Where key compaction removed records for good; a table would have all of them."""
+    for options in (("compacted", "--compact", "--no-tiering"), ("tiered", "--compact")):
+        assert run("stream", "create", *options).exit_code == 0
+
+    def standing(_: MemoryBroker, name: str, partition: int) -> PartitionStanding:
+        here = left if name == "compacted" else None
+        return PartitionStanding(Offset(0), Offset(6), LeaderEpoch(1), here)
+
+    with replaced(MemoryBroker, "standing", standing):
+        rows = [line.split() for line in run("stream", "list").stdout.splitlines()[1:]]
+        assert f" {told} " in " ".join(rows[0])
+        assert " 6 " in " ".join(rows[1])
+        found = [json.loads(one) for one in run("stream", "list", "--json").stdout.splitlines()]
+        assert [one["records_count"] for one in found] == [left, 6]
+        assert [one["offsets_count"] for one in found] == [6, 6]
+        described = json.loads(run("stream", "describe", "compacted", "--json").stdout)
+        (part,) = described["partitions"]
+        assert (part["records_left"], part["offsets_count"]) == (left, 6)

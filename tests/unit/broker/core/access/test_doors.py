@@ -87,6 +87,7 @@ MAY: Final[dict[str, dict[str, frozenset[str]]]] = {
         "cluster_controllers": ADMIN,
         "change_controller": ADMIN,
         "cluster_replicas": ADMIN,
+        "compact_replicas": ADMIN,
         "move_partition": ADMIN,
         "transfer_leader": ADMIN,
         "balance_leaders": ADMIN,
