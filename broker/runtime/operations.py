@@ -267,8 +267,7 @@ class ClusterOperations:
     ) -> list[ReplicaCompaction]:
         """See ``OperatorApi.compact``."""
         state = self._metadata.state
-        for number in partitions or (0,):
-            stream, _ = _find(state, name, number)
+        stream, _ = _find(state, name, max(partitions, default=0))
         here = [
             number
             for number, row in enumerate(state.partitions[stream.uuid])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final
@@ -114,7 +114,7 @@ def _brokers_to_ask(
     return found
 
 
-def _ask(client: Client, one: _Asked, body: dict[str, object]) -> None:
+def _ask(client: Client, one: _Asked, body: Mapping[str, object]) -> None:
     try:
         if one.address is None:
             answer = client.call("compact_replicas", body, timeout_ms=_ASK_TIMEOUT_MS)

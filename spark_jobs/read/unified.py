@@ -208,11 +208,15 @@ def certify(
     """
     if form == "none":
         return None, None
-    table = Lake.open(cut.table_uri, cluster=cut.cluster).table_at(cut.table_uri)
-    snapshot = None if cut.table_version is None else table.snapshot(cut.table_version)
+    table = snapshot = None
+    if cut.table_version is not None:  # else there is no table yet, or there will be none
+        table = Lake.open(cut.table_uri, cluster=cut.cluster).table_at(cut.table_uri)
+        snapshot = table.snapshot(cut.table_version)
     if form == "full":
         return _verified(cut, client), snapshot
-    cold, files_count, files_bytes = certify_counts(snapshot, cut, table.store)
+    cold, files_count, files_bytes = [part.empty_proof for part in cut.partitions], 0, 0
+    if table is not None:
+        cold, files_count, files_bytes = certify_counts(snapshot, cut, table.store)
     proof = Certificate(
         stream=cut.stream,
         stream_uuid=cut.stream_uuid,

@@ -128,7 +128,8 @@ def test_every_replica_compacts_its_log_when_told(cluster: Cluster) -> None:
     cluster.publish("thinned", b"without a key")
     assert stored(client, "thinned")[-1] == b"without a key"
     off = CliRunner().invoke(app, ["stream", "compact", "told", "--server", cluster.url])
-    assert (off.exit_code, "stream alter told --compact" in off.stderr) == (2, True)
+    assert off.exit_code == 2
+    assert "stream alter told --compact" in " ".join(off.stderr.split())
 
 
 def _compact(server: str, stream: str) -> list[ReplicaCompaction]:

@@ -66,8 +66,8 @@ def test_what_is_left_is_read_and_certified(spark: SparkSession, tmp_path: Path)
 
         stream = spark.readStream.format("headwater").option("server", url)
         stream = stream.option("stream", "prices").option("startingOffsets", "earliest")
-        query = stream.load().writeStream.format("noop").trigger(availableNow=True)
-        query = query.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+        writer = stream.load().writeStream.format("noop").trigger(availableNow=True)
+        query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
         with pytest.raises(Exception, match="CompactedRangeError") as caught:
             query.awaitTermination(120)
         assert isinstance(typed(caught.value), CompactedRangeError)

@@ -69,14 +69,8 @@ def counted(*parts: Fetched) -> Counted:
 
 def read(left: Left, *parts: Fetched, **options: Any) -> list[int]:
     """Read the values of the slice from a broker."""
-    found = read_left(
-        Broker(*parts, **options),
-        PIECE,
-        left,
-        stream="s",
-        stream_uuid="u",
-        columns=("value",),  # type: ignore[arg-type]
-    )
+    client: Any = Broker(*parts, **options)
+    found = read_left(client, PIECE, left, stream="s", stream_uuid="u", columns=("value",))
     batches = list(found)
     assert all(one.schema.names == ["value"] for one in batches)
     return [int(value) for one in batches for value in one.column(0).to_pylist()]
