@@ -32,7 +32,7 @@ from spark_jobs.source.lookup import (
     without_times,
 )
 from spark_jobs.source.options import SourceOptions
-from spark_jobs.source.partitions import Left, OffsetSlice
+from spark_jobs.source.partitions import LeftRecords, OffsetSlice
 from spark_jobs.source.positions import is_explicit, of_stream
 from spark_jobs.source.stream_offsets import recreated
 
@@ -54,7 +54,7 @@ class StreamPlan:
     ranges: Mapping[int, OffsetRange]
     lease_id: LeaseId | None  # None: the caller holds a lease, or only ranges are returned
     # Of a stream that may lack records: its slices, and what is left of each.
-    left: tuple[tuple[OffsetSlice, Left], ...] | None = None
+    left: tuple[tuple[OffsetSlice, LeftRecords], ...] | None = None
 
 
 def make_plan(

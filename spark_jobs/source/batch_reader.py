@@ -14,7 +14,7 @@ from spark_jobs.failures import annotate
 from spark_jobs.source import partitions, reader
 from spark_jobs.source.batch_plan import StreamPlan, make_plan, require_fixed, slices_of
 from spark_jobs.source.options import SERVER_VARIABLE, SourceOptions
-from spark_jobs.source.partitions import Left, OffsetSlice, SliceTask, TableRef
+from spark_jobs.source.partitions import LeftRecords, OffsetSlice, SliceTask, TableRef
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -68,7 +68,7 @@ class HeadwaterReader(DataSourceReader):
 
     def _slices(
         self, plan: StreamPlan, plans: Sequence[StreamPlan]
-    ) -> Sequence[tuple[OffsetSlice, Left | None]]:
+    ) -> Sequence[tuple[OffsetSlice, LeftRecords | None]]:
         if plan.left is not None:
             return plan.left
         return [(piece, None) for piece in slices_of(self._options, plan, plans)]

@@ -26,7 +26,7 @@ from broker.errors import (
 from broker.model.offsets import OFFSET_MAX, Offset, OffsetRange
 from broker.model.stream import Stream
 from spark_jobs.source.lookup import PATIENCE_S, Backoff
-from spark_jobs.source.partitions import Left, OffsetSlice
+from spark_jobs.source.partitions import LeftRecords, OffsetSlice
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -41,7 +41,7 @@ class Counted:
     """A slice, what is left of it, and the range of the batches that lack records."""
 
     piece: OffsetSlice
-    left: Left
+    left: LeftRecords
     thinned: OffsetRange | None  # None: every record is there
 
     @property
@@ -77,7 +77,7 @@ def count_left(
 def read_left(
     client: Client,
     piece: OffsetSlice,
-    left: Left,
+    left: LeftRecords,
     *,
     stream: str,
     stream_uuid: str,
@@ -117,7 +117,7 @@ def to_text(counted: Iterable[Counted]) -> str:
     return json.dumps(rows, separators=(",", ":"))
 
 
-def from_text(text: str) -> tuple[tuple[OffsetSlice, Left], ...]:
+def from_text(text: str) -> tuple[tuple[OffsetSlice, LeftRecords], ...]:
     """Parse the option; the slices are in order and do not overlap.
 
     Raises:
@@ -140,7 +140,7 @@ def from_text(text: str) -> tuple[tuple[OffsetSlice, Left], ...]:
     return tuple(found)
 
 
-def _slice_of(row: object) -> tuple[OffsetSlice, Left]:
+def _slice_of(row: object) -> tuple[OffsetSlice, LeftRecords]:
     if not isinstance(row, list) or len(row) != 5:
         raise _malformed()
     if not all(type(one) is int and 0 <= one <= OFFSET_MAX for one in row):
@@ -148,7 +148,7 @@ def _slice_of(row: object) -> tuple[OffsetSlice, Left]:
     partition, start, end, rows, checksum = row
     if start >= end or rows > end - start or checksum >= 1 << 32:
         raise _malformed()
-    return OffsetSlice(partition, Offset(start), Offset(end)), Left(rows, checksum)
+    return OffsetSlice(partition, Offset(start), Offset(end)), LeftRecords(rows, checksum)
 
 
 def _malformed() -> InvalidRequestError:
@@ -196,9 +196,9 @@ class _Sum:
     """The number of records so far, and the CRC-32C of their offsets (int64, little-endian)."""
 
     def __init__(self) -> None:
-        self.left = Left(0, 0)
+        self.left = LeftRecords(0, 0)
 
     def add(self, offsets: Any) -> None:
         """Add a column of offsets."""
         data = offsets.to_numpy(zero_copy_only=False).astype("<i8").tobytes()
-        self.left = Left(self.left.rows + len(offsets), crc32c(data, self.left.checksum))
+        self.left = LeftRecords(self.left.rows + len(offsets), crc32c(data, self.left.checksum))

@@ -37,7 +37,7 @@ class OffsetSlice:
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class LeftRecords:
     """The records of a slice that key compaction has left: see ``left.py``."""
 
     rows: int
@@ -62,7 +62,7 @@ class SliceTask:
     table: TableRef | None = None  # None: not known when planning; the task asks the broker
     lease_id: LeaseId | None = None  # the task renews it; None: another process does
     keyring_file: str = ""  # on executors, for an encrypted table; empty: the environment decides
-    left: Left | None = None  # None: the slice has a record for each offset
+    left: LeftRecords | None = None  # None: the slice has a record for each offset
 
 
 def resolve(

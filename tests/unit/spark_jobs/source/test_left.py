@@ -13,7 +13,7 @@ from broker.model.epochs import LeaderEpoch
 from broker.model.offsets import Offset, OffsetRange
 from headwater.client import Fetched
 from spark_jobs.source.left import Counted, count_left, from_text, read_left, to_text
-from spark_jobs.source.partitions import Left, OffsetSlice
+from spark_jobs.source.partitions import LeftRecords, OffsetSlice
 
 PIECE = OffsetSlice(0, Offset(10), Offset(30))
 
@@ -67,7 +67,7 @@ def counted(*parts: Fetched) -> Counted:
     return count_left(Broker(*parts), "s", "u", PIECE)  # type: ignore[arg-type]
 
 
-def read(left: Left, *parts: Fetched, **options: Any) -> list[int]:
+def read(left: LeftRecords, *parts: Fetched, **options: Any) -> list[int]:
     """Read the values of the slice from a broker."""
     client: Any = Broker(*parts, **options)
     found = read_left(client, PIECE, left, stream="s", stream_uuid="u", columns=("value",))
