@@ -305,6 +305,7 @@ class AccessConfig:
     jwt_issuer: str = ""  # of accepted tokens; needed with jwt_keys_file
     jwt_audience: str = ""  # the same
     jwt_principal_claim: str = "sub"
+    audit_stream: bool = True  # keep what happened in __audit; the log has it in any case
 
     def __post_init__(self) -> None:
         for name in self.admin_names():

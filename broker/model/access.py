@@ -49,6 +49,7 @@ ROLES: Final[Mapping[str, Mapping[Kind, tuple[Action, ...]]]] = {
     "admin": {"cluster": ("describe", "admin")},
 }  # fmt: skip
 
+AUDIT_STREAM: Final = "__audit"  # written by brokers only
 NAME_CHARS_MAX: Final = 256
 _NAME_MARKS: Final = frozenset("._-@:/=+, ")
 CLUSTER: Final = "cluster"  # the name of the one resource of its kind

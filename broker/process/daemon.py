@@ -42,6 +42,7 @@ from broker.ports.partition import PartitionWriter
 from broker.process.access import make_access, metrics_guard, require_guarded
 from broker.process.activity import begin_activity, encode_event
 from broker.process.allocator import keep_freed_memory
+from broker.process.audit import begin_audit
 from broker.process.descriptors import SPARES, DescriptorBudget, limit_here
 from broker.process.encryption import stream_keys
 from broker.process.exit_codes import EXIT_CONFIG, EXIT_CRASH, EXIT_OK
@@ -54,6 +55,7 @@ from broker.process.node import ClusterNode
 from broker.process.samples import BrokerSamples, limits_sample
 from broker.process.start_failure import say_failed
 from broker.runtime.api.access import Access
+from broker.runtime.audit import Audit
 from broker.runtime.broker import Broker, BrokerName, BrokerParts
 from broker.runtime.cluster.identity import claim_directory
 from broker.runtime.hosted_partitions import HostedPartitions
@@ -208,8 +210,9 @@ class _Daemon:
             self._undo.append(tiering.stop)
         await self._start_ingest(broker, samples, node)
         access = make_access(config, node.metadata, clock)
-        self._may_see_metrics = metrics_guard(access)
-        flight = self._start_flight(broker, node, clock, access)
+        audit = begin_audit(config, broker, clock, self._crashed, self._undo)
+        self._may_see_metrics = metrics_guard(access, audit)
+        flight = self._start_flight(broker, node, clock, access, audit)
         samples.limits = partial(limits_sample, self._budget, files, flight)
         liftbridge = await start_liftbridge(
             config,
@@ -220,6 +223,7 @@ class _Daemon:
             undo=self._undo,
             connections_max=max(1, self._budget.liftbridge),
             access=access,
+            audit=audit,
         )
         if config.node.activity_stream:
             self._undo.append(begin_activity(broker, clock, self._crashed))
@@ -234,7 +238,7 @@ class _Daemon:
         self._say_ready(addresses, directory, streams_count=len(broker.streams.all()))
 
     def _start_flight(
-        self, broker: Broker, node: Node, clock: SystemClock, access: Access
+        self, broker: Broker, node: Node, clock: SystemClock, access: Access, audit: Audit | None
     ) -> FlightService:
         config = self._config
         flight = FlightService(
@@ -245,6 +249,7 @@ class _Daemon:
             ),
             operations=_operations(config, broker, node.metadata, clock, self._cannot_reach),
             access=access,
+            audit=audit,
         )
         flight.start()
         self._undo.append(flight.close)

@@ -18,6 +18,7 @@ import structlog
 from broker.core.metadata.state import MetadataState, PartitionState
 from broker.core.replication.view import view_of
 from broker.errors import HeadwaterError
+from broker.model.access import AUDIT_STREAM
 from broker.model.activity import RESERVED_STREAMS
 from broker.model.epochs import BrokerEpoch
 from broker.model.ids import BrokerId, PartitionId, PartitionNumber, StreamUuid
@@ -30,6 +31,7 @@ from broker.runtime.partition.queue import OwnerCall
 from broker.runtime.replica_folders import ReplicaFolders
 from broker.runtime.replica_opener import ReplicaOpener
 
+_OWN_STREAMS: Final = RESERVED_STREAMS | {AUDIT_STREAM}
 _log = structlog.get_logger(__name__)
 
 CLOSE_S: Final = 30.0  # for all logs together, at a clean stop
@@ -354,7 +356,7 @@ class HostedPartitions:
             if one.leads
             and not one.is_paused
             and number not in gone
-            and stream.name not in RESERVED_STREAMS  # written by the cluster itself only
+            and stream.name not in _OWN_STREAMS  # written by the cluster itself only
         )
         return LedPartitions(stream, frozenset(led))
 

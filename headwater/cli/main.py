@@ -38,6 +38,7 @@ _COMMANDS: Final = {
     "group": ("group", "app"),
     "access": ("access", "app"),
     "token": ("token", "app"),
+    "audit": ("audit", "app"),
     "keyring": ("keyring", "app"),
     "lease": ("lease", "app"),
     "tier": ("tier", "app"),

@@ -3,9 +3,10 @@
 The rules, in their order. Nothing else lets anybody do anything:
 
 1. A caller who has proved nothing may do nothing.
-2. Who may administer the cluster, by a grant or by the broker's configuration, may do everything.
-3. A subject that other people's requests use (``>``, ``$…``, ``_INBOX``) is for rule 2 only.
-4. A grant on the resource lets its principal do the grant's actions. Any of them includes to
+2. Nobody publishes on the audit: brokers write it.
+3. Who may administer the cluster, by a grant or by the broker's configuration, may do everything.
+4. A subject that other people's requests use (``>``, ``$…``, ``_INBOX``) is for rule 3 only.
+5. A grant on the resource lets its principal do the grant's actions. Any of them includes to
    describe.
 
 A judge judges by one state of the grants. Whoever holds it takes another judge when the state
@@ -20,6 +21,7 @@ from typing import Final
 
 from broker.model.access import (
     ANONYMOUS,
+    AUDIT_STREAM,
     EVERYBODY,
     OWN_PREFIX,
     AccessState,
@@ -79,6 +81,8 @@ class Judge:
     def _decide(self, principal: str, action: Action, resource: Resource) -> Decision:
         if principal == ANONYMOUS:
             return _NOBODY
+        if action == "publish" and resource.kind == "stream" and resource.name == AUDIT_STREAM:
+            return Denied("only brokers write the audit")
         if self._administers(principal):
             return ALLOWED
         if resource.kind == "subject" and is_shared(resource.name):

@@ -33,6 +33,7 @@ from broker.errors import (
     UnknownPartitionError,
     UnknownStreamError,
 )
+from broker.model.access import AUDIT_STREAM
 from broker.model.activity import ACTIVITY_STREAM, RESERVED_STREAMS
 from broker.model.data_key import DataKey
 from broker.model.ids import BrokerId, PartitionId, PartitionNumber, StreamUuid
@@ -54,6 +55,7 @@ _ALTER_ATTEMPTS: Final = 5  # of one change, if other changes come first
 ACTIVITY_CONFIG: Final = StreamConfig(
     subject=ACTIVITY_STREAM, tiering=False, dedup_window_ms=86_400_000
 )
+AUDIT_CONFIG: Final = StreamConfig(subject=AUDIT_STREAM)
 _log = structlog.get_logger(__name__)
 
 TableName = Callable[[str, StreamUuid, str], str]  # of a new stream: name, uuid, namespace
@@ -97,6 +99,12 @@ class Streams:
 
     def create(self, name: str, config: StreamConfig, *, exclusive: bool = False) -> Stream:
         """See ``StreamsApi.create``. Replicas are placed by the newest metadata."""
+        if name == AUDIT_STREAM:
+            raise InvalidStreamError(
+                f"stream {name!r} is made by the brokers themselves: access.audit_stream in their "
+                "configuration",
+                stream=name,
+            )
         if name in RESERVED_STREAMS:
             raise InvalidStreamError(
                 f"stream {name!r} is made by the cluster itself: node.activity_stream in the "
@@ -115,6 +123,11 @@ class Streams:
         raise_level(self._metadata, FEATURE_LEVEL_STREAMS)
         present = self._metadata.state.streams.get(ACTIVITY_STREAM)
         return present or self._create(ACTIVITY_STREAM, ACTIVITY_CONFIG, exclusive=False)
+
+    def create_audit(self) -> Stream:
+        """Make the stream of the audit, unless it is there. Blocks; raises as ``create``."""
+        present = self._metadata.state.streams.get(AUDIT_STREAM)
+        return present or self._create(AUDIT_STREAM, AUDIT_CONFIG, exclusive=False)
 
     def _create(self, name: str, config: StreamConfig, *, exclusive: bool) -> Stream:
         self._metadata.barrier(timeout_ms=CONFIRM_MS)
