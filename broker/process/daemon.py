@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
@@ -74,6 +74,9 @@ from tiering.read.lake import Lake
 from tiering.store.fence import Fence
 from tiering.store.location import StoreConfig
 from tiering.tiering import Tiering
+
+if TYPE_CHECKING:
+    from broker.adapters.liftbridge.service import LiftbridgeService
 
 _log = structlog.get_logger(__name__)
 
@@ -214,17 +217,7 @@ class _Daemon:
         self._may_see_metrics = metrics_guard(access, audit)
         flight = self._start_flight(broker, node, clock, access, audit)
         samples.limits = partial(limits_sample, self._budget, files, flight)
-        liftbridge = await start_liftbridge(
-            config,
-            broker,
-            clock,
-            not_ready=self._reason,
-            on_crash=self._crashed,
-            undo=self._undo,
-            connections_max=max(1, self._budget.liftbridge),
-            access=access,
-            audit=audit,
-        )
+        liftbridge = await self._start_liftbridge(broker, clock, access, audit)
         if config.node.activity_stream:
             self._undo.append(begin_activity(broker, clock, self._crashed))
         self._undo.append(node.hand_over)
@@ -236,6 +229,21 @@ class _Daemon:
             lake_uri=config.lake.uri,
         )
         self._say_ready(addresses, directory, streams_count=len(broker.streams.all()))
+
+    async def _start_liftbridge(
+        self, broker: Broker, clock: SystemClock, access: Access, audit: Audit | None
+    ) -> LiftbridgeService | None:
+        return await start_liftbridge(
+            self._config,
+            broker,
+            clock,
+            not_ready=self._reason,
+            on_crash=self._crashed,
+            undo=self._undo,
+            connections_max=max(1, self._budget.liftbridge),
+            access=access,
+            audit=audit,
+        )
 
     def _start_flight(
         self, broker: Broker, node: Node, clock: SystemClock, access: Access, audit: Audit | None

@@ -80,8 +80,7 @@ def test_the_commands_of_the_page_make_a_guarded_broker(
 
     def run(command: str, *, token: str, ok: bool = True) -> str:
         done = subprocess.run(
-            command,
-            shell=True,
+            ["bash", "-c", command],
             cwd=tmp_path,
             env={**daemon, "HEADWATER_TOKEN_FILE": str(tmp_path / token)},
             capture_output=True,
