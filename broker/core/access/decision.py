@@ -56,9 +56,12 @@ class Judge:
 
     def __init__(self, state: AccessState | None, admins: Iterable[str] = ()) -> None:
         """``admins`` are principals that may do everything, whatever is granted."""
-        self._admins = frozenset(admins) - {ANONYMOUS}
+        granted = () if state is None else state.grants
+        self._admins = (frozenset(admins) - {ANONYMOUS}) | {
+            one.principal for one in granted if one.kind == "cluster" and "admin" in one.actions
+        }
         self._grants: dict[str, list[Grant]] = {}
-        for one in () if state is None else state.grants:
+        for one in granted:
             self._grants.setdefault(one.principal, []).append(one)
         self._remembered: dict[tuple[str, Action, Resource], Decision] = {}
 
@@ -95,9 +98,7 @@ class Judge:
         return Denied(f"no grant lets {principal!r} {action} {resource}")
 
     def _administers(self, principal: str) -> bool:
-        return principal in self._admins or any(
-            one.kind == "cluster" and "admin" in one.actions for one in self._of(principal)
-        )
+        return principal in self._admins or EVERYBODY in self._admins
 
     def _of(self, principal: str) -> list[Grant]:
         own, shared = self._grants.get(principal, []), self._grants.get(EVERYBODY, [])

@@ -9,7 +9,7 @@ from broker.model.secret import Secret
 from broker.ports.access import Identity
 from broker.runtime.metadata.metadata_log import AppliedMetadata
 
-OWNER: Final = "owner"
+OWNER: Final = "#owner"  # a name that no token, JWT or certificate can have: see check_name
 
 
 class StaticTokens:

@@ -22,6 +22,7 @@ from broker.errors import AccessDeniedError, InvalidConfigError, Unauthenticated
 from broker.model.access import CLUSTER, Resource
 from broker.model.ids import BrokerId
 from broker.process.access import make_access, metrics_guard, owner_token, require_guarded
+from broker.runtime.api.identities import OWNER
 from simkit.brokers.memory_broker import FakeClock
 from simkit.memory_metadata import MemoryMetadata
 
@@ -114,15 +115,19 @@ def test_owner_and_administrators_of_the_configuration_may_everything(tmp_path: 
     access = make_access(config, MemoryMetadata(BrokerId("a")), FakeClock())
     cluster, token = Resource("cluster", CLUSTER), path.read_text().strip()
     owner = access.identify(bearer=token, certificate="x", peer="")
-    assert (owner.principal, owner.via) == ("owner", "owner")
+    assert (owner.principal, owner.via) == (OWNER, "owner")
     access.require(owner, "admin", cluster)
     ops = access.identify(bearer=None, certificate="cn=ops", peer="")
     access.require(ops, "elect", access.stream("s"))
     stranger = access.identify(bearer=None, certificate="stranger", peer="")
     with pytest.raises(AccessDeniedError):
         access.require(stranger, "describe", cluster)
-    with pytest.raises(UnauthenticatedError):
-        access.identify(bearer=None, certificate="a\nb", peer="")
+    for impossible in ("a\nb", OWNER, "*"):
+        with pytest.raises(UnauthenticatedError):
+            access.identify(bearer=None, certificate=impossible, peer="")
+    named = access.identify(bearer=None, certificate="owner", peer="")
+    with pytest.raises(AccessDeniedError):  # the word alone is nobody's right
+        access.require(named, "admin", cluster)
     off = replace(config, access=replace(settings, certificates=False))
     blind = make_access(off, MemoryMetadata(BrokerId("a")), FakeClock())
     assert not blind.identify(bearer=None, certificate="root", peer="").principal

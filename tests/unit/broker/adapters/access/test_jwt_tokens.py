@@ -89,6 +89,8 @@ def test_a_token_of_each_kind_of_key_names_its_principal(
         {"sub": ""},
         {"sub": "a\nb"},
         {"sub": ["ann"]},
+        {"sub": "#owner"},
+        {"sub": "*"},
     ],
 )
 def test_a_claim_that_does_not_fit_is_refused(
