@@ -21,7 +21,7 @@ _FLIGHT_ERRORS: Final = (flight.FlightError, pa.ArrowException, OSError)
 # Reconnect within a second after a broker's restart; gRPC's own backoff grows to minutes.
 _CHANNEL_OPTIONS: Final = [
     ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 2_000),  # a connection may take as long, whatever its name
     ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.use_local_subchannel_pool", 1),  # one TCP connection each, not one per process
 ]

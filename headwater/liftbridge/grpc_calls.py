@@ -35,7 +35,7 @@ _OPTIONS: Final = (
     ("grpc.max_send_message_length", 128 * 1024 * 1024),
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 2_000),  # a connection may take as long, whatever its name
     ("grpc.max_reconnect_backoff_ms", 1_000),
 )
 _KINDS: Final[dict[str, type[HeadwaterError]]] = {

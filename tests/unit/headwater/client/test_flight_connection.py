@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import socket
-from contextlib import closing
+import threading
+import time
+from contextlib import closing, suppress
 
 import pytest
 
@@ -32,3 +34,33 @@ def test_a_port_where_nobody_was_is_left_alone() -> None:
         connection.close()
     finally:
         gc.enable()
+
+
+def test_a_broker_that_is_slow_to_greet_is_waited_for(address: str) -> None:
+    """E.g. a broker far away, or on a busy machine: a connection may take longer than 50 ms."""
+    host, _, port = address.partition(":")
+    with closing(socket.create_server(("127.0.0.1", 0))) as door:
+
+        def forward() -> None:
+            near, _ = door.accept()
+            with near, socket.create_connection((host, int(port))) as far:
+                time.sleep(0.4)
+                back = threading.Thread(target=_copy, args=(far, near), daemon=True)
+                back.start()
+                _copy(near, far)
+                far.shutdown(socket.SHUT_RDWR)
+                back.join(10)
+
+        thread = threading.Thread(target=forward, daemon=True)
+        thread.start()
+        connection = Connection(Address(host="127.0.0.1", port=door.getsockname()[1], tls=False))
+        assert connection.action("brokers", {})
+        connection.close()
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+def _copy(source: socket.socket, target: socket.socket) -> None:
+    with suppress(OSError):
+        while data := source.recv(65536):
+            target.sendall(data)
