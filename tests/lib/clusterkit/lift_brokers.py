@@ -84,6 +84,7 @@ def lift_up(data: Path) -> Iterator[LiftServer]:
         with pytest.MonkeyPatch.context() as environment:  # of this server only
             environment.setenv("HEADWATER_LIFTBRIDGE_ENABLED", "true")
             environment.setenv("HEADWATER_LIFTBRIDGE_PORT", str(port))
+            environment.setenv("HEADWATER_NODE_ACTIVITY_STREAM", "true")
             environment.setenv("HEADWATER_ENCRYPTION_PROVIDER", "environment")
             environment.setenv("HEADWATER_ENCRYPTION_KEY", "A" * 43 + "=")
             running.enter_context(embedded.start_up(data, *options))

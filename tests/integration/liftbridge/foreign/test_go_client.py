@@ -79,29 +79,12 @@ CLUSTER: Final = (
     "not-leader",
     "two-leader-changes",
 )
-# What this server does not have yet; a strict list: a scenario that works has to leave it.
-NOT_YET: Final = {
-    "activity": "the activity stream",
-    "auto-pause": "autoPauseTime",
-    "compaction": "compactEnabled",
-    "event-timestamps": "event timestamps",
-    "pause-during-subscribe": "PauseStream",
-    "publish-readonly": "SetStreamReadonly",
-    "readonly-during-subscribe": "SetStreamReadonly",
-    "resume": "PauseStream",
-    "resume-all": "PauseStream",
-}
 
 
 def params(names: tuple[str, ...], *, whole: bool) -> list[object]:
     """Return the scenarios as parameters; those of the whole run are skipped elsewhere."""
-    marks = {}
-    for name in names:
-        if name in NOT_YET:
-            marks[name] = [pytest.mark.xfail(reason=f"no {NOT_YET[name]} yet")]
-        if whole and not ALL:
-            marks[name] = [pytest.mark.skip(reason="`make test-liftbridge` runs it")]
-    return [pytest.param(name, marks=marks.get(name, ())) for name in names]
+    later = pytest.mark.skip(reason="`make test-liftbridge` runs it")
+    return [pytest.param(name, marks=[later] if whole and not ALL else []) for name in names]
 
 
 def test_every_scenario_is_named_here(go_program: Path) -> None:

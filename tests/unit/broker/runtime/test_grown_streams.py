@@ -120,4 +120,4 @@ def test_a_saved_cut_from_before_is_of_the_present_history(tmp_path: Path) -> No
         assert (before.keys_from, after.keys_from) == (None, 1)
         with pytest.raises(InvalidCutError):
             broker.cuts.check(STREAM, stream_uuid=before.stream_uuid, positions=())
-        assert broker._metadata.state.feature_level == FEATURE_LEVEL_STREAMS
+        assert broker._metadata.state.feature_level >= FEATURE_LEVEL_STREAMS

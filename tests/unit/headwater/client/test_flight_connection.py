@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import socket
 import threading
-import time
 from contextlib import closing, suppress
 
 import pytest
@@ -44,7 +43,7 @@ def test_a_broker_that_is_slow_to_greet_is_waited_for(address: str) -> None:
         def forward() -> None:
             near, _ = door.accept()
             with near, socket.create_connection((host, int(port))) as far:
-                time.sleep(0.4)
+                threading.Event().wait(0.4)
                 back = threading.Thread(target=_copy, args=(far, near), daemon=True)
                 back.start()
                 _copy(near, far)
