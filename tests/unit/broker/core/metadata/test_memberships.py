@@ -10,10 +10,11 @@ import pytest
 from broker.core.metadata.commands import JoinMember, LeaveMember, decode, encode
 from broker.core.metadata.group_state import REPLACED_KEPT_MAX
 from broker.core.metadata.member_apply import lacks_claims
-from broker.core.metadata.member_commands import RebalanceGroup
+from broker.core.metadata.member_commands import RebalanceGroup, ResetPositions
 from broker.core.metadata.size import weigh
 from broker.core.metadata.state import MetadataState
 from broker.errors import GroupChangedError, InvalidRequestError, StaleMemberError
+from broker.model.groups import PositionReset
 from broker.model.stream import StreamConfig
 from simkit.groups.metadata import A, GroupMetadata, rows_of
 
@@ -137,6 +138,25 @@ def test_a_first_membership_is_written_as_before() -> None:
     told = json.loads(metadata.state.to_json())["groups"]["g"]["sessions"]["m"]
     assert (told["membership"], told["replaced"]) == (4, ["M"])
     assert MetadataState.from_json(metadata.state.to_json()) == metadata.state
+
+
+def test_a_release_that_nobody_waits_for_keeps_the_claim() -> None:
+    """The member that waited has gone meanwhile; the position is stored."""
+    metadata = GroupMetadata(s=1)
+    metadata.join("m")
+    before = metadata.claims()
+    assert metadata.commit("m", metadata.write(0, 3, release=True)) == []
+    assert metadata.claims() == before
+    assert metadata.position(0) == 3
+
+
+def test_positions_are_set_while_members_read_other_streams() -> None:
+    """Only a member that reads the stream itself stands in the way."""
+    metadata = GroupMetadata(s=1, t=1)
+    metadata.join("m", "t")
+    at = PositionReset(stream_uuid=metadata.state.streams["s"].uuid, partition=0, offset=4)
+    metadata.do(ResetPositions(group="g", writes=(at,)))
+    assert metadata.position(0) == 4
 
 
 def test_partitions_that_come_while_others_are_on_their_way() -> None:
