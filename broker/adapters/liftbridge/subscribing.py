@@ -17,13 +17,7 @@ from broker.adapters.liftbridge.group_readers import GroupReaders, GroupReading
 from broker.adapters.liftbridge.http2 import prefixed
 from broker.adapters.liftbridge.messages import NS_PER_US, SCHEMA, encode_rows
 from broker.adapters.liftbridge.statuses import Code, StatusError
-from broker.adapters.reading.rows import (
-    RowRange,
-    earliest,
-    local_start,
-    offset_at,
-    read_rows,
-)
+from broker.adapters.reading.rows import RowRange, first_readable, offset_at, read_rows
 from broker.errors import NotLeaderError, UnknownPartitionError
 from broker.model.offsets import Offset
 from broker.model.stream import Stream
@@ -159,7 +153,7 @@ def _handle(api_: BrokerApi, request: api.SubscribeRequest, stream: Stream) -> P
 def _bounds(
     api_: BrokerApi, request: api.SubscribeRequest, stream: Stream, handle: PartitionHandle
 ) -> _OffsetRange:
-    first = earliest(api_, stream, request.partition, local_start(handle))
+    first = first_readable(api_, stream, request.partition, handle)
 
     def at(stamp_us: int) -> Offset:
         return offset_at(

@@ -102,6 +102,14 @@ def earliest(api: BrokerApi, stream: Stream, partition: int, log_start: Offset) 
     return log_start if table_start is None else min(table_start, log_start)
 
 
+def first_readable(
+    api: BrokerApi, stream: Stream, partition: int, handle: PartitionHandle
+) -> Offset:
+    """Return the first offset that readers get; an expired record may still be in the table."""
+    first = earliest(api, stream, partition, local_start(handle))
+    return max(first, handle.reads.remote_start)
+
+
 def resolve(api: BrokerApi, request: ReadRequest) -> RowRange:
     """Check a request against the present log, and turn its bounds into offsets.
 
@@ -121,7 +129,7 @@ def resolve(api: BrokerApi, request: ReadRequest) -> RowRange:
         _check_leads(handle, f"{request.stream}/{request.partition}")
     else:
         _check_history(handle)
-    first = earliest(api, stream, request.partition, local_start(handle))
+    first = first_readable(api, stream, request.partition, handle)
     last = _last(api, request, handle, first)
     start = _start(api, request, stream, handle, first=first, last=last)
     if not isinstance(request.start, int):  # records may have expired since it was looked up
