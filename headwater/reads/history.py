@@ -119,7 +119,7 @@ class History:
 def _open_table(cut: Cut) -> tuple[Table | None, TableSnapshot | None]:
     if cut.table_version is None:
         return None, None
-    lake = Lake.open_for_one_read(cut.table_uri, cluster=cut.cluster)
+    lake = Lake.open(cut.table_uri, cluster=cut.cluster)
     table = lake.table_for_one_read(cut.table_uri, cut.table_version)
     return table, table.snapshot(cut.table_version)
 

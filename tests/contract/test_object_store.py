@@ -21,8 +21,7 @@ from broker.errors import (
 from simkit.servers.motoproc import fresh, moto_location
 from tiering.store.location import StoreConfig
 from tiering.store.object_store import ErasableStore, ObjectStore, require_conditional_put
-from tiering.store.opening import open_for_reading, open_store
-from tiering.store.quick_reads import QuickReads
+from tiering.store.opening import open_store
 
 
 @pytest.fixture(scope="module")
@@ -32,23 +31,12 @@ def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreConfig]:
         yield location
 
 
-@pytest.fixture(
-    params=[
-        "local",
-        pytest.param("s3", marks=pytest.mark.integration),
-        pytest.param("s3 by quick reads", marks=pytest.mark.integration),
-    ]
-)
+@pytest.fixture(params=["local", pytest.param("s3", marks=pytest.mark.integration)])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
     """An empty store of each kind."""
     if request.param == "local":
         return open_store(StoreConfig.from_env(str(tmp_path / "lake with space")))
-    config = fresh(request.getfixturevalue("moto"))
-    if request.param == "s3":
-        return open_store(config)
-    quick = open_for_reading(config)
-    assert isinstance(quick, QuickReads)
-    return quick
+    return open_store(fresh(request.getfixturevalue("moto")))
 
 
 def put(store: ObjectStore, key: str, body: bytes) -> bool:

@@ -15,7 +15,7 @@ from broker.errors import InvalidConfigError
 from broker.model.stream import Stream
 from tiering.store.location import StoreConfig, canonical_uri
 from tiering.store.object_store import ObjectStore, require_conditional_put
-from tiering.store.opening import open_for_reading, open_store
+from tiering.store.opening import open_store
 from tiering.table.delta_table import DeltaStreamTable
 from tiering.table.log_copy import fetch_log
 from tiering.table.table import CLUSTER_NAME, recreated_table_name, table_path
@@ -40,14 +40,6 @@ class Lake:
         if not isinstance(location, StoreConfig):
             location = StoreConfig.from_env(str(location))
         return cls(open_store(location), cluster=cluster)
-
-    @classmethod
-    def open_for_one_read(cls, uri: str, *, cluster: str) -> Lake:
-        """Open a lake for one read by a short command, by its URI and the environment.
-
-        Makes no request. Raises InvalidConfigError.
-        """
-        return cls(open_for_reading(StoreConfig.from_env(uri)), cluster=cluster)
 
     @property
     def store(self) -> ObjectStore:
@@ -134,8 +126,6 @@ class _Options:
     def __call__(self) -> dict[str, str]:
         if self._config.kind == "local":
             return {}
-        if self._config.credentials is not None:
-            return self._config.storage_options()
         from tiering.store.s3 import resolve_credentials  # noqa: PLC0415 - a local lake needs no boto3
 
         credentials, region = resolve_credentials(self._config)

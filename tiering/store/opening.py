@@ -21,19 +21,6 @@ def open_store(config: StoreConfig) -> ErasableStore:
     return S3Store(config)
 
 
-def open_for_reading(config: StoreConfig) -> ErasableStore:
-    """Return the store of a location for one read by a short command; makes no request.
-
-    The answers are those of :func:`open_store`; where it can be, without boto3's half second.
-    """
-    if config.kind == "s3":
-        from tiering.store.quick_reads import is_plain, open_quick_reads  # noqa: PLC0415
-
-        if is_plain(config):
-            return open_quick_reads(config)
-    return open_store(config)
-
-
 def refuse_without_credentials(config: StoreConfig) -> None:
     """Refuse a store that will refuse every request; asks no store.
 
