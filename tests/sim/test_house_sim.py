@@ -227,9 +227,11 @@ def test_nothing_in_simkit_takes_the_place_of_a_shell() -> None:
         check=True,
     )
     loaded = {f"{one.replace('.', '/')}.py" for one in told.stdout.split()}
-    assert pumps - loaded <= RAFT_PUMPS
+    assert pumps - loaded <= RAFT_PUMPS | NOT_YET
 
 
+# No life has identities yet, so nothing is audited in one.
+NOT_YET = {"broker/runtime/audit.py"}
 # The members of a Raft group are simulated in a room of their own, `simkit/raft`.
 RAFT_PUMPS = {
     path.relative_to(ROOT).as_posix()

@@ -170,6 +170,11 @@ class ClientConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
 
+    def abort(self) -> None:
+        """Close at once; what the peer has not taken is lost."""
+        if self._transport is not None:
+            self._transport.abort()
+
     # ------------------------------------------------------------------ calls
 
     def _event(self, event: Event) -> None:

@@ -32,6 +32,7 @@ from broker.wire.liftbridge import api_pb2 as api
 _log = structlog.get_logger(__name__)
 
 _START_S: Final = 30.0
+_LAST_WORDS_S: Final = 1.0  # for answers that are being sent when the service closes
 _WAITING_MAX: Final = 1024  # calls that wait for a thread
 
 
@@ -67,6 +68,7 @@ class LiftbridgeService:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closing: asyncio.Event | None = None
         self._connections: set[ClientConnection] = set()
+        self._lost = asyncio.Event()  # no connection is left, and no more are taken
         self._workers: _Threads | None = None
         self._thread = threading.Thread(target=self._run, name="liftbridge", daemon=True)
 
@@ -133,7 +135,22 @@ class LiftbridgeService:
             for connection in list(self._connections):
                 connection.close()
             await server.wait_closed()
+            await self._all_lost()
             workers.close()
+
+    def _forget(self, connection: ClientConnection) -> None:
+        self._connections.discard(connection)
+        if not self._connections and self._closing is not None and self._closing.is_set():
+            self._lost.set()
+
+    async def _all_lost(self) -> None:
+        """Wait a moment until every peer has what it is to get, then end what is left."""
+        if self._connections:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._lost.wait(), _LAST_WORDS_S)
+        for connection in list(self._connections):
+            connection.abort()
+        await asyncio.sleep(0)  # the loop tells each connection that it is lost
 
     def _connection(self) -> asyncio.Protocol:
         assert self._workers is not None, "not started"
@@ -149,7 +166,7 @@ class LiftbridgeService:
             look_up=self._look_up,
             rests=self._api.pauses.rests,
             subjects=self._subjects,
-            forget=self._connections.discard,
+            forget=self._forget,
             guard=Guard(self._gate),
         )
         self._connections.add(connection)

@@ -10,7 +10,7 @@ Source: Liftbridge's server/api.go; docs/decisions/0029 lists the differences.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from broker.adapters.liftbridge.group_readers import GroupReaders, GroupReading
@@ -18,7 +18,7 @@ from broker.adapters.liftbridge.http2 import prefixed
 from broker.adapters.liftbridge.messages import NS_PER_US, SCHEMA, encode_rows
 from broker.adapters.liftbridge.statuses import Code, StatusError
 from broker.adapters.reading.rows import RowRange, first_readable, offset_at, read_rows
-from broker.errors import NotLeaderError, UnknownPartitionError
+from broker.errors import ExpiredError, NotLeaderError, UnknownPartitionError
 from broker.model.offsets import Offset
 from broker.model.stream import Stream
 from broker.ports.api import BrokerApi
@@ -113,9 +113,22 @@ def _send(
         return sink.stopped()
 
     position = bounds.start
-    for rows, mark in read_rows(api_, wanted, idle_check_ms=_IDLE_CHECK_MS, check_stop=stop):
-        sink.send(encode_rows(rows, stream=stream.name, partition=request.partition))
-        position = mark.end_offset
+    while True:
+        try:
+            for rows, mark in read_rows(
+                api_, wanted, idle_check_ms=_IDLE_CHECK_MS, check_stop=stop
+            ):
+                sink.send(encode_rows(rows, stream=stream.name, partition=request.partition))
+                position = mark.end_offset
+            break
+        except ExpiredError:
+            first = first_readable(api_, stream, request.partition, handle)
+            has_begun = request.startPosition != api.EARLIEST or position != wanted.start
+            if has_begun or first <= position:
+                raise
+            # The earliest record has expired since it was looked up.
+            position = first if bounds.end is None else min(first, bounds.end)
+            wanted = replace(wanted, start=position)
     if sink.stopped():
         return None
     ended = bounds.end is not None and position >= bounds.end
