@@ -8,7 +8,7 @@ from typing import Any
 
 from pyarrow import flight
 
-from broker.adapters.reading.rows import earliest
+from broker.adapters.reading.starts import earliest
 from broker.codec.flight.protocol import ReadRequest, StreamPath
 from broker.codec.schema import ROW_SCHEMA
 from broker.model.stream import Stream

@@ -17,7 +17,8 @@ from broker.adapters.liftbridge.group_readers import GroupReaders, GroupReading
 from broker.adapters.liftbridge.http2 import prefixed
 from broker.adapters.liftbridge.messages import NS_PER_US, SCHEMA, encode_rows
 from broker.adapters.liftbridge.statuses import Code, StatusError
-from broker.adapters.reading.rows import RowRange, first_readable, offset_at, read_rows
+from broker.adapters.reading.rows import RowRange, offset_at, read_rows
+from broker.adapters.reading.starts import first_readable
 from broker.errors import ExpiredError, NotLeaderError, UnknownPartitionError
 from broker.model.offsets import Offset
 from broker.model.stream import Stream

@@ -1,0 +1,36 @@
+"""Where the records of a partition begin: in the local log, in both tiers, and for a reader."""
+
+from __future__ import annotations
+
+from broker.model.offsets import Offset
+from broker.model.stream import Stream
+from broker.ports.api import BrokerApi
+from broker.ports.partition import PartitionHandle
+
+
+def local_start(handle: PartitionHandle) -> Offset:
+    """Return the first offset that is read from the local log.
+
+    Of a tiered stream readers get the whole history, so what key compaction has thinned out here
+    comes from the table. Of another stream they get what is left.
+    """
+    return handle.reads.whole_start if handle.config.tiering else handle.reads.log_start
+
+
+def earliest(api: BrokerApi, stream: Stream, partition: int, log_start: Offset) -> Offset:
+    """Return the first offset of the partition in both tiers; ``log_start`` is the local one."""
+    if log_start == 0 or not stream.config.tiering:
+        return log_start  # no segment was ever freed, or there is no table with older records
+    for status in api.cold.status(stream.name):
+        if status.partition == partition:
+            return min(status.cold.start, log_start) if len(status.cold) else log_start
+    table_start = api.cold.table_start(stream.name, partition)  # the leader may be another broker
+    return log_start if table_start is None else min(table_start, log_start)
+
+
+def first_readable(
+    api: BrokerApi, stream: Stream, partition: int, handle: PartitionHandle
+) -> Offset:
+    """Return the first offset that readers get; an expired record may still be in the table."""
+    first = earliest(api, stream, partition, local_start(handle))
+    return max(first, handle.reads.remote_start)
