@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from headwater.client import AssignedPartition, Client, GroupConsumer, GroupRecord
+from clusterkit.group_reading import Reader, send, take
+from headwater.client import AssignedPartition, Client
 from simkit.brokers.served_broker import served_disk_broker
 
 pytestmark = pytest.mark.integration
 
 SESSION_MS = 1_000
-WAIT_S = 30.0
 
 
 @pytest.fixture
@@ -25,50 +24,6 @@ def client(tmp_path: Path) -> Iterator[Client]:
         for partition in (0, 1):
             send(client, partition, b"first")
         yield client
-
-
-def send(client: Client, partition: int, *values: bytes) -> None:
-    """Store records in a partition of s."""
-    with client.producer("s", partition) as producer:
-        producer.send(list(values)).result(WAIT_S)
-
-
-def take(consumer: GroupConsumer, count: int) -> list[GroupRecord]:
-    """Return the next records."""
-    found: list[GroupRecord] = []
-    for record in consumer:
-        found.append(record)
-        if len(found) == count:
-            break
-    return found
-
-
-class Reader(threading.Thread):
-    """Reads as a member until it is told to stop."""
-
-    def __init__(self, consumer: GroupConsumer) -> None:
-        super().__init__(daemon=True)
-        self._consumer = consumer
-        self._changed = threading.Condition()
-        self._over = threading.Event()
-        self.start()
-
-    def run(self) -> None:
-        """Read."""
-        while not self._over.is_set():
-            self._consumer.poll(0.05)
-            with self._changed:
-                self._changed.notify_all()
-
-    def until(self, true: Callable[[], bool]) -> None:
-        """Wait."""
-        with self._changed:
-            assert self._changed.wait_for(true, WAIT_S)
-
-    def stop(self) -> None:
-        """End."""
-        self._over.set()
-        self.join(WAIT_S)
 
 
 def test_a_stream_that_is_made_anew_is_read_from_its_start(client: Client) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -19,7 +18,8 @@ from broker.errors import (
     UnknownGroupError,
 )
 from broker.model.groups import PositionReset
-from headwater.client import AssignedPartition, Client, GroupConsumer, GroupRecord
+from clusterkit.group_reading import Reader, send, take
+from headwater.client import AssignedPartition, Client
 from simkit.brokers.memory_broker import MemoryBroker
 
 pytestmark = pytest.mark.integration
@@ -45,53 +45,6 @@ def client(broker: MemoryBroker) -> Iterator[Client]:
         client.create_stream("s", partitions=2, tiering=False)
         yield client
     assert service.close(timeout_ms=10_000)
-
-
-def send(client: Client, partition: int, *values: bytes) -> None:
-    """Store records in a partition of s."""
-    with client.producer("s", partition) as producer:
-        producer.send(list(values)).result(WAIT_S)
-
-
-def take(consumer: GroupConsumer, count: int) -> list[GroupRecord]:
-    """Return the next records."""
-    found: list[GroupRecord] = []
-    for record in consumer:
-        found.append(record)
-        if len(found) == count:
-            break
-    return found
-
-
-class Reader(threading.Thread):
-    """Reads as a member until it is told to stop; keeps what it was given."""
-
-    def __init__(self, consumer: GroupConsumer) -> None:
-        super().__init__(daemon=True)
-        self.consumer = consumer
-        self.found: list[GroupRecord] = []
-        self.changed = threading.Condition()
-        self._over = threading.Event()
-        self.start()
-
-    def run(self) -> None:
-        """Read."""
-        while not self._over.is_set():
-            batch = self.consumer.poll(0.05)
-            with self.changed:
-                self.changed.notify_all()
-            if batch is None:
-                continue
-
-    def until(self, true: Callable[[], bool]) -> None:
-        """Wait."""
-        with self.changed:
-            assert self.changed.wait_for(true, WAIT_S)
-
-    def stop(self) -> None:
-        """End."""
-        self._over.set()
-        self.join(WAIT_S)
 
 
 def test_a_member_goes_on_where_its_group_was(client: Client) -> None:

@@ -147,13 +147,18 @@ def test_a_revocation_ends_open_streams(guarded: Guarded) -> None:
             producer.close()
 
 
-def test_a_revoked_token_ends_an_open_read(guarded: Guarded) -> None:
-    """Its grants are still there, but nobody proves to have them."""
+def let_read(guarded: Guarded) -> None:
+    """Make stream s with a record, which the principal ``reader`` may consume."""
     with guarded.client(guarded.owner) as owner:
         owner.create_stream("s")
         with owner.producer("s") as producer:
             producer.send([b"one"]).result(10)
     guarded.grant("reader", "stream", "s", "consume")
+
+
+def test_a_revoked_token_ends_an_open_read(guarded: Guarded) -> None:
+    """Its grants are still there, but nobody proves to have them."""
+    let_read(guarded)
     token = guarded.token("reader")
     with guarded.client(token) as client:
         following = client.fetch("s", follow=True)
@@ -167,11 +172,7 @@ def test_a_revoked_token_ends_an_open_read(guarded: Guarded) -> None:
 
 def test_a_token_ends_by_itself(guarded: Guarded) -> None:
     """Also during an open read."""
-    with guarded.client(guarded.owner) as owner:
-        owner.create_stream("s")
-        with owner.producer("s") as producer:
-            producer.send([b"one"]).result(10)
-    guarded.grant("reader", "stream", "s", "consume")
+    let_read(guarded)
     token = guarded.token("reader", expires_us=guarded.broker.clock.now_us() + 1_000_000)
     with guarded.client(token) as client:
         following = client.fetch("s", follow=True)

@@ -17,8 +17,11 @@ _CHUNK: Final = 64 * 1024
 class TcpProxy:
     """Forwards every connection to ``target_port`` on the loopback until it is told otherwise."""
 
-    def __init__(self, target_port: int) -> None:
+    def __init__(self, target_port: int, *, greeting_s: float = 0.0) -> None:
+        """``greeting_s``: how long nothing passes on a new connection, as from a far server."""
         self.target_port = target_port
+        self.greeting_s = greeting_s
+        self.closed = threading.Event()
         self.connections_count = 0
         self._answers_left: int | None = None  # bytes of answers let through before the next cut
         self._lock = threading.Lock()
@@ -47,6 +50,7 @@ class TcpProxy:
 
     def close(self) -> None:
         """Break every connection and stop listening."""
+        self.closed.set()
         _shut(self._listener)
         self._acceptor.join(10)
         self._listener.close()
@@ -118,6 +122,7 @@ class _Link:
         _shut(self._server)
 
     def _run(self) -> None:
+        self._proxy.closed.wait(self._proxy.greeting_s)
         for end in (self._client, self._server):
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         requests = threading.Thread(target=self._pump_requests, name="proxy-pump", daemon=True)

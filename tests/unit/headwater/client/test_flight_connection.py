@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import gc
 import socket
-import threading
-from contextlib import closing, suppress
+from contextlib import closing
 
 import pytest
 
 from broker.errors import NoAnswerError
 from headwater.client.address import Address
 from headwater.client.flight_connection import Connection
+from simkit.servers.tcp_proxy import TcpProxy
 
 _LOOK_S = 2.5  # gRPC tries again after a second at the latest
 
@@ -37,29 +37,7 @@ def test_a_port_where_nobody_was_is_left_alone() -> None:
 
 def test_a_broker_that_is_slow_to_greet_is_waited_for(address: str) -> None:
     """E.g. a broker far away, or on a busy machine: a connection may take longer than 50 ms."""
-    host, _, port = address.partition(":")
-    with closing(socket.create_server(("127.0.0.1", 0))) as door:
-
-        def forward() -> None:
-            near, _ = door.accept()
-            with near, socket.create_connection((host, int(port))) as far:
-                threading.Event().wait(0.4)
-                back = threading.Thread(target=_copy, args=(far, near), daemon=True)
-                back.start()
-                _copy(near, far)
-                far.shutdown(socket.SHUT_RDWR)
-                back.join(10)
-
-        thread = threading.Thread(target=forward, daemon=True)
-        thread.start()
-        connection = Connection(Address(host="127.0.0.1", port=door.getsockname()[1], tls=False))
+    with TcpProxy(int(address.rpartition(":")[2]), greeting_s=0.4) as proxy:
+        connection = Connection(Address(host="127.0.0.1", port=proxy.port, tls=False))
         assert connection.action("brokers", {})
         connection.close()
-        thread.join(10)
-        assert not thread.is_alive()
-
-
-def _copy(source: socket.socket, target: socket.socket) -> None:
-    with suppress(OSError):
-        while data := source.recv(65536):
-            target.sendall(data)
