@@ -19,8 +19,9 @@ would hide the function.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
+
+from headwater.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from headwater.client import (
@@ -100,14 +101,4 @@ _HOMES = {
 
 
 if not TYPE_CHECKING:  # a checker would believe every name, misspelt ones too
-
-    def __getattr__(name: str) -> object:
-        """Import the module that defines ``name`` and return it."""
-        home = _HOMES.get(name)
-        if home is None:
-            raise AttributeError(f"module 'headwater' has no attribute {name!r}")
-        return getattr(importlib.import_module(home), name)
-
-    def __dir__() -> list[str]:
-        """Return the public names, too, although they are not loaded yet."""
-        return sorted({*globals(), *__all__})
+    __getattr__, __dir__ = lazy_names(__name__, globals(), _HOMES)

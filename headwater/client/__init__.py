@@ -5,8 +5,9 @@ A name is loaded when it is first used: a command that reads needs no producer a
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
+
+from headwater.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from headwater.client.async_client import AsyncClient, AsyncGroupConsumer, AsyncProducer
@@ -39,34 +40,24 @@ __all__ = [
 ]
 
 _HOMES = {
-    "AssignedPartition": "group.records",
-    "AsyncClient": "async_client",
-    "AsyncGroupConsumer": "async_client",
-    "AsyncProducer": "async_client",
-    "Client": "client",
-    "Consumed": "consumer",
-    "Consumer": "consumer",
-    "Fetch": "fetch",
-    "Fetched": "fetch",
-    "GroupBatch": "group.records",
-    "GroupConsumer": "group.consumer",
-    "GroupRecord": "group.records",
-    "PartitionPosition": "descriptions",
-    "PartitionedProducer": "partitioned_producer",
-    "Producer": "producer",
-    "StreamDescription": "descriptions",
+    "AssignedPartition": "headwater.client.group.records",
+    "AsyncClient": "headwater.client.async_client",
+    "AsyncGroupConsumer": "headwater.client.async_client",
+    "AsyncProducer": "headwater.client.async_client",
+    "Client": "headwater.client.client",
+    "Consumed": "headwater.client.consumer",
+    "Consumer": "headwater.client.consumer",
+    "Fetch": "headwater.client.fetch",
+    "Fetched": "headwater.client.fetch",
+    "GroupBatch": "headwater.client.group.records",
+    "GroupConsumer": "headwater.client.group.consumer",
+    "GroupRecord": "headwater.client.group.records",
+    "PartitionPosition": "headwater.client.descriptions",
+    "PartitionedProducer": "headwater.client.partitioned_producer",
+    "Producer": "headwater.client.producer",
+    "StreamDescription": "headwater.client.descriptions",
 }
 
 
 if not TYPE_CHECKING:  # a checker would believe every name, misspelt ones too
-
-    def __getattr__(name: str) -> object:
-        """Import the module that defines ``name`` and return it."""
-        home = _HOMES.get(name)
-        if home is None:
-            raise AttributeError(f"module 'headwater.client' has no attribute {name!r}")
-        return getattr(importlib.import_module(f"headwater.client.{home}"), name)
-
-    def __dir__() -> list[str]:
-        """Return the public names, too, although they are not loaded yet."""
-        return sorted({*globals(), *__all__})
+    __getattr__, __dir__ = lazy_names(__name__, globals(), _HOMES)
