@@ -73,6 +73,12 @@ headwater.register(spark, [flights, fares])
 joined = spark.sql("SELECT * FROM notebook_flights JOIN notebook_fares USING (partition, offset)")
 assert joined.count() == 202
 
+# %% Or without any call of ours: streams are tables of a catalog, fresh in each statement
+(answer,) = spark.sql("SELECT count(*) AS fares FROM headwater.notebook_fares").collect()
+assert answer.fares == 202
+past = spark.read.option("versionAsOf", saved).table("headwater.notebook_flights")
+assert past.count() == 2000
+
 # %% AS OF: offsets, a time, or a saved cut
 assert headwater.read(spark, flights, as_of={0: 700, 1: 10}).count() == 710
 moment = rows.where("partition = 0 AND offset = 600").select("timestamp").toArrow()[0][0].as_py()

@@ -166,6 +166,7 @@ def settings(
         "spark.jars": ",".join(every_jar),
         "spark.sql.extensions": DELTA_EXTENSION,
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        jvm.CATALOG_SETTING: jvm.CATALOG_CLASS,
         jvm.LOG_STORE_SETTING: jvm.LOG_STORE_CLASS,  # with Delta's own, two drivers lose commits
         "spark.sql.session.timeZone": "UTC",
         "spark.ui.enabled": "false",
@@ -240,7 +241,7 @@ def submit_arguments(store: StoreConfig | None = None) -> list[str]:
 
 
 def _jar_paths(conf: Mapping[str, str]) -> list[Path]:
-    return [*jars.fetch(conf=conf), jvm.log_store_jar(jars.default_folder())]
+    return [*jars.fetch(conf=conf), jvm.spark_jar(jars.default_folder())]
 
 
 def _left_open(store: StoreConfig) -> dict[str, str]:

@@ -18,7 +18,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from broker.errors import HeadwaterError, InvalidRequestError, UnknownLeaseError
+from broker.errors import (
+    HeadwaterError,
+    InvalidCutError,
+    InvalidRequestError,
+    UnknownLeaseError,
+)
 from broker.model.ids import LeaseId, StreamUuid
 from broker.model.offsets import OffsetRange
 from headwater.reads.lease_keeper import LEASE_TTL_MS_DEFAULT
@@ -31,7 +36,7 @@ from spark_jobs.source.lookup import (
     patiently,
     without_times,
 )
-from spark_jobs.source.options import SourceOptions
+from spark_jobs.source.options import NOW, SourceOptions
 from spark_jobs.source.partitions import LeftRecords, OffsetSlice
 from spark_jobs.source.positions import is_explicit, of_stream
 from spark_jobs.source.stream_offsets import recreated
@@ -79,6 +84,40 @@ def make_plan(
         return tuple(_with_left(given, client, plan, made, patience_s) for plan in made)
     except BaseException:
         drop(made, client)
+        raise
+
+
+def at_moment(given: SourceOptions, client: Client) -> SourceOptions:
+    """Take the cut that option ``asOf`` names and prove its table; return options that read it.
+
+    Blocks. The cut's lease is held for :data:`LEASE_TTL_MS_DEFAULT`, and each task renews it.
+
+    Raises:
+        UnknownStreamError, InvalidCutError, OffsetOutOfRangeError: as ``headwater.read(as_of=)``.
+        CorruptDataError: the table is not what was committed; a subclass says why.
+    """
+    from broker.model.cut import Cut  # noqa: PLC0415  (only this planning loads pyarrow)
+    from headwater.reads.as_of import narrowed, parse_as_of  # noqa: PLC0415
+    from tiering.read.certify import certify_counts  # noqa: PLC0415
+    from tiering.read.lake import Lake  # noqa: PLC0415
+
+    name = given.selection.single
+    assert name is not None, "the options were checked"
+    assert given.as_of is not None, "the caller looked"
+    moment = None if given.as_of == NOW else parse_as_of(given.as_of)
+    make_contact(client)
+    if isinstance(moment, Cut):
+        if moment.stream != name:
+            raise InvalidCutError(f"the cut is of stream {moment.stream!r}, not of {name!r}")
+        return given.of_cut(moment)
+    cut = client.cut(name, ttl_ms=LEASE_TTL_MS_DEFAULT)
+    try:
+        if cut.table_version is not None:
+            table = Lake.open(cut.table_uri, cluster=cut.cluster).table_at(cut.table_uri)
+            certify_counts(table.snapshot(cut.table_version), cut, table.store)
+        return given.of_cut(cut if moment is None else narrowed(cut, moment, client))
+    except BaseException:
+        _drop(cut.lease.lease_id, client)
         raise
 
 

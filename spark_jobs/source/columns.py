@@ -60,6 +60,13 @@ RANGE_COLUMNS: Final[dict[str, str]] = {
     "end": "bigint",
 }
 
+# One row per stream that there is.
+STREAMS_COLUMNS: Final[dict[str, str]] = {
+    "stream": "string",
+    "stream_uuid": "string",
+    "partitions": "int",
+}
+
 
 def ddl(columns: Iterable[str], known: Mapping[str, str] = READ_COLUMNS) -> str:
     """Return Spark's DDL text of a projection, every column nullable."""

@@ -23,6 +23,7 @@ from spark_jobs.source.columns import (
     READ_COLUMNS,
     ROW_COLUMNS,
     STREAM_COLUMN,
+    STREAMS_COLUMNS,
     check_projection,
     nearest,
 )
@@ -47,6 +48,7 @@ KNOWN: Final = (
     "endingOffsets",
     "startingTimestamp",
     "endingTimestamp",
+    "asOf",
     "startingOffsetsByTimestampStrategy",
     "maxOffsetsPerTrigger",
     "maxBytesPerTrigger",
@@ -61,13 +63,19 @@ KNOWN: Final = (
     "compactedRows",
 )
 _BATCH_ONLY: Final = ("endingOffsets", "endingTimestamp", "cut", "lease", "compactedRows")
+NOW: Final = "now"  # a value of asOf; a table of the catalog has it, and may be read as a stream
 _STREAM_ONLY: Final = ("maxOffsetsPerTrigger", "maxBytesPerTrigger")
 # Options that Spark adds when the source belongs to a table of its catalog.
 _OF_CATALOG: Final = frozenset(
     {"provider", "owner", "comment", "external", "is_managed_location", "location", "collation"}
 )
 
-Emit = Literal["records", "ranges"]
+Emit = Literal["records", "ranges", "streams"]
+_COLUMNS_OF: Final[Mapping[Emit, Mapping[str, str]]] = {
+    "records": READ_COLUMNS,
+    "ranges": RANGE_COLUMNS,
+    "streams": STREAMS_COLUMNS,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +88,7 @@ class SourceOptions:
     starting: Bound | None  # None: by default earliest for a batch, latest for a stream
     ending: Bound
     cut: Cut | None
+    as_of: str | None = None  # the moment of a cut that the planner takes
     lease: str | None  # a lease that the caller renews during the read
     columns: tuple[str, ...]
     emit: Emit
@@ -93,7 +102,12 @@ class SourceOptions:
 
     def known_columns(self) -> Mapping[str, str]:
         """Return all columns that this read can have, with their types."""
-        return RANGE_COLUMNS if self.emit == "ranges" else READ_COLUMNS
+        return _COLUMNS_OF[self.emit]
+
+    def of_cut(self, cut: Cut) -> SourceOptions:
+        """Return the options of a read of this cut; a beginning that was given stays."""
+        starts, ends = _range_of(cut)
+        return replace(self, cut=cut, ending=ends, starting=self.starting or starts)
 
     def started_at(self, word: str) -> SourceOptions:
         """Return the options with a default for the beginning."""
@@ -110,8 +124,8 @@ def parse(options: Mapping[str, str]) -> SourceOptions:
     """
     given = _given(options)
     cut = Cut.load(given["cut"]) if "cut" in given else None
+    emit = _emit(given)
     selection = parse_selection(given, None if cut is None else cut.stream)
-    emit = _word(given, "emit", ("records", "ranges"))
     _check_isolation(given)
     uuid = given.get("streamuuid")
     if uuid is not None and not is_uuid(uuid):
@@ -120,6 +134,7 @@ def parse(options: Mapping[str, str]) -> SourceOptions:
         raise InvalidRequestError("streamUuid is only for a read of one stream")
     if cut is not None and uuid not in {None, cut.stream_uuid}:
         raise InvalidRequestError(f"the cut belongs to stream {cut.stream_uuid}, not to {uuid}")
+    _check_as_of(given, selection)
     starting, ending = _bounds(given, selection, cut)
     return SourceOptions(
         server=given.get("server") or None,
@@ -128,9 +143,10 @@ def parse(options: Mapping[str, str]) -> SourceOptions:
         starting=starting,
         ending=LATEST if ending is None else ending,
         cut=cut,
+        as_of=given.get("asof"),
         lease=given.get("lease") or None,
         columns=_columns(given, selection, emit),
-        emit="ranges" if emit == "ranges" else "records",
+        emit=emit,
         partitions_min=_integer(given, "minPartitions", 0, _SPARK_PARTITIONS_MAX) or 0,
         records_per_partition_max=_integer(given, "maxRecordsPerPartition", 1, OFFSET_MAX)
         or RECORDS_PER_PARTITION_DEFAULT,
@@ -151,6 +167,10 @@ def parse_batch(options: Mapping[str, str]) -> SourceOptions:
 def parse_stream(options: Mapping[str, str]) -> SourceOptions:
     """Return the options of ``spark.readStream``; raises as :func:`parse`."""
     _refuse(options, _BATCH_ONLY, "is only for spark.read; a stream has no end")
+    if _given(options).get("asof", NOW) != NOW:
+        raise InvalidRequestError("a stream has no end, so it cannot be read as of a moment")
+    if _word(_given(options), "emit", ("records", "ranges", "streams")) == "streams":
+        raise InvalidRequestError("emit=streams is only for spark.read")
     return parse(options).started_at(LATEST)
 
 
@@ -216,10 +236,24 @@ def _bounds(
         else:
             found.append(None)
     if cut is not None:
-        starts: dict[int, Position] = {part.partition: part.start for part in cut.partitions}
-        ends: dict[int, Position] = {part.partition: part.end for part in cut.partitions}
-        return starts, ends
+        return _range_of(cut)
     return found[0], found[1]
+
+
+def _range_of(cut: Cut) -> tuple[Bound, Bound]:
+    starts: dict[int, Position] = {part.partition: part.start for part in cut.partitions}
+    ends: dict[int, Position] = {part.partition: part.end for part in cut.partitions}
+    return starts, ends
+
+
+def _check_as_of(given: Mapping[str, str], selection: Selection) -> None:
+    if "asof" not in given:
+        return
+    if selection.single is None:
+        raise InvalidRequestError("asOf is only for a read of one stream")
+    for name in ("cut", "endingOffsets", "endingTimestamp", "lease", "streamUuid"):
+        if name.lower() in given:
+            raise InvalidRequestError(f"asOf fixes the end of the read; leave {name} out")
 
 
 def _check_bound(bound: Bound, selection: Selection, option: str) -> None:
@@ -237,15 +271,27 @@ def _check_bound(bound: Bound, selection: Selection, option: str) -> None:
         )
 
 
-def _columns(given: Mapping[str, str], selection: Selection, emit: str) -> tuple[str, ...]:
+def _emit(given: dict[str, str]) -> Emit:
+    """Return what the rows are; without a name, ``streams`` are all that there are."""
+    match _word(given, "emit", ("records", "ranges", "streams")):
+        case "ranges":
+            return "ranges"
+        case "streams":
+            if not any(name.lower() in given for name in SELECTORS):
+                given["subscribepattern"] = ".*"
+            return "streams"
+    return "records"
+
+
+def _columns(given: Mapping[str, str], selection: Selection, emit: Emit) -> tuple[str, ...]:
     text = given.get("columns")
-    if emit == "ranges":
+    if emit != "records":
         for name in ("columns", "includeHeaders"):
             if name.lower() in given:
                 raise InvalidRequestError(
-                    f"emit=ranges returns no records, so {name} has no effect; leave it out"
+                    f"emit={emit} returns no records, so {name} has no effect; leave it out"
                 )
-        return tuple(RANGE_COLUMNS)
+        return tuple(_COLUMNS_OF[emit])
     if text is None:
         # Without the stream's name the rows of several streams could not be told apart.
         names = (*ROW_COLUMNS, STREAM_COLUMN) if selection.single is None else tuple(ROW_COLUMNS)

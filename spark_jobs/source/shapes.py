@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from spark_jobs.source.columns import ADDED_COLUMNS, RANGE_COLUMNS, ROW_COLUMNS
+from spark_jobs.source.columns import ADDED_COLUMNS, RANGE_COLUMNS, ROW_COLUMNS, STREAMS_COLUMNS
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -62,6 +62,18 @@ def range_row(task: SliceTask, names: Sequence[str]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
 
 
+def stream_rows(streams: Sequence[tuple[str, str, int]]) -> pa.RecordBatch:
+    """Return a row for each stream: its name, its uuid and its number of partitions."""
+    import pyarrow as pa  # noqa: PLC0415  (see the module docstring)
+
+    columns = zip(*streams, strict=True) if streams else [()] * len(STREAMS_COLUMNS)
+    fields = [pa.field(name, _type_of(name)) for name in STREAMS_COLUMNS]
+    arrays = [
+        pa.array(list(values), field.type) for values, field in zip(columns, fields, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+
+
 def arrow_schema(columns: Sequence[str]) -> pa.Schema:
     """Return the Arrow schema that Spark requires for a projection."""
     import pyarrow as pa  # noqa: PLC0415  (see the module docstring)
@@ -79,5 +91,5 @@ def arrow_schema(columns: Sequence[str]) -> pa.Schema:
 def _type_of(name: str) -> pa.DataType:
     import pyarrow as pa  # noqa: PLC0415  (see the module docstring)
 
-    spark = {**RANGE_COLUMNS, **ADDED_COLUMNS}[name]
+    spark = {**RANGE_COLUMNS, **STREAMS_COLUMNS, **ADDED_COLUMNS}[name]
     return {"string": pa.string(), "int": pa.int32(), "bigint": pa.int64()}[spark]

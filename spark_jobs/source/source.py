@@ -24,9 +24,10 @@ from broker.errors import HeadwaterError
 from spark_jobs.clients import client_of
 from spark_jobs.failures import annotate
 from spark_jobs.source import columns
-from spark_jobs.source.batch_plan import StreamPlan, drop, in_connect, make_plan
+from spark_jobs.source.batch_plan import StreamPlan, at_moment, drop, in_connect, make_plan
 from spark_jobs.source.batch_reader import HeadwaterReader, server_of
 from spark_jobs.source.options import SourceOptions, columns_of, parse_batch, parse_stream
+from spark_jobs.source.stream_list import StreamListReader
 from spark_jobs.source.stream_reader import HeadwaterStreamReader
 
 
@@ -39,6 +40,7 @@ class HeadwaterDataSource(DataSource):
         return "headwater"
 
     _plans: tuple[StreamPlan, ...] | None = None
+    _fixed: SourceOptions | None = None  # the options with the cut that ``asOf`` asked for
 
     def schema(self) -> str:
         """Return the projection that the options ask for; Spark calls this within ``load()``.
@@ -46,23 +48,39 @@ class HeadwaterDataSource(DataSource):
         A batch read is planned here, so that its rows are those of the moment of ``load()``: this
         is the only call in ``load()`` whose object Spark keeps. It is not known yet whether the
         read will be a batch. So an error of planning is ignored here; it is raised again later if
-        the read is a batch.
+        the read is a batch. With ``asOf`` it is raised here: a table of the catalog that is not
+        there is so for batches and for streams, and the cut that is taken fixes the read in Spark
+        Connect, too, for as long as Spark keeps this object, which is one statement.
         """
         try:
             names, known = columns_of(self.options)
+            if "asof" in {name.lower() for name in self.options}:
+                self._take_cut()
         except HeadwaterError as error:
             raise annotate(error) from None
-        if not in_connect():
+        if self._fixed is None and not in_connect():
             with suppress(HeadwaterError):
                 given = parse_batch(self.options)
-                if given.lease is None:
+                if given.lease is None and given.emit != "streams":
                     self._plans = make_plan(given, client_of(server_of(given)), patience_s=0)
         return columns.ddl(names, known)
+
+    def _take_cut(self) -> None:
+        try:
+            given = parse_batch(self.options)
+        except HeadwaterError:
+            parse_stream(self.options)  # options that only a stream may have; else it raises, too
+            return
+        client = client_of(server_of(given))
+        self._fixed = at_moment(given, client)
+        self._plans = make_plan(self._fixed, client)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the batch reader; a schema given by the user is a projection."""
         try:
-            given = parse_batch(self.options)
+            given = self._fixed or parse_batch(self.options)
+            if given.emit == "streams":
+                return StreamListReader(given, server_of(given))
             return HeadwaterReader(given, _names(given, schema), self._plans)
         except HeadwaterError as error:
             raise annotate(error) from None
@@ -73,7 +91,7 @@ class HeadwaterDataSource(DataSource):
             given = parse_stream(self.options)
             if self._plans is not None:  # not a batch; a streaming query takes its own leases
                 drop(self._plans, client_of(server_of(given)))
-                self._plans = None
+                self._plans = self._fixed = None
             return HeadwaterStreamReader(given, _names(given, schema))
         except HeadwaterError as error:
             raise annotate(error) from None

@@ -40,7 +40,7 @@ print(json.dumps({
     "homes": [str(Path(one.__file__).parent) for one in (broker, headwater, spark_jobs, tiering)],
     "typed": [(Path(one.__file__).parent / "py.typed").is_file()
               for one in (broker, headwater, spark_jobs, tiering)],
-    "jar": str(jvm.log_store_jar(Path("unused"))),
+    "jar": str(jvm.spark_jar(Path("unused"))),
     "jars": len(jars.PACKAGES),
     "log4j": resources.files("spark_jobs").joinpath("log4j2.properties").is_file(),
     "protos": [one.DESCRIPTOR.package for one in (message_pb2, replication_pb2)],

@@ -11,7 +11,7 @@ from broker.model.cut import Cut, Lease, PartitionCut
 from broker.model.epochs import LeaderEpoch
 from broker.model.ids import LeaseId, StreamUuid
 from broker.model.offsets import OFFSET_MAX, Offset
-from spark_jobs.source.columns import KAFKA_COLUMNS, RANGE_COLUMNS, ROW_COLUMNS
+from spark_jobs.source.columns import KAFKA_COLUMNS, RANGE_COLUMNS, ROW_COLUMNS, STREAMS_COLUMNS
 from spark_jobs.source.options import KNOWN, columns_of, parse, parse_batch, parse_stream
 from spark_jobs.source.positions import AtMs, is_explicit, of_stream, positions_text
 
@@ -153,6 +153,29 @@ def test_what_has_no_effect_is_refused() -> None:
     with pytest.raises(InvalidRequestError, match="no records"):
         parse({"stream": "s", "emit": "ranges", "columns": "offset"})
     assert parse({"stream": "s", "emit": "ranges"}).columns == tuple(RANGE_COLUMNS)
+    with pytest.raises(InvalidRequestError, match="is only for spark"):
+        parse_stream({"emit": "streams"})
+
+
+def test_a_moment_fixes_the_end_of_a_batch_of_one_stream() -> None:
+    """A beginning may be given beside it; a table of the catalog, as of now, may be followed."""
+    found = parse_batch({"stream": "s", "asOf": "now", "startingOffsets": '{"0": 3}'})
+    assert (found.as_of, found.starting, found.cut) == ("now", {0: 3}, None)
+    for other in ("cut", "endingOffsets", "endingTimestamp", "lease", "streamUuid"):
+        with pytest.raises((InvalidRequestError, InvalidCutError)):
+            parse({"stream": "s", "asOf": "now", other: "latest"})
+    with pytest.raises(InvalidRequestError, match="one stream"):
+        parse({"subscribe": "s,t", "asOf": "now"})
+    assert parse_stream({"stream": "s", "asOf": "now"}).as_of == "now"
+    with pytest.raises(InvalidRequestError, match="no end"):
+        parse_stream({"stream": "s", "asOf": "2026-01-31"})
+
+
+def test_the_list_of_streams_needs_no_name() -> None:
+    """All streams, or those of a selection; a row has columns of its own."""
+    found = parse_batch({"emit": "streams"})
+    assert (found.selection.pattern, found.columns) == (".*", tuple(STREAMS_COLUMNS))
+    assert parse_batch({"emit": "streams", "subscribe": "a,b"}).selection.names == ("a", "b")
 
 
 def test_a_table_of_the_catalog_is_declared_before_it_has_a_stream() -> None:
@@ -196,7 +219,7 @@ def test_a_misspelt_option_is_refused_with_the_right_name(name: str) -> None:
         ("assign", '{"s": [0, 0]}', "assign must be"),
         ("assign", '{"s": [true]}', "assign must be"),
         ("subscribePattern", "(", "subscribePattern"),
-        ("emit", "rows", "records or ranges"),
+        ("emit", "rows", "records or ranges or streams"),
         ("isolation", "uncommitted", "not offered"),
         ("isolation", "some", "committed"),
         ("failOnDataLoss", "yes", "true or false"),

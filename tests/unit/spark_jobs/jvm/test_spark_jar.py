@@ -20,8 +20,8 @@ from tiering.store.location import StoreConfig
 
 @pytest.fixture(scope="module")
 def tool() -> ModuleType:
-    """tools/log_store.py, which is no package."""
-    spec = importlib.util.spec_from_file_location("log_store", ROOT / "tools" / "log_store.py")
+    """tools/spark_jar.py, which is no package."""
+    spec = importlib.util.spec_from_file_location("spark_jar", ROOT / "tools" / "spark_jar.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -33,7 +33,8 @@ def test_the_jar_was_built_from_this_source(tool: ModuleType) -> None:
     """A change of the Java source without a rebuild shows, also where there is no javac."""
     held = tool.entries(tool.JAR)
     assert held["META-INF/MANIFEST.MF"] == tool.manifest()
-    assert f"{jvm.LOG_STORE_CLASS.replace('.', '/')}.class" in held
+    for name in (jvm.LOG_STORE_CLASS, jvm.CATALOG_CLASS):
+        assert f"{name.replace('.', '/')}.class" in held
 
 
 @pytest.mark.slow
@@ -56,7 +57,7 @@ def test_a_changed_source_would_be_noticed(
     shutil.copytree(tool.SOURCES, tmp_path / "java")
     monkeypatch.setattr(tool, "SOURCES", tmp_path / "java")
     before = tool.source_digest()
-    (source,) = (tmp_path / "java").rglob("*.java")
+    source = next((tmp_path / "java").rglob("*.java"))
     source.write_text(source.read_text() + "\n")
     assert tool.source_digest() != before
 
@@ -70,7 +71,7 @@ def test_out_of_a_zip_the_jar_becomes_a_file(tmp_path: Path) -> None:
             archive.write(path, f"spark_jobs/jvm/{path.name}")
     program = (
         "from pathlib import Path; from spark_jobs import jvm; "
-        f"print(jvm.log_store_jar(Path({str(tmp_path / 'cache')!r})))"
+        f"print(jvm.spark_jar(Path({str(tmp_path / 'cache')!r})))"
     )
     environment = {"PYTHONPATH": str(zipped)}
     command = [sys.executable, "-c", program]
@@ -82,7 +83,7 @@ def test_out_of_a_zip_the_jar_becomes_a_file(tmp_path: Path) -> None:
     ]
     assert said[0] == said[1]
     assert Path(said[0]).parent == tmp_path / "cache"
-    assert Path(said[0]).read_bytes() == jvm.log_store_jar(tmp_path).read_bytes()
+    assert Path(said[0]).read_bytes() == jvm.spark_jar(tmp_path).read_bytes()
     assert len(list((tmp_path / "cache").iterdir())) == 1
 
 
@@ -90,3 +91,4 @@ def test_every_session_of_ours_uses_it() -> None:
     """Sessions without S3 settings use it, too, because tables may be anywhere."""
     chosen = settings(master="local", store=StoreConfig.from_env("s3://b", {}), jar_paths=[])
     assert chosen["spark.delta.logStore.s3a.impl"] == jvm.LOG_STORE_CLASS
+    assert chosen["spark.sql.catalog.headwater"] == jvm.CATALOG_CLASS

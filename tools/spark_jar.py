@@ -1,4 +1,4 @@
-"""Compile the Java log store into its jar, or check that the committed jar is what javac makes.
+"""Compile our Java classes into their jar, or check that the committed jar is what javac makes.
 
 The jar is committed, because neither an install nor a cluster has a compiler. It is reproducible:
 ``javac --release 17`` without debug paths, entries in order, one fixed time. Its manifest carries
@@ -23,9 +23,12 @@ from spark_jobs import jars, jvm
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 SOURCES: Final = ROOT / "spark_jobs" / "jvm" / "java"
-JAR: Final = ROOT / "spark_jobs" / "jvm" / jvm.LOG_STORE_JAR
+JAR: Final = ROOT / "spark_jobs" / "jvm" / jvm.SPARK_JAR
 RELEASE: Final = "17"
 _WHEN: Final = (2026, 1, 1, 0, 0, 0)  # a zip has a time for every entry: always this one
+_IN_SPARK: Final = tuple(
+    f"{name}-*.jar" for name in ("hadoop-client-api", "spark", "scala-library", "jackson-databind")
+)
 _MANIFEST: Final = "META-INF/MANIFEST.MF"
 
 
@@ -60,7 +63,8 @@ def build(jar: Path) -> None:
     if javac is None:
         raise SystemExit("no javac on PATH (Debian: apt-get install openjdk-17-jdk-headless)")
     libraries = [path for path in jars.fetch() if "delta-storage" in path.name]
-    libraries += sorted((Path(pyspark.__file__).parent / "jars").glob("hadoop-client-api-*.jar"))
+    in_spark = Path(pyspark.__file__).parent / "jars"
+    libraries += [path for name in _IN_SPARK for path in sorted(in_spark.glob(name))]
     with tempfile.TemporaryDirectory() as scratch:
         command = [javac, "--release", RELEASE, "-Xlint:all", "-Werror", "-g:source,lines"]
         command += ["-encoding", "UTF-8", "-proc:none", "-d", scratch]
@@ -72,7 +76,7 @@ def build(jar: Path) -> None:
             check=False,
         )
         if done.returncode != 0:
-            raise SystemExit(f"javac refused the log store:\n{done.stdout}{done.stderr}")
+            raise SystemExit(f"javac refused the sources:\n{done.stdout}{done.stderr}")
         classes = {
             path.relative_to(scratch).as_posix(): path.read_bytes()
             for path in sorted(Path(scratch).rglob("*.class"))
