@@ -7,6 +7,7 @@ import csv
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from functools import partial
@@ -107,12 +108,11 @@ def _answered_here(statement: str, client: Client, form: str, engine: str) -> bo
     refuse_unknown_functions(parsed.tree)
     _keep_pandas_out()
     try:
-        with (
-            console.working("reading and computing"),
-            answer(parsed, client, records_max=_RECORDS_MAX[engine]) as found,
-        ):
-            rows = found.rows()
-            with quick_imports():  # of the client of S3, if the lake is there
+        with console.working("reading and computing"), ExitStack() as stack:
+            with quick_imports():
+                limit = _RECORDS_MAX[engine]
+                found = stack.enter_context(answer(parsed, client, records_max=limit))
+                rows = found.rows()
                 # Write nothing before it is certain that Spark is not needed.
                 first = next(rows, None)
             _write(form, list(found.columns), chain([] if first is None else [first], rows))

@@ -2,23 +2,26 @@
 
 The rows of each stream come from :class:`headwater.reads.history.History`, so a query ends with an
 error where a read would. A stream that a query names twice is read twice, from the same cut.
+
+A person waits for the answer, so what takes time overlaps: while libraries are imported, the store
+answers, and while DuckDB computes, the next rows are read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-
-from broker.codec.schema import ROW_SCHEMA
 from broker.model.certificate import Certificate
-from headwater.local_sql.duckdb_engine import EngineRefusedError, RowSource, run
+from headwater.local_sql.background import begun
 from headwater.local_sql.expressions import NeedsSparkError
+from headwater.local_sql.stream_rows import StreamRows
 from headwater.local_sql.translation import Translated, translate_statement
-from headwater.reads.history import History
 from headwater.reads.instant import at_one_instant
 from headwater.reads.leases import held_cut
 from spark_jobs.read.stream_names import stream_named
@@ -27,6 +30,9 @@ if TYPE_CHECKING:
     from broker.model.cut import Cut
     from headwater.client import Client
     from headwater.local_sql.parsing import Statement
+
+if find_spec("duckdb") is None:  # which is imported later
+    raise ModuleNotFoundError("No module named 'duckdb'", name="duckdb")
 
 
 def resolve(statement: Statement, client: Client) -> dict[str, str]:
@@ -51,9 +57,7 @@ class LocalAnswer:
     columns: tuple[str, ...]
     records_count: int
     _query: Translated
-    _client: Client
-    _cuts: Mapping[str, Cut]
-    _complete: dict[str, History] = field(default_factory=dict)
+    _streams: dict[str, StreamRows]
 
     def rows(self) -> Iterator[tuple[Any, ...]]:
         """Run the query and yield its rows. Blocks.
@@ -63,7 +67,17 @@ class LocalAnswer:
                 not enough memory. No row was yielded.
             HeadwaterError: a stream could not be read exactly; see :class:`History`.
         """
-        tables = {name: self._table(name) for name in self._query.streams}
+        for stream in self._streams.values():
+            stream.begin()
+        from headwater.local_sql.duckdb_engine import (  # noqa: PLC0415 - imported meanwhile
+            EngineRefusedError,
+            RowSource,
+            run,
+        )
+
+        tables = {
+            name: RowSource(stream.schema, stream.batches) for name, stream in self._streams.items()
+        }
         try:
             yield from run(self._query.sql, len(self.columns), tables)
         except EngineRefusedError as error:
@@ -71,18 +85,7 @@ class LocalAnswer:
 
     def proofs(self) -> list[tuple[Certificate, Cut]]:
         """Return certificate and cut of each stream that was read to its end, after the rows."""
-        return [(history.certificate(), history.cut) for history in self._complete.values()]
-
-    def _table(self, name: str) -> RowSource:
-        wanted = self._query.streams[name]
-        cut = self._cuts[name]
-
-        def batches() -> Iterator[pa.RecordBatch]:
-            history = History(self._client, cut)
-            yield from history.batches(wanted)
-            self._complete[name] = history
-
-        return RowSource(pa.schema([ROW_SCHEMA.field(column) for column in wanted]), batches)
+        return [proof for one in self._streams.values() if (proof := one.proof()) is not None]
 
 
 @contextmanager
@@ -102,6 +105,7 @@ def answer(
         UnknownStreamError: a name is no stream.
         HeadwaterError: a cut could not be taken.
     """
+    begun(partial(import_module, "headwater.reads.history"))  # while the broker answers
     streams = resolve(statement, client)
     query = translate_statement(statement, streams)
     with ExitStack() as stack:
@@ -113,5 +117,5 @@ def answer(
             raise NeedsSparkError(
                 f"{records_count:,} records; up to {records_max:,} are read without Spark"
             )
-        columns = tuple(name for name, _ in query.columns)
-        yield LocalAnswer(columns, records_count, query, client, cuts)
+        rows = {name: StreamRows(client, cut, query.streams[name]) for name, cut in cuts.items()}
+        yield LocalAnswer(tuple(name for name, _ in query.columns), records_count, query, rows)

@@ -22,25 +22,28 @@ from broker.model.offsets import OffsetRange
 from headwater.client import Client
 from headwater.reads.tail import joined_holes, served_batches, tail_batches
 from tiering.read.certify import certify_counts
-from tiering.read.lake import Lake
+from tiering.read.lake import table_in
 from tiering.read.reader import read_rows
+from tiering.store.object_store import ObjectStore
+from tiering.table.log_copy import store_for_one_read
 from tiering.table.table import Table, TableSnapshot
 
 
 class History:
     """One exact read of one cut. Single use, single thread; blocks on the network.
 
-    The constructor checks counts and bounds of the cold part.
+    The constructor checks counts and bounds of the cold part. ``store`` is that of the cut's table,
+    if the caller has opened it (tiering.table.log_copy).
 
     Raises:
         CorruptDataError: the table differs from the cut, or is damaged; a subclass says how.
         RemoteTierUnavailableError: the lake does not answer.
     """
 
-    def __init__(self, client: Client, cut: Cut) -> None:
+    def __init__(self, client: Client, cut: Cut, *, store: ObjectStore | None = None) -> None:
         self._client = client
         self.cut = cut
-        self._table, self._snapshot = _open_table(cut)
+        self._table, self._snapshot = _open_table(cut, store)
         self._cold: list[PartitionCertificate] = []
         self._files_count = self._files_bytes = 0
         if self._table is not None:
@@ -116,11 +119,10 @@ class History:
             yield batch
 
 
-def _open_table(cut: Cut) -> tuple[Table | None, TableSnapshot | None]:
+def _open_table(cut: Cut, store: ObjectStore | None) -> tuple[Table | None, TableSnapshot | None]:
     if cut.table_version is None:
         return None, None
-    lake = Lake.open(cut.table_uri, cluster=cut.cluster)
-    table = lake.table_for_one_read(cut.table_uri, cut.table_version)
+    table = table_in(store or store_for_one_read(cut.table_uri, cut.table_version))
     return table, table.snapshot(cut.table_version)
 
 

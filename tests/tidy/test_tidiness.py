@@ -49,6 +49,7 @@ CLIENTS: Final[dict[str, tuple[str, ...]]] = {
     "boto3": ("tiering/store/s3.py", "broker/keys/aws_kms.py"),
     "joserfc": ("broker/adapters/access/jwt_tokens.py",),
     "h2": ("broker/adapters/liftbridge/http2.py",),
+    "obstore": ("tiering/store/s3_reads.py",),
     "botocore": ("tiering/store/s3.py", "broker/keys/aws_kms.py"),
     "deltalake": ("tiering/table/delta_*.py",),  # the library and its two kinds of tables
     "sqlglot": ("headwater/local_sql/*.py",),
@@ -89,6 +90,7 @@ CATCH_ALL: Final[dict[str, str]] = {
     "tests/lib/damagekit/spark_pass.py": "an error without a type is looked for; noted as bad",
     "tests/lib/damagekit/spawner.py": "printed as Python would, where the forked broker ends",
     "tests/sim/nightly.py": "a violation is told and counted; the other seeds go on",
+    "headwater/local_sql/background.py": "raised again where the outcome is used",
     "tiering/store/deadline.py": "every error is raised again on the thread that waits",
     "tiering/ship/claimant.py": "one partition's bug must not keep the others from being claimed",
     "tiering/ship/uploader.py": "one partition's bug must not stop the others from being shipped",

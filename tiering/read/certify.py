@@ -32,7 +32,7 @@ from tiering.read.parquet_source import ParquetObject
 from tiering.store.object_store import ObjectInfo, ObjectStore
 from tiering.table.delta_log import commit_digest
 from tiering.table.expiries import Expiries
-from tiering.table.table import DataFile, TableSnapshot
+from tiering.table.table import FILES_PREFIX, DataFile, TableSnapshot
 
 
 def certify_counts(
@@ -114,7 +114,7 @@ def require_files(snapshot: TableSnapshot, store: ObjectStore) -> Mapping[str, O
         ObjectMissingError, ObjectCorruptError: for the first such file; names its key.
         ExpiredError: the file had records of an earlier version that have expired since.
     """
-    listed = {info.key: info for info in store.list("partition=")}
+    listed = {info.key: info for info in store.list(FILES_PREFIX)}
     for file in snapshot.files:
         if file.path not in listed:  # a foreign writer may use another folder; head() raises
             try:

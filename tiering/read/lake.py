@@ -17,7 +17,7 @@ from tiering.store.location import StoreConfig, canonical_uri
 from tiering.store.object_store import ObjectStore, require_conditional_put
 from tiering.store.opening import open_store
 from tiering.table.delta_table import DeltaStreamTable
-from tiering.table.log_copy import fetch_log
+from tiering.table.log_copy import LogCopy
 from tiering.table.table import CLUSTER_NAME, recreated_table_name, table_path
 
 
@@ -95,16 +95,7 @@ class Lake:
             store = self._store.under(wanted[len(root) + 1 :])
         else:
             store = open_store(self.config.at(wanted))
-        return DeltaStreamTable(store, storage_options=storage_options_of(store))
-
-    def table_for_one_read(self, uri: str, version: int) -> DeltaStreamTable:
-        """Return the table at a URI for one read of one version.
-
-        A remote table's log is fetched at once, and each file of the log once.
-        """
-        table = self.table_at(uri)
-        copy = fetch_log(table.store, version)
-        return table if copy is None else DeltaStreamTable(copy, log_copy=copy.folder)
+        return table_in(store)
 
     def table_name_for(self, name: str, uuid: str, namespace: str) -> str:
         """Choose a new stream's table folder: its name, or ``<name>-<uuid8>`` if that is taken.
@@ -115,6 +106,15 @@ class Lake:
         if next(iter(store.list("")), None) is None:
             return name
         return recreated_table_name(name, uuid)
+
+
+def table_in(store: ObjectStore) -> DeltaStreamTable:
+    """Return the table that a store is rooted at, for reading; makes no request."""
+    return DeltaStreamTable(
+        store,
+        storage_options=storage_options_of(store),
+        log_copy=store.folder if isinstance(store, LogCopy) else None,
+    )
 
 
 class _Options:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from broker.errors import InvalidConfigError
 from tiering.store.location import StoreConfig
-from tiering.store.object_store import ErasableStore
+from tiering.store.object_store import ErasableStore, ObjectStore
 
 
 def open_store(config: StoreConfig) -> ErasableStore:
@@ -19,6 +19,25 @@ def open_store(config: StoreConfig) -> ErasableStore:
     from tiering.store.s3 import S3Store  # noqa: PLC0415
 
     return S3Store(config)
+
+
+def open_for_reading(config: StoreConfig) -> ObjectStore:
+    """Return the adapter for a process that reads a location once and ends; makes no request.
+
+    It is that of :func:`open_store` where boto3 has to look for credentials or the region, where an
+    endpoint has buckets in its host name, and where obstore is not installed.
+    """
+    found_by_boto3 = config.credentials is None or config.region is None
+    other_hosts = config.endpoint is not None and not config.path_style
+    if config.kind == "local" or found_by_boto3 or other_hosts:
+        return open_store(config)
+    try:
+        from tiering.store.s3_reads import S3Reads  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        if error.name != "obstore":
+            raise
+        return open_store(config)
+    return S3Reads(config)
 
 
 def refuse_without_credentials(config: StoreConfig) -> None:

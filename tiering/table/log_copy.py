@@ -1,14 +1,15 @@
 """A copy of a table's log up to one version, for one read of that version from a remote store.
 
 delta-rs reads each commit twice, our transactions and the proof read it again: four requests for
-each commit. Here each file of the log is fetched once, several at a time. delta-rs opens the copy
-in a local folder, and the others get the same bytes: all checks see what the store gave.
+each commit. Here each file of the log is fetched once, several at a time, and so are the listings
+that the proof asks for. delta-rs opens the copy in a local folder, and the others get the same
+bytes: all checks see what the store gave.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -19,9 +20,12 @@ from typing import Any, Final
 from broker.errors import ObjectMissingError
 from tiering.store.location import StoreConfig
 from tiering.store.object_store import ObjectInfo, ObjectStore
+from tiering.store.opening import open_for_reading
 from tiering.table.delta_log import CHECKPOINT, LOG_FILE, WHOLE_CHECKPOINT
+from tiering.table.table import FILES_PREFIX, PROOF_PREFIX
 
 _LOG: Final = "_delta_log/"
+_LISTED: Final = (_LOG, FILES_PREFIX, f"{PROOF_PREFIX}/")
 _SIDECARS: Final = "_delta_log/_sidecars/"
 _BYTES_MAX: Final = 64 * 1024 * 1024
 _THREADS: Final = 16
@@ -31,13 +35,15 @@ class LogCopy:
     """The object store of a table, whose log up to one version was fetched. Any thread."""
 
     def __init__(
-        self, store: ObjectStore, listed: Sequence[ObjectInfo], wanted: Sequence[str]
+        self,
+        store: ObjectStore,
+        listed: Mapping[str, Sequence[ObjectInfo]],
+        bodies: Mapping[str, bytes],
     ) -> None:
-        """Fetch the ``wanted`` keys; ``listed`` is the whole listing of the log."""
+        """Keep whole listings by their prefix, and bodies by their key, all of one moment."""
         self._store = store
         self._listed = listed
-        with ThreadPoolExecutor(min(_THREADS, len(wanted)), "headwater-log") as threads:
-            self._bodies = dict(zip(wanted, threads.map(store.get, wanted), strict=True))
+        self._bodies = bodies
         # A local folder with the copy, as a Delta table without its data files; gone with this.
         self.folder = Path(mkdtemp(prefix="headwater-log-"))
         weakref.finalize(self, rmtree, self.folder, ignore_errors=True)
@@ -65,9 +71,9 @@ class LogCopy:
         return self._store.head(key)
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
-        """List the store; of the log, what was listed before it was fetched. See the port."""
-        if prefix == _LOG and not start_after:
-            return iter(self._listed)
+        """List the store, or return what was listed when the log was fetched; see the port."""
+        if prefix in self._listed and not start_after:
+            return iter(self._listed[prefix])
         return self._store.list(prefix, start_after=start_after)
 
     def make_durable(self, keys: Sequence[str]) -> None:
@@ -79,8 +85,19 @@ class LogCopy:
         return self._store.under(path)
 
 
+def store_for_one_read(uri: str, version: int) -> ObjectStore:
+    """Return the store of the table at a URI, for one read of one version.
+
+    Of a remote table, what the read asks for first is fetched at once.
+
+    Raises InvalidConfigError, RemoteTierUnavailableError.
+    """
+    store = open_for_reading(StoreConfig.from_env(uri))
+    return fetch_log(store, version) or store
+
+
 def fetch_log(store: ObjectStore, version: int) -> LogCopy | None:
-    """Fetch a table's log up to a version, with one listing and one request for each file.
+    """Fetch a table's log up to a version: listings first, then one request for each file.
 
     ``store`` holds the table. Returns None where a copy is of no use, or could not stand for the
     log: in a local folder, with a checkpoint of several files, with a commit missing, or when the
@@ -90,12 +107,16 @@ def fetch_log(store: ObjectStore, version: int) -> LogCopy | None:
     """
     if store.config.kind == "local":
         return None
-    listed = list(store.list(_LOG))
-    wanted = _needed(listed, version)
-    if not wanted or sum(one.size_bytes for one in wanted) > _BYTES_MAX:
-        return None
-    with suppress(ObjectMissingError, OSError):  # deleted meanwhile; no room for a copy
-        return LogCopy(store, listed, [one.key for one in wanted])
+    with ThreadPoolExecutor(_THREADS, "headwater-log") as threads:
+        listings = threads.map(lambda prefix: list(store.list(prefix)), _LISTED)
+        listed = dict(zip(_LISTED, listings, strict=True))
+        wanted = _needed(listed[_LOG], version)
+        if not wanted or sum(one.size_bytes for one in wanted) > _BYTES_MAX:
+            return None
+        with suppress(ObjectMissingError, OSError):  # deleted meanwhile; no room for a copy
+            keys = [one.key for one in wanted]
+            bodies = dict(zip(keys, threads.map(store.get, keys), strict=True))
+            return LogCopy(store, listed, bodies)
     return None
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tiering.table.expiries import ExpiryEntry
 
 FORMAT_VERSION: Final = 1
+FILES_PREFIX: Final = "partition="  # of the data files
 LEDGER_PREFIX: Final = "_headwater/ledger"  # Delta and VACUUM ignore names with an underscore
 EXPIRED_PREFIX: Final = "_headwater/expired"
 PROOF_PREFIX: Final = "_headwater/proof"

@@ -68,6 +68,12 @@ def _query(served: Served, sql: str, *options: str, **environment: str) -> Any:
     )
 
 
+def _require_quick(import_times: str, loaded: set[str]) -> None:
+    modules = {line.rpartition("|")[2].strip() for line in import_times.splitlines()}
+    assert loaded <= modules
+    assert sorted(_SLOW_TO_IMPORT & modules) == []
+
+
 def test_a_statement_is_answered_without_java_and_certified(served: Served) -> None:
     """Both tiers are counted; the certificate is printed as by `headwater read`."""
     done = _query(served, "select count(*) n, max(offset) last from orders")
@@ -83,13 +89,11 @@ def test_an_answer_loads_neither_pandas_nor_spark(served: Served) -> None:
     done = _query(served, "select count(*) n from orders", PYTHONPROFILEIMPORTTIME="1")
 
     assert json.loads(done.stdout) == {"n": 30}, done.stderr
-    modules = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-    assert {"pyarrow", "duckdb"} <= modules
-    assert sorted(_SLOW_TO_IMPORT & modules) == []
+    _require_quick(done.stderr, {"pyarrow", "duckdb"})
 
 
 def test_a_query_asks_s3_for_each_object_once(tmp_path: Path) -> None:
-    """Three listings, and one request for each commit and each file."""
+    """Three listings, and one request for each commit and each file; boto3 is not loaded."""
     commits, files = 7, 6
     with (
         moto_location(tmp_path) as moto,
@@ -102,13 +106,15 @@ def test_a_query_asks_s3_for_each_object_once(tmp_path: Path) -> None:
             producer.send(numbered(0, 30))
         for number in range(files):
             found.broker.ship("orders", 0, Offset(4 * number + 4))
-        done = _query(found, "select count(*) n from orders", **moto_environment(proxy.address))
+        environment = moto_environment(proxy.address) | {"PYTHONPROFILEIMPORTTIME": "1"}
+        done = _query(found, "select count(*) n from orders", **environment)
         asked = {method: proxy.count(method) for method in ("GET", "HEAD", "PUT", "POST")}
 
     assert json.loads(done.stdout) == {"n": 30}, done.stderr
     assert f"{files} files" in done.stderr
     assert "24 cold + 6 hot" in done.stderr
     assert asked == {"GET": 3 + commits + files, "HEAD": 0, "PUT": 0, "POST": 0}
+    _require_quick(done.stderr, {"obstore"})
 
 
 def test_wrong_statements_are_told_before_spark_is_started(served: Served) -> None:

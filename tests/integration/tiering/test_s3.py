@@ -30,7 +30,7 @@ from tiering.read.lake import Lake
 from tiering.read.verify import verify_table
 from tiering.store.location import StoreConfig
 from tiering.store.object_store import require_conditional_put
-from tiering.store.opening import open_store
+from tiering.store.opening import open_for_reading, open_store
 
 pytestmark = pytest.mark.integration
 
@@ -165,6 +165,29 @@ def test_a_body_that_breaks_off_is_never_believed(
         break
     assert proxy.unmet() == 0
     require_exact(lab)
+
+
+@pytest.mark.parametrize(
+    "how", [Break.ERROR_500, Break.SLOW_DOWN_503, Break.DROP, Break.DROP_AFTER, Break.HALF_BODY]
+)
+def test_a_reader_asks_again(proxy: S3Proxy, moto: StoreConfig, how: Break) -> None:
+    """Requests of a process that only reads fail: repeated, except a listing that breaks off."""
+    body = bytes(range(256)) * 40
+    store = open_for_reading(behind(proxy, moto))
+    assert store.put_if_absent("r/x", body, crc32c=crc32c(body))
+    asks: list[Callable[[], object]] = [
+        lambda: store.get("r/x"),
+        lambda: store.get("r/x", 0, len(body)),
+    ]
+    for ask in asks:
+        proxy.once(Rule(how, "GET"))
+        assert ask() == body
+        assert proxy.unmet() == 0
+    proxy.once(Rule(how, "GET"))
+    if how is Break.HALF_BODY:
+        with pytest.raises(RemoteTierUnavailableError):
+            list(store.list("r/"))
+    assert [one.key for one in store.list("r/")] == ["r/x"]
 
 
 def test_a_hanging_upload_ends_by_its_deadline(proxy: S3Proxy, moto: StoreConfig) -> None:
