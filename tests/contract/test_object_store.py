@@ -22,7 +22,6 @@ from simkit.servers.motoproc import fresh, moto_location
 from tiering.store.location import StoreConfig
 from tiering.store.object_store import ErasableStore, ObjectStore, require_conditional_put
 from tiering.store.opening import open_for_reading, open_store
-from tiering.store.s3_reads import S3Reads
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +71,7 @@ def test_an_object_is_never_replaced(store: ObjectStore) -> None:
 
 def test_what_was_erased_is_gone_and_nothing_else(store: ObjectStore) -> None:
     """A key is free again; erasing what is not there is no error."""
-    if isinstance(store, S3Reads):
+    if not hasattr(store, "erase"):
         pytest.skip("a reader erases nothing")
     erasable = cast("ErasableStore", store)
     for key in ("a/1", "a/2", "b"):

@@ -71,7 +71,8 @@ class S3Reads:
             wanted["range"] = {"offset": first}
 
         def fetch() -> bytes:
-            return self._client.get(self._prefix + key, options=wanted).bytes().to_bytes()
+            data: bytes = self._client.get(self._prefix + key, options=wanted).bytes().to_bytes()
+            return data
 
         try:
             data = _asked(fetch, key)
