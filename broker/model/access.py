@@ -179,10 +179,14 @@ def _check_pattern(grant: Grant) -> None:
             raise InvalidRequestError("a subject's pattern is a NATS subject", field="pattern")
         return
     stem = pattern.removesuffix("*")
+    if "*" in stem or not pattern:
+        raise InvalidRequestError(
+            f"{pattern[:NAME_CHARS_MAX]!r} is no pattern: it is a name, or the beginning of names "
+            "with * behind it",
+            field="pattern",
+        )
     if stem:
         check_name(stem, "pattern")
-    elif pattern != "*":
-        raise InvalidRequestError("a pattern is a name, or its beginning and *", field="pattern")
 
 
 def actions_of_role(role: str, kind: Kind) -> tuple[Action, ...]:

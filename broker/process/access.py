@@ -5,17 +5,15 @@ from __future__ import annotations
 import os
 import secrets
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-import structlog
-
 from broker.adapters.access.gate import Gate
-from broker.config import BrokerConfig, unguarded_doors
+from broker.config import AccessConfig, BrokerConfig, unguarded_doors
 from broker.core.access.static_tokens import TOKEN_BYTES, is_token, make_token
-from broker.errors import AccessError, InvalidConfigError
+from broker.errors import InvalidConfigError, UnauthenticatedError
 from broker.model.secret import Secret
 from broker.ports.access import AuditSink, Authenticator
 from broker.ports.system import Clock
@@ -23,53 +21,81 @@ from broker.runtime.api.access import Access
 from broker.runtime.api.identities import OWNER, OwnerToken
 from broker.runtime.metadata.metadata_log import WaitingMetadata
 
-_log = structlog.get_logger(__name__)
 _FILE_BYTES_MAX: Final = 4096
+_NO_LINK: Final = os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def require_guarded(config: BrokerConfig) -> None:
+def require_guarded(config: BrokerConfig) -> list[str]:
     """Refuse to listen beyond the loopback without TLS and identity, unless it is wanted.
+
+    Returns a sentence for each door that is open to strangers because it is wanted.
 
     Raises:
         InvalidConfigError: strangers would reach the records, and ``access.insecure`` is not set.
     """
     told = unguarded_doors(config)
-    if not told:
-        return
-    if not config.access.insecure:
+    if told and not config.access.insecure:
         raise InvalidConfigError(
             f"{'; '.join(told)}: whoever reaches the port could read and delete everything. Set "
             "what is missing (docs/security.md), or say access.insecure = true (--insecure) if "
             "only trusted machines reach it"
         )
-    for one in told:
-        _log.warning("insecure", reason=one, because="access.insecure = true")
+    return told
 
 
-def make_access(config: BrokerConfig, metadata: WaitingMetadata, clock: Clock) -> Access:
-    """Return who decides for every door of this daemon; reads the files that the settings name.
+def check_files(settings: AccessConfig) -> None:
+    """Look at the files that the settings name as a start would; the owner's token is not made.
 
     Raises:
         InvalidConfigError: a file cannot be used.
     """
+    if settings.owner_token_file:
+        path = Path(settings.owner_token_file)
+        if os.path.lexists(path):
+            _read_token(path)
+        elif not os.access(path.parent, os.W_OK | os.X_OK):
+            raise InvalidConfigError(f"cannot make the token file {path}")
+    if settings.jwt_keys_file:
+        _jwt_tokens(settings)
+
+
+def _jwt_tokens(settings: AccessConfig) -> Authenticator:
+    # Imported late: most brokers take no JWT, and start sooner without the library.
+    from broker.adapters.access.jwt_tokens import JwtTokens  # noqa: PLC0415
+
+    return JwtTokens(
+        settings.jwt_keys_file,
+        issuer=settings.jwt_issuer,
+        audience=settings.jwt_audience,
+        principal_claim=settings.jwt_principal_claim,
+    )
+
+
+def read_files(settings: AccessConfig) -> list[Authenticator]:
+    """Return what the files of the settings accept; the owner's token is made if it is absent.
+
+    Raises:
+        InvalidConfigError: a file cannot be used.
+    """
+    found: list[Authenticator] = []
+    if settings.owner_token_file:
+        found.append(OwnerToken(owner_token(Path(settings.owner_token_file))))
+    if settings.jwt_keys_file:
+        found.append(_jwt_tokens(settings))
+    return found
+
+
+def make_access(
+    config: BrokerConfig,
+    authenticators: Sequence[Authenticator],
+    metadata: WaitingMetadata,
+    clock: Clock,
+) -> Access:
+    """Return who decides for every door of this daemon."""
     settings = config.access
-    authenticators: list[Authenticator] = []
     admins = list(settings.admin_names())
     if settings.owner_token_file:
-        authenticators.append(OwnerToken(owner_token(Path(settings.owner_token_file))))
         admins.append(OWNER)
-    if settings.jwt_keys_file:
-        # Imported late: most brokers take no JWT, and start sooner without the library.
-        from broker.adapters.access.jwt_tokens import JwtTokens  # noqa: PLC0415
-
-        authenticators.append(
-            JwtTokens(
-                settings.jwt_keys_file,
-                issuer=settings.jwt_issuer,
-                audience=settings.jwt_audience,
-                principal_claim=settings.jwt_principal_claim,
-            )
-        )
     return Access(
         metadata,
         clock,
@@ -83,18 +109,26 @@ def make_access(config: BrokerConfig, metadata: WaitingMetadata, clock: Clock) -
 
 def metrics_guard(
     access: Access, audit: AuditSink | None = None
-) -> Callable[[str | None, str], bool]:
-    """Return who may see the metrics: by the header Authorization, and the caller's address."""
+) -> Callable[[str | None, str], None]:
+    """Return what admits callers to the metrics, by the header Authorization and their address.
+
+    It raises AccessError for those who may not see them.
+    """
     gate = Gate("http", access, audit)
 
-    def may_see(authorization: str | None, peer: str) -> bool:
-        try:
-            gate.admit(gate.caller(authorization=authorization, peer=peer), "/metrics", {})
-        except AccessError:
-            return False
-        return True
+    def admit(authorization: str | None, peer: str) -> None:
+        gate.admit(gate.caller(authorization=authorization, peer=peer), "/metrics", {})
 
-    return may_see
+    return admit
+
+
+def no_grants_yet(_authorization: str | None, _peer: str) -> None:
+    """Admit nobody to the metrics: the broker has just begun.
+
+    Raises:
+        UnauthenticatedError: always.
+    """
+    raise UnauthenticatedError("this broker is starting, and has no grants yet")
 
 
 def owner_token(path: Path) -> Secret:
@@ -103,10 +137,9 @@ def owner_token(path: Path) -> Secret:
     Raises:
         InvalidConfigError: others may read the file, it is a link, or it holds no token.
     """
-    flags = os.O_NOFOLLOW | os.O_CLOEXEC
     with suppress(FileExistsError):
         try:
-            made = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | flags, 0o600)
+            made = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK, 0o600)
         except FileNotFoundError as cause:
             raise InvalidConfigError(f"the folder of the token file {path} is missing") from cause
         except PermissionError as cause:
@@ -115,8 +148,12 @@ def owner_token(path: Path) -> Secret:
             file.write(make_token(secrets.token_bytes(TOKEN_BYTES)) + "\n")
             file.flush()
             os.fsync(file.fileno())
+    return _read_token(path)
+
+
+def _read_token(path: Path) -> Secret:
     try:
-        with os.fdopen(os.open(path, os.O_RDONLY | flags), encoding="ascii") as file:
+        with os.fdopen(os.open(path, os.O_RDONLY | _NO_LINK), encoding="ascii") as file:
             about = os.fstat(file.fileno())
             text = file.read(_FILE_BYTES_MAX).strip()
     except (OSError, UnicodeDecodeError) as cause:

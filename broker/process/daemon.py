@@ -39,7 +39,13 @@ from broker.errors import (
 )
 from broker.model.ids import BrokerId
 from broker.ports.partition import PartitionWriter
-from broker.process.access import make_access, metrics_guard, require_guarded
+from broker.process.access import (
+    make_access,
+    metrics_guard,
+    no_grants_yet,
+    read_files,
+    require_guarded,
+)
 from broker.process.activity import begin_activity, encode_event
 from broker.process.allocator import keep_freed_memory
 from broker.process.audit import begin_audit
@@ -141,8 +147,9 @@ class _Daemon:
         self._node: Node | None = None
         self._missing: list[Callable[[], str | None]] = []  # e.g. NATS
         self._undo: list[Callable[[], object]] = []  # blocking, last first
-        asks = config.access.enabled  # until the grants are there, nobody sees anything
-        self._may_see_metrics: Callable[[str | None, str], bool] = lambda *_: not asks
+        self._metrics_guard: Callable[[str | None, str], None] = no_grants_yet
+        if not config.access.enabled:
+            self._metrics_guard = lambda *_: None
         self._relieve: Callable[[], None] = lambda: None  # break idle connections now
 
     async def run(self) -> int:
@@ -169,7 +176,10 @@ class _Daemon:
 
     async def _start(self) -> None:
         config = self._config
-        require_guarded(config)
+        for one in require_guarded(config):
+            _log.warning("insecure", reason=one, because="access.insecure = true")
+        # Before the other controllers are waited for: their operator needs this broker's token.
+        authenticators = await asyncio.to_thread(read_files, config.access)
         files, directory, promises = await asyncio.to_thread(self._open_data_dir)
         health = self._start_health()
         clock = SystemClock()
@@ -212,9 +222,9 @@ class _Daemon:
             tiering.start()
             self._undo.append(tiering.stop)
         await self._start_ingest(broker, samples, node)
-        access = make_access(config, node.metadata, clock)
+        access = make_access(config, authenticators, node.metadata, clock)
         audit = begin_audit(config, broker, clock, self._crashed, self._undo)
-        self._may_see_metrics = metrics_guard(access, audit)
+        self._metrics_guard = metrics_guard(access, audit)
         flight = self._start_flight(broker, node, clock, access, audit)
         samples.limits = partial(limits_sample, self._budget, files, flight)
         liftbridge = await self._start_liftbridge(broker, clock, access, audit)
@@ -362,7 +372,7 @@ class _Daemon:
             metrics_content_type=CONTENT_TYPE,
             not_ready_reason=self._reason,
             missing=self._cannot_reach,
-            may_see=lambda *asked: self._may_see_metrics(*asked),  # noqa: PLW0108 - set later
+            guard=lambda *asked: self._metrics_guard(*asked),  # noqa: PLW0108 - set later
         )
         health.start()
         self._undo.append(health.stop)

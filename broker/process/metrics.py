@@ -223,6 +223,7 @@ class MetricsSource(Protocol):
         """Return one sample per other broker."""
 
 
+# The help of a field: by group and name where one name means two things, else by its name.
 _HELP: Final = {
     "log_start_offset": "First offset on local disk.",
     "high_watermark": "First offset that is not committed.",
@@ -245,7 +246,8 @@ _HELP: Final = {
     "message_ids_bytes": "Memory of the message ids.",
     "forgotten_ids_total": "Message ids that left the window early: too many, or no room.",
     "received_messages_total": "NATS messages read.",
-    "received_bytes_total": "Bytes of messages read.",
+    "received_bytes_total": "Bytes of NATS messages read.",
+    "cluster_received_bytes_total": "Bytes of messages read from other brokers.",
     "refused_messages_total": "NATS messages that could not be stored.",
     "misplaced_keys_total": "Records whose key belongs to another partition of the stream.",
     "gaps_total": "Lost NATS connections; unacknowledged messages of that time may be missing.",
@@ -274,6 +276,7 @@ _HELP: Final = {
     "leaderless_partitions": "Partitions without a leader now: offline, or in an election.",
     "under_replicated_partitions": "Partitions with a replica that is not in sync.",
     "led_partitions": "Partitions that this broker leads.",
+    "cluster_in_office": "1 if this broker is the controller that decides elections now.",
     "in_office": "1 on the controller that decides elections now.",
     "controllers": "Brokers that vote on the metadata.",
     "controllers_alive": "Controllers whose session holds; a majority of them must be alive.",
@@ -290,7 +293,9 @@ _HELP: Final = {
     "sent_messages_total": "Messages sent to that broker.",
     "sent_bytes_total": "Bytes sent to that broker.",
     "connects_total": "Connections made to that broker.",
-    "dropped_messages_total": "Messages to that broker dropped: queue full, or connection lost.",
+    "peer_dropped_messages_total": "Messages to that broker dropped: queue full, or too late.",
+    "ingest_dropped_messages_total": "NATS messages lost before they were records; none of them "
+    "was acknowledged.",
     "descriptors_max": "File descriptors that this process may have.",
     "log_files": "Descriptors of the logs' files now.",
     "log_files_max": "Descriptors of the logs' files at most; those unused longest are closed.",
@@ -393,11 +398,11 @@ def _families(
     for field in dataclasses.fields(kind):
         if field.name in labels:
             continue
-        name, counts = f"{_PREFIX}{group}_{field.name}", field.name.endswith("_total")
+        name, counts = f"{group}_{field.name}", field.name.endswith("_total")
         is_text = field.type == "str"
         named = [*labels, field.name] if is_text else labels
         family: Any = (CounterMetricFamily if counts else GaugeMetricFamily)(
-            name, _HELP[field.name], labels=named
+            _PREFIX + name, _HELP.get(name) or _HELP[field.name], labels=named
         )
         for sample in samples:
             value = getattr(sample, field.name)

@@ -451,7 +451,7 @@ def followers_of(driver: PartitionDriver, now_ms: int) -> Iterator[FollowerStatu
     if leader is None:
         return
     log_end = driver.reads.log_end
-    for broker, progress in sorted(dict(leader.progress()).items()):
+    for broker, progress in sorted(leader.progress().items()):
         end = progress.synced_end
         yield FollowerStatus(
             broker=broker,

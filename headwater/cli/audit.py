@@ -11,6 +11,7 @@ from broker.model.access import AUDIT_STREAM
 from headwater.cli import console
 from headwater.cli.discovery import connect, find_server
 from headwater.cli.options import JsonOption, ServerOption
+from headwater.cli.parsing import counted
 
 _SHOWN_MAX: Final = 20
 
@@ -57,8 +58,8 @@ def verify(*, server: ServerOption = None, json: JsonOption = False) -> None:
         )
     else:
         console.say(
-            f"{check.records_count} records in {check.chains_count} chains; {check.lost_count} "
-            "calls were not kept in the stream, because too many waited."
+            f"{counted(check.records_count, 'record')} in {counted(check.chains_count, 'chain')}; "
+            f"not kept in the stream, because too many waited: {check.lost_count}."
         )
     if check.problems:
         for one in [] if json else check.problems[:_SHOWN_MAX]:

@@ -19,9 +19,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from broker.config import BrokerConfig, NodeConfig
+from broker.config import BrokerConfig, NodeConfig, unguarded_doors
 from broker.errors import DiskFullError, HeadwaterError, InvalidConfigError, UnavailableError
 from broker.model.member_uri import member_uri
+from broker.process.access import check_files, require_guarded
 from headwater.cli import console, failures
 from headwater.local.handshake import shown_uris
 from headwater.nats_login import NatsLogin, without_login
@@ -77,6 +78,9 @@ def checked_needs(config: BrokerConfig, *, java: bool) -> Iterator[CheckedNeed]:
                 files,
                 lambda ca=ca, certificate=certificate, key=key: _usable(ca, certificate, key),  # type: ignore[misc]
             )
+    yield _checked("doors", _doors_said(config), lambda: require_guarded(config))
+    if config.access.enabled:
+        yield _checked("access", "who may do what", lambda: check_files(config.access))
     if config.cluster.members():
         yield _checked("this broker's name", config.node.id, lambda: _accepted_by_brokers(config))
     if config.nats.url:
@@ -89,7 +93,7 @@ def checked_needs(config: BrokerConfig, *, java: bool) -> Iterator[CheckedNeed]:
         yield _checked("Java", "for Spark", _java)
 
 
-def _checked(what: str, detail: str, look: Callable[[], None]) -> CheckedNeed:
+def _checked(what: str, detail: str, look: Callable[[], object]) -> CheckedNeed:
     try:
         look()
     except HeadwaterError as error:
@@ -201,6 +205,14 @@ def _free(host: str, port: int) -> None:
             probe.listen(1)
     except OSError as cause:
         raise InvalidConfigError(f"cannot listen there: {cause.strerror or cause}") from cause
+
+
+def _doors_said(config: BrokerConfig) -> str:
+    """Return whether the doors are open to strangers, and why."""
+    told = unguarded_doors(config)
+    if config.access.insecure and told:
+        return f"open to strangers, because access.insecure = true: {'; '.join(told)}"
+    return "who may come in"
 
 
 def _certificates(

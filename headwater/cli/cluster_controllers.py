@@ -175,8 +175,8 @@ def _say(found: ControllersStatus) -> None:
     console.say(f"The controllers are [bold]{console.plain(', '.join(voters))}[/bold].")
     if len(voters) % 2 == 0:
         console.note(
-            f"{len(voters)} controllers survive no more failures than {len(voters) - 1}: "
-            "make them one, three or five."
+            f"{len(voters)} controllers survive the loss of {(len(voters) - 1) // 2 or 'none'}, "
+            f"no more than {len(voters) - 1} would: make them one, three or five."
         )
 
 

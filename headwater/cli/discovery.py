@@ -113,4 +113,4 @@ def _flight_url(text: str) -> str:
             f"--server {text!r} is neither an address (host:port or grpc://host:port) nor a file "
             "or folder that exists"
         )
-    return f"grpc://{text}"
+    return f"{'grpc+tls' if os.environ.get('HEADWATER_TLS_CA_FILE') else 'grpc'}://{text}"

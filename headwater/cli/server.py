@@ -208,7 +208,8 @@ def broker(
         bool,
         typer.Option(
             "--check",
-            help="Check configuration, folder, ports, certificates, NATS, keys, lake; start none.",
+            help="Check configuration, folder, ports, certificates, access, NATS, keys and lake; "
+            "start nothing.",
         ),
     ] = False,
     java: Annotated[

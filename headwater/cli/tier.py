@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from broker.errors import HeadwaterError
 from headwater.cli import console
 from headwater.cli.discovery import connect, find_server
 from headwater.cli.options import JsonOption, ServerOption, duration_option
@@ -23,6 +26,8 @@ app = typer.Typer(
     help="Show the progress of tiering; ship now.",
     rich_markup_mode="rich",
 )
+
+_LOOK_S: Final = 3.0
 
 OptionalStream = Annotated[
     str | None, typer.Argument(metavar="[STREAM]", help="One stream; without it, all of them.")
@@ -64,9 +69,40 @@ def flush(
     """
     with connect(find_server(server)) as client:
         names = _names(client, stream)
-        with console.working("shipping to the table"):
+        with console.working("shipping to the table"), _errors_told(client, names):
             found = [(name, client.tier_flush(name, timeout_ms=timeout)) for name in names]
     _show(found, as_json=json)
+
+
+@contextmanager
+def _errors_told(
+    client: Client, names: Sequence[str], *, every_s: float = _LOOK_S
+) -> Iterator[None]:
+    """While the work goes on, write each error of shipping once: the broker tries again."""
+    done = threading.Event()
+
+    def look() -> None:
+        told: set[str] = set()
+        while not done.wait(every_s):
+            with suppress(HeadwaterError):  # the call that waits meets it, too
+                for error in _errors([(name, client.tier_status(name)) for name in names]):
+                    if error not in told and not done.is_set():
+                        console.note(f"{console.plain(error)}. The broker tries again.")
+                    told.add(error)
+
+    watch = threading.Thread(target=look, daemon=True)
+    watch.start()
+    try:
+        yield
+    finally:
+        done.set()
+
+
+def _errors(found: Sequence[tuple[str, Sequence[TierStatus]]]) -> Iterator[str]:
+    for name, parts in found:
+        for part in parts:
+            if part.last_error is not None:
+                yield f"{name}/{part.partition}: {part.last_error}"
 
 
 def _names(client: Client, stream: str | None) -> list[str]:
@@ -86,9 +122,11 @@ def _show(found: Sequence[tuple[str, Sequence[TierStatus]]], *, as_json: bool) -
         return
     now_us = time.time_ns() // 1000
     console.table(
-        ("stream", "part.", "in the table", "hot", "unshipped", "shipped", "last error"),
+        ("stream", "part.", "in the table", "hot", "unshipped", "shipped"),
         (_row(name, part, now_us) for name, parts in found for part in parts),
     )
+    for error in _errors(found):
+        console.say(f"[red]last error[/red] of {console.plain(error)}")
 
 
 def _row(name: str, part: TierStatus, now_us: int) -> tuple[Any, ...]:
@@ -100,5 +138,4 @@ def _row(name: str, part: TierStatus, now_us: int) -> tuple[Any, ...]:
         part.high_watermark - part.cold.end,
         format_bytes(part.unshipped_bytes),
         "never" if shipped is None else f"{format_age(now_us - shipped)} ago",
-        part.last_error,
     )

@@ -130,7 +130,8 @@ class Brokers:
         if self.several and timeout_ms <= CALL_TIMEOUT_MS:
             patience_ms = min(timeout_ms, _PATIENCE_MS)
         failure: HeadwaterError | None = None
-        for address in self.known():
+        asked = self.known()
+        for address in asked:
             connection = self.connection(address)
             try:
                 if self.several and patience_ms > _PATIENCE_MS:  # does this broker run at all?
@@ -142,6 +143,12 @@ class Brokers:
                 failure = failure or error
                 self.avoid(address)
         assert failure is not None, "there is at least one broker"
+        if len(asked) > 1 and isinstance(failure, NoAnswerError):
+            urls = ", ".join(one.url for one in asked)
+            raise NoAnswerError(
+                f"none of the brokers answers: {urls}. Of the first: {failure.message}",
+                **failure.facts,
+            ) from failure
         raise failure
 
     def at_leaders(

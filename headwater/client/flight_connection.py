@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -17,6 +18,7 @@ from broker.errors import HeadwaterError, InvalidRequestError, NoAnswerError, fr
 from headwater.client.address import Address
 
 CALL_TIMEOUT_MS: Final = 30_000
+_FLIGHT_SAYS: Final = re.compile(r"^Flight returned [a-z ]+ error, with message: ")
 _FLIGHT_ERRORS: Final = (flight.FlightError, pa.ArrowException, OSError)
 # Reconnect within a second after a broker's restart; gRPC's own backoff grows to minutes.
 _CHANNEL_OPTIONS: Final = [
@@ -204,9 +206,7 @@ def _ours(
             return known
     if unreachable is not None and isinstance(error, flight.FlightUnavailableError):
         unreachable()
-    # Flight appends its own diagnosis to the message; keep only the first sentence.
-    text = str(error).split(". gRPC client debug context", maxsplit=1)[0]
-    text = text.split(". Detail: ", maxsplit=1)[0]
+    text = _reason(str(error))
     if isinstance(error, flight.FlightUnauthenticatedError | flight.FlightUnauthorizedError):
         return InvalidRequestError(
             f"the broker at {address.url} does not accept this client's identity: {text}"
@@ -220,4 +220,14 @@ def _ours(
             f"(HEADWATER_TLS_CA_FILE): {text}",
             address=address.url,
         )
+    if not address.tls and text.endswith("Socket closed"):
+        text += "; perhaps it speaks TLS (grpc+tls://)"
     return NoAnswerError(f"no answer from the broker at {address.url}: {text}", address=address.url)
+
+
+def _reason(text: str) -> str:
+    """Return the reason in a text of Flight, without what Flight and gRPC say around it."""
+    text = text.split(". gRPC client debug context", maxsplit=1)[0]
+    text = text.split(". Detail: ", maxsplit=1)[0]
+    text = _FLIGHT_SAYS.sub("", text)
+    return text.rpartition("Failed to connect to remote host: ")[2]

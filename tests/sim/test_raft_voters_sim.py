@@ -48,7 +48,7 @@ SOMETIMES = (
     "floor reached",
     "not changed: another change of the voters is not committed yet",
     "not changed: it has not caught up with the leader's commit",
-    "not changed: it was asked for its disk",
+    "not changed: it was asked which disk it has",
     "not changed: nothing of the leader's own term is committed yet",
     "numbered disk wiped",
     "rejoined",

@@ -256,6 +256,7 @@ def _translated(cause: BotoCoreError | ClientError, key: str) -> HeadwaterError:
     """Translate a client error into one of ours."""
     if isinstance(cause, NoCredentialsError):
         return InvalidConfigError(NO_CREDENTIALS)
+    at = f"{key}: " if key else ""  # a listing may have no key
     if isinstance(cause, ClientError):
         code = _code(cause)
         if code in _MISSING:
@@ -269,5 +270,5 @@ def _translated(cause: BotoCoreError | ClientError, key: str) -> HeadwaterError:
             )
         if code in _SHORT:
             return ObjectCorruptError(f"{key} is shorter than recorded", key=key)
-        return RemoteTierUnavailableError(f"{key}: S3 answered {code}", key=key, code=code)
-    return RemoteTierUnavailableError(f"{key}: {type(cause).__name__}: {cause}", key=key)
+        return RemoteTierUnavailableError(f"{at}S3 answered {code}", key=key, code=code)
+    return RemoteTierUnavailableError(f"{at}{type(cause).__name__}: {cause}", key=key)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final
 
-from broker.errors import InvalidConfigError
+from broker.errors import AccessError, InvalidConfigError, UnauthenticatedError
 
 _CONNECTIONS_MAX: Final = 32
 _REQUEST_TIMEOUT_S: Final = 5.0
@@ -25,7 +25,8 @@ _UNDISTURBED_S: Final = 0.25  # after this time a connection gives way when ther
 _TEXT: Final = "text/plain; charset=utf-8"
 
 Readiness = Callable[[], str | None]  # None: ready; else the reason why not
-MaySee = Callable[[str | None, str], bool]  # the header Authorization, the caller's address
+# Raises AccessError unless the metrics may be seen: by the header Authorization, and the address.
+MetricsGuard = Callable[[str | None, str], None]
 Missing = Callable[[], Sequence[str]]  # services that a ready broker cannot reach, a line each
 
 
@@ -41,11 +42,11 @@ class HealthServer:
         metrics_content_type: str,
         not_ready_reason: Readiness,
         missing: Missing = tuple,
-        may_see: MaySee = lambda _authorization, _peer: True,
+        guard: MetricsGuard = lambda _authorization, _peer: None,
     ) -> None:
         """Bind the port (0 takes a free one); nothing is answered before :meth:`start`.
 
-        ``may_see`` tells whether a caller may see the metrics; the two probes ask nobody.
+        ``guard`` tells whether a caller may see the metrics; the two probes ask nobody.
 
         Raises:
             InvalidConfigError: the address cannot be bound.
@@ -53,7 +54,7 @@ class HealthServer:
         try:
             self._server = _BoundedServer(
                 (host, port),
-                _handler(metrics, metrics_content_type, not_ready_reason, missing, may_see),
+                _handler(metrics, metrics_content_type, not_ready_reason, missing, guard),
             )
         except OSError as cause:
             raise InvalidConfigError(
@@ -152,7 +153,7 @@ def _handler(
     metrics_content_type: str,
     not_ready_reason: Readiness,
     missing: Missing,
-    may_see: MaySee,
+    guard: MetricsGuard,
 ) -> type[BaseHTTPRequestHandler]:
     """Return the request handler class that answers with these functions."""
 
@@ -164,12 +165,8 @@ def _handler(
         def do_GET(self) -> None:
             """Answer one of the three paths."""
             match self.path.partition("?")[0]:
-                case "/metrics" if not may_see(
-                    self.headers.get("Authorization"), self.client_address[0]
-                ):
-                    self._answer(401, _TEXT, b"a token is needed: Authorization: Bearer ...\n")
                 case "/metrics":
-                    self._answer(200, metrics_content_type, metrics())
+                    self._answer(*self._seen_metrics())
                 case "/healthz":
                     self._answer(200, _TEXT, b"ok\n")
                 case "/readyz":
@@ -181,6 +178,15 @@ def _handler(
                         self._answer(503, _TEXT, f"not ready: {reason}\n".encode())
                 case _:
                     self._answer(404, _TEXT, b"there are /metrics, /healthz and /readyz\n")
+
+        def _seen_metrics(self) -> tuple[int, str, bytes]:
+            try:
+                guard(self.headers.get("Authorization"), self.client_address[0])
+            except AccessError as error:
+                proved = not isinstance(error, UnauthenticatedError)
+                told = "" if proved else "; give it as Authorization: Bearer ..."
+                return 403 if proved else 401, _TEXT, f"{error.message}{told}\n".encode()
+            return 200, metrics_content_type, metrics()
 
         do_HEAD = do_GET  # noqa: N815  # the base class calls it so
 

@@ -184,7 +184,7 @@ class ChangeRefusal(Enum):
     TRANSFERRING = "the leader hands over"
     UNKNOWN = "no such member"
     SILENT = "it does not answer"
-    INVITED = "it was asked for its disk"
+    INVITED = "it was asked which disk it has"
     CATCHING_UP = "it has not caught up with the leader's commit"
     LAST = "it is the only voter"
     TOO_FEW = "no majority of those who would vote answers"

@@ -141,8 +141,11 @@ class PartitionLeader:
         return self.high_watermark if self.high_watermark >= self.epoch_start else None
 
     def progress(self) -> Mapping[BrokerId, FollowerProgress]:
-        """Return the progress of each follower, for operators."""
-        return self._followers
+        """Return the progress of each follower that is a replica now, for operators. Any thread."""
+        followers, view = dict(self._followers), self._view
+        if view is None:
+            return followers
+        return {one: found for one, found in followers.items() if one in view.replicas}
 
     @property
     def due_ms(self) -> int | None:

@@ -92,7 +92,8 @@ def test_tls_refuses_plain_text_and_strangers(
 ) -> None:
     """A client without TLS, or with another authority, gets only an error."""
     service = serve(broker, files, mutual=False)
-    with Client(f"grpc://127.0.0.1:{service.port}") as plain, pytest.raises(UnavailableError):
+    refused = pytest.raises(UnavailableError, match="speaks TLS")
+    with Client(f"grpc://127.0.0.1:{service.port}") as plain, refused:
         plain.streams()
     other = tmp_path / "other.pem"
     other.write_bytes(Authority("another").cert)

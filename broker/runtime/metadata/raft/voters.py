@@ -63,7 +63,7 @@ class VoterDesk:
         if isinstance(answer, VotersKept):
             asked.answered(VoterChanged(False, answer.reason.value, leader))
         elif answer.index > self._core.member.commit:
-            asked.answered(VoterChanged(False, "it is not committed yet", leader))
+            asked.answered(VoterChanged(False, "the change is not committed yet", leader))
         else:
             asked.answered(VoterChanged(True, "", leader))
 

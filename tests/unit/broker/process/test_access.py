@@ -21,7 +21,13 @@ from broker.core.access.static_tokens import is_token
 from broker.errors import AccessDeniedError, InvalidConfigError, UnauthenticatedError
 from broker.model.access import CLUSTER, Resource
 from broker.model.ids import BrokerId
-from broker.process.access import make_access, metrics_guard, owner_token, require_guarded
+from broker.process.access import (
+    make_access,
+    metrics_guard,
+    owner_token,
+    read_files,
+    require_guarded,
+)
 from broker.runtime.api.identities import OWNER
 from simkit.brokers.memory_broker import FakeClock
 from simkit.memory_metadata import MemoryMetadata
@@ -112,7 +118,7 @@ def test_owner_and_administrators_of_the_configuration_may_everything(tmp_path: 
     path = tmp_path / "owner.token"
     settings = AccessConfig(enabled=True, owner_token_file=str(path), admins="root, cn=ops")
     config = replace(BrokerConfig(), access=settings)
-    access = make_access(config, MemoryMetadata(BrokerId("a")), FakeClock())
+    access = make_access(config, read_files(settings), MemoryMetadata(BrokerId("a")), FakeClock())
     cluster, token = Resource("cluster", CLUSTER), path.read_text().strip()
     owner = access.identify(bearer=token, certificate="x", peer="")
     assert (owner.principal, owner.via) == (OWNER, "owner")
@@ -129,9 +135,11 @@ def test_owner_and_administrators_of_the_configuration_may_everything(tmp_path: 
     with pytest.raises(AccessDeniedError):  # the word alone is nobody's right
         access.require(named, "admin", cluster)
     off = replace(config, access=replace(settings, certificates=False))
-    blind = make_access(off, MemoryMetadata(BrokerId("a")), FakeClock())
+    blind = make_access(off, [], MemoryMetadata(BrokerId("a")), FakeClock())
     assert not blind.identify(bearer=None, certificate="root", peer="").principal
-    assert metrics_guard(access)(f"Bearer {token}", "here")
-    assert metrics_guard(access)(f"bearer  {token} ", "here")
-    assert not metrics_guard(access)(None, "here")
-    assert not metrics_guard(access)(f"Basic {token}", "here")
+    admit = metrics_guard(access)
+    admit(f"Bearer {token}", "here")
+    admit(f"bearer  {token} ", "here")
+    for unproved in (None, f"Basic {token}"):
+        with pytest.raises(UnauthenticatedError):
+            admit(unproved, "here")

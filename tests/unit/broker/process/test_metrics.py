@@ -173,6 +173,13 @@ def test_every_field_of_every_sample_is_a_metric() -> None:
                 assert re.search(rf"^headwater_{group}_{field.name}[{{ ]", text, re.MULTILINE)
 
 
+def test_each_metric_has_a_help_of_its_own() -> None:
+    """Fields of one name in two groups, such as dropped messages, are two things."""
+    text = BrokerMetrics(Source(), broker_id="b", version="1").render().decode()
+    helps = re.findall(r"^# HELP \w+ (.*)$", text, re.MULTILINE)
+    assert sorted(helps) == sorted(set(helps))
+
+
 def test_samples_carry_stream_and_partition() -> None:
     """Two partitions of one stream are two series with their own values."""
     found = _samples(BrokerMetrics(Source(), broker_id="b", version="1"))

@@ -29,7 +29,8 @@ def test_a_port_where_nobody_was_is_left_alone() -> None:
             next_one.settimeout(_LOOK_S)
             with pytest.raises(TimeoutError):
                 next_one.accept()
-        assert kept.value.message
+        told = f"no answer from the broker at grpc://127.0.0.1:{port}: Connection refused"
+        assert kept.value.message == told
         connection.close()
     finally:
         gc.enable()

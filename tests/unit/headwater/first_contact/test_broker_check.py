@@ -6,11 +6,13 @@ import socket
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from broker.adapters.disk.files import DiskFiles
 from broker.config import (
+    AccessConfig,
     BrokerConfig,
     ClusterConfig,
     FlightConfig,
@@ -18,6 +20,7 @@ from broker.config import (
     LakeConfig,
     NatsConfig,
     NodeConfig,
+    insecure,
 )
 from broker.runtime.cluster.identity import claim_directory
 from headwater.cli.broker_check import check, checked_needs
@@ -76,6 +79,44 @@ def test_a_taken_port_is_named(config: BrokerConfig, taken: int) -> None:
     found = _wrong(replace(config, flight=FlightConfig(port=taken)))
     assert list(found) == ["Flight port"]
     assert "cannot listen" in found["Flight port"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({}, None),
+        ({"flight": FlightConfig(host="0.0.0.0", port=0)}, "flight.tls_cert_file"),
+        ({"http": HttpConfig(host="0.0.0.0", port=0)}, "/metrics"),
+    ],
+)
+def test_doors_open_to_strangers_are_refused_as_at_the_start(
+    config: BrokerConfig, changed: dict[str, Any], told: str | None
+) -> None:
+    """Unless it is wanted; then the line says which doors."""
+    open_doors = replace(config, **changed)
+    assert (told or "") in _wrong(open_doors).get("doors", "")
+    assert ("doors" in _wrong(open_doors)) == (told is not None)
+    wanted = {one.what: one for one in checked_needs(insecure(open_doors), java=False)}["doors"]
+    assert wanted.error is None
+    assert (told or "") in wanted.detail
+
+
+def test_the_files_of_the_access_control_are_looked_at(
+    config: BrokerConfig, tmp_path: Path
+) -> None:
+    """The owner's token is not made by a look, and one that others may read is named."""
+    token, keys = tmp_path / "owner.token", tmp_path / "keys.json"
+    access = AccessConfig(enabled=True, owner_token_file=str(token))
+    assert _wrong(replace(config, access=access)) == {}
+    assert not token.exists()
+    token.write_text("hw_")
+    token.chmod(0o644)
+    assert "others" in _wrong(replace(config, access=access))["access"]
+    access = replace(access, owner_token_file=str(tmp_path / "none" / "owner.token"))
+    assert "cannot make" in _wrong(replace(config, access=access))["access"]
+    keys.write_text("{}")
+    access = AccessConfig(enabled=True, jwt_keys_file=str(keys), jwt_issuer="i", jwt_audience="a")
+    assert str(keys) in _wrong(replace(config, access=access))["access"]
 
 
 def test_the_room_for_message_ids_is_told_and_fits_the_machine(config: BrokerConfig) -> None:

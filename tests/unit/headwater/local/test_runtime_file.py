@@ -76,6 +76,8 @@ def test_discovery_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert find_server(None, nats="nats://elsewhere:4222").nats == "nats://elsewhere:4222"
     assert find_server("elsewhere:9").flight == "grpc://elsewhere:9"
     assert find_server("grpc+tls://elsewhere:9").flight == "grpc+tls://elsewhere:9"
+    monkeypatch.setenv("HEADWATER_TLS_CA_FILE", "ca.crt")  # as in Python: an authority means TLS
+    assert find_server("a:9,grpc+tls://b:9").flight == "grpc+tls://a:9,grpc+tls://b:9"
     with pytest.raises(InvalidConfigError, match="neither an address"):
         find_server("elsewhere")
 

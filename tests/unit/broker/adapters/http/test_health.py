@@ -11,7 +11,12 @@ from contextlib import ExitStack, suppress
 import pytest
 
 from broker.adapters.http.health import HealthServer
-from broker.errors import InvalidConfigError
+from broker.errors import (
+    AccessDeniedError,
+    AccessError,
+    InvalidConfigError,
+    UnauthenticatedError,
+)
 
 
 class Broker:
@@ -87,6 +92,37 @@ def test_a_ready_broker_names_what_it_goes_without(broker: Broker) -> None:
         assert _ask(running, "/readyz") == (200, told)
     finally:
         running.stop()
+
+
+@pytest.mark.parametrize(
+    ("refusal", "status", "told"),
+    [
+        (UnauthenticatedError("who are you"), 401, b"Authorization: Bearer"),
+        (AccessDeniedError("no grant lets 'shop' describe the cluster"), 403, b"'shop'"),
+    ],
+)
+def test_a_refused_scrape_says_whether_a_proof_or_a_grant_is_missing(
+    broker: Broker, refusal: AccessError, status: int, told: bytes
+) -> None:
+    """Who gave a token is not told to give one; the probes ask nobody."""
+
+    def refuse(_authorization: str | None, _peer: str) -> None:
+        raise refusal
+
+    guarded = HealthServer(
+        host="127.0.0.1",
+        port=0,
+        metrics=broker.metrics,
+        metrics_content_type="text/plain",
+        not_ready_reason=lambda: None,
+        guard=refuse,
+    )
+    guarded.start()
+    found = _ask(guarded, "/metrics")
+    assert found[0] == status
+    assert told in found[1]
+    assert _ask(guarded, "/readyz")[0] == 200
+    guarded.stop()
 
 
 def test_healthz_and_metrics(server: HealthServer) -> None:

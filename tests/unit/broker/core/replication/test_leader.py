@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import pytest
@@ -63,6 +64,16 @@ def _leading() -> PartitionLeader:
         leader.step(_fetch(10, ONE, follower=follower))
     assert leader.high_watermark == 10
     return leader
+
+
+def test_a_follower_whose_replica_was_moved_away_is_shown_no_more() -> None:
+    """Its time of silence would grow for ever, though nothing is wrong."""
+    leader = _leading()
+    assert set(leader.progress()) == {B, C}
+    moved = dataclasses.replace(_view(partition_epoch=2), replicas=(A, B), isr=frozenset((A, B)))
+    leader.step(ViewChanged(moved, 1))
+    leader.step(_fetch(10, ONE, follower=C))  # a late one
+    assert set(leader.progress()) == {B}
 
 
 def test_a_follower_that_restarted_is_proved_once_it_has_everything() -> None:
