@@ -102,6 +102,16 @@ def lost_process(error: BaseException) -> UnavailableError | None:
     )
 
 
+def lost_jvm(error: BaseException) -> UnavailableError | None:
+    """Return our error if Spark's JVM has ended, e.g. by a signal to all processes of a service.
+
+    The gateway to it then raises one of Python's own connection errors, or one of Py4J's.
+    """
+    if not isinstance(error, ConnectionError) and type(error).__name__ != "Py4JNetworkError":
+        return None
+    return UnavailableError(f"Spark's Java process has ended ({error}): run it again")
+
+
 @contextmanager
 def translated() -> Iterator[None]:
     """Run Spark actions in this block; raise our typed error if it made one of them fail."""

@@ -22,6 +22,8 @@ TOO_DEEP: Final = "too_deep"
 OTHER_SCHEMA: Final = "other_schema"  # the frame has the number of another schema
 REASONS: Final = (MALFORMED, NOT_UTF8, WRONG_TYPE, TOO_LARGE, TOO_DEEP, OTHER_SCHEMA)
 
+_TOPS: Final = {"record_bytes_max": 1 << 30, "depth_max": 500, "columns_max": 10_000}
+
 
 @dataclass(frozen=True, slots=True)
 class DecodeBounds:
@@ -31,13 +33,14 @@ class DecodeBounds:
     depth_max: int = 64
     columns_max: int = 1000  # leaves of the schema, nested ones counted
 
+    @classmethod
+    def widest(cls) -> DecodeBounds:
+        """Return the widest bounds that can be given."""
+        return cls(**_TOPS)
+
     def __post_init__(self) -> None:
-        limits = (
-            ("record_bytes_max", self.record_bytes_max, 1 << 30),
-            ("depth_max", self.depth_max, 500),
-            ("columns_max", self.columns_max, 10_000),
-        )
-        for name, value, top in limits:
+        for name, top in _TOPS.items():
+            value = getattr(self, name)
             if not 1 <= value <= top:
                 raise InvalidRequestError(f"{name} must be 1 to {top}, not {value}")
 

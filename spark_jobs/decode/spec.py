@@ -29,6 +29,10 @@ _VERSION: Final = 1
 _TEXT_MAX: Final = 64 * 1024 * 1024
 
 
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeSpec:
     """One way to decode. ``raw`` decodes nothing: the table has the row columns and the value."""
@@ -53,9 +57,9 @@ class DecodeSpec:
             raise InvalidRequestError(f"row columns must include {' and '.join(missing)}")
         for name, needed in self._needs().items():
             if needed and getattr(self, name) is None:
-                raise InvalidRequestError(f"format {self.format} needs {name.replace('_', ' ')}")
+                raise InvalidRequestError(f"format {self.format} needs {_option(name)}")
             if not needed and getattr(self, name) is not None:
-                raise InvalidRequestError(f"format {self.format} takes no {name.replace('_', ' ')}")
+                raise InvalidRequestError(f"format {self.format} takes no {_option(name)}")
 
     def _needs(self) -> dict[str, bool]:
         return {

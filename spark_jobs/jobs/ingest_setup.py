@@ -125,9 +125,12 @@ def add_arguments(made: argparse.ArgumentParser) -> None:
 def check(args: argparse.Namespace) -> None:
     """Refuse arguments that are wrong whatever stream and table have; raises InvalidRequestError.
 
-    Reads the files that are named; needs neither broker nor Spark.
+    Reads the files that are named, and builds the decoder; needs neither broker nor Spark. A bound
+    that is not given refuses nothing yet: the table's pin may have a wider one than the default.
     """
-    _spec(args)
+    given = _spec(args)
+    if given is not None:
+        replace(given, bounds=_bounds(args, DecodeBounds.widest())).decoder()
 
 
 def settle(

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from broker.errors import HeadwaterError, InvalidConfigError, InvalidRequestError
+from spark_jobs.failures import lost_jvm
 from spark_jobs.source.options import SERVER_VARIABLE
 
 if TYPE_CHECKING:
@@ -121,7 +122,10 @@ def run_job(
         check(args)
         with report.stop.on_sigterm():
             facts = dict(run(_session(name, args.master, conf), args, report))
-    except HeadwaterError as error:
+    except Exception as raised:
+        error = raised if isinstance(raised, HeadwaterError) else lost_jvm(raised)
+        if error is None:
+            raise
         print(f"{name}: {type(error).__name__}: {error.message}", file=sys.stderr)
         _write(args.result, {"ok": False, "error": type(error).__name__, "message": error.message})
         return exit_status(error)

@@ -119,8 +119,8 @@ def test_what_is_no_spec_is_refused(text: str) -> None:
     ("values", "words"),
     [
         ({"format": "xml"}, "not known"),
-        ({"format": "json"}, "needs schema"),
-        ({"format": "raw", "schema": "{}"}, "takes no schema"),
+        ({"format": "json"}, "needs --schema"),
+        ({"format": "raw", "schema": "{}"}, "takes no --schema"),
         ({"format": "raw", "row_columns": ("offset",)}, "must include partition"),
         ({"format": "raw", "row_columns": ("partition", "ofset")}, "did you mean"),
     ],

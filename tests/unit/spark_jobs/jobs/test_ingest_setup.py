@@ -205,6 +205,36 @@ def test_arguments_that_make_no_sense_are_refused(settle: Settle, words: tuple[s
         settle(*words, records=Records(b'{"a":1}', b"{}", b"{}"))
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--format avro", "--avro-schema"),
+        ("--format avro --avro-schema FILE", "Avro type"),
+        ("--format protobuf --descriptors FILE --message a.B", "descriptor set"),
+        ("--schema-file FILE", "frog"),
+    ],
+)
+def test_a_schema_that_cannot_be_decoded_is_refused_before_spark_starts(
+    tmp_path: Path, words: str, told: str
+) -> None:
+    """The start of Spark takes half a minute on a busy machine."""
+    text = "a frog" if "--schema-file" in words else '{"type": "struct"}'
+    (tmp_path / "file").write_text(text)
+    given = words.replace("FILE", str(tmp_path / "file")).split()
+    args = ingest.PARSER.parse_args(["--stream", "s", "--table", "t", *given])
+    with pytest.raises(InvalidRequestError, match=told):
+        ingest.check(args)
+
+
+def test_a_check_leaves_bounds_that_are_not_given_to_the_pin() -> None:
+    """The pin of a table with many columns has a wider bound than the default."""
+    wide = ", ".join(f"c{number} int" for number in range(DecodeBounds().columns_max + 1))
+    words = ["--stream", "s", "--table", "t", "--schema", wide]
+    ingest.check(ingest.PARSER.parse_args(words))
+    with pytest.raises(InvalidRequestError, match="columns"):
+        ingest.check(ingest.PARSER.parse_args([*words, "--columns-max", "10"]))
+
+
 def test_schemas_come_from_files_too(settle: Settle, tmp_path: Path) -> None:
     """DDL, Spark's JSON and an Arrow schema are the same columns."""
     schema = ddl.parse("a bigint, b array<struct<x: string>>")

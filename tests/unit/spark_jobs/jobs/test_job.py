@@ -78,6 +78,34 @@ def test_errors_are_one_line_and_a_status(
     assert json.loads(file.read_text())["error"] == type(error).__name__
 
 
+class Py4JNetworkError(Exception):
+    """Stands for Py4J's error of this name."""
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (ConnectionRefusedError("Connection refused"), 3),
+        (Py4JNetworkError("Error while sending or receiving"), 3),
+        (KeyError("x"), None),
+    ],
+)
+def test_a_java_process_that_has_ended_is_no_bug(
+    error: Exception, status: int | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A service manager's SIGTERM goes to all processes, to Spark's Java process as well."""
+
+    def fails(_: job.Report) -> Any:
+        raise error
+
+    if status is None:
+        with pytest.raises(type(error)):
+            run(fails)
+    else:
+        assert run(fails) == status
+        assert "Java process has ended" in capsys.readouterr().err
+
+
 def test_a_setting_without_a_value_is_refused() -> None:
     """--conf takes NAME=VALUE."""
     with pytest.raises(SystemExit) as ended:
