@@ -206,7 +206,7 @@ def test_controllers_are_shown_added_removed_and_replaced(run: Run, voters: Vote
     added = run("controllers", "add", "d")
     assert "not caught up" in added.output
     assert "The controllers are a, b, c, d." in added.output
-    assert "no more failures than 3" in added.output
+    assert "survive the loss of 1" in added.output
     removed = run("controllers", "remove", "d").output
     assert "are a, b, c." in removed
     assert "nothing was changed" not in removed
