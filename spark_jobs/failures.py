@@ -102,14 +102,20 @@ def lost_process(error: BaseException) -> UnavailableError | None:
     )
 
 
-def lost_jvm(error: BaseException) -> UnavailableError | None:
-    """Return our error if Spark's JVM has ended, e.g. by a signal to all processes of a service.
+@contextmanager
+def jvm_watched() -> Iterator[None]:
+    """Run a block that needs Spark's JVM.
 
-    The gateway to it then raises one of Python's own connection errors, or one of Py4J's.
+    Raises:
+        UnavailableError: the JVM has ended, e.g. by a signal to all processes of a service. The
+            gateway to it raises one of Python's connection errors then, or one of Py4J's.
     """
-    if not isinstance(error, ConnectionError) and type(error).__name__ != "Py4JNetworkError":
-        return None
-    return UnavailableError(f"Spark's Java process has ended ({error}): run it again")
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(error, ConnectionError) and type(error).__name__ != "Py4JNetworkError":
+            raise
+        raise UnavailableError(f"Spark's Java process has ended ({error}): run it again") from error
 
 
 @contextmanager

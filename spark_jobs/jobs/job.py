@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from broker.errors import HeadwaterError, InvalidConfigError, InvalidRequestError
-from spark_jobs.failures import lost_jvm
+from spark_jobs.failures import jvm_watched
 from spark_jobs.source.options import SERVER_VARIABLE
 
 if TYPE_CHECKING:
@@ -120,12 +120,9 @@ def run_job(
         conf[key] = value
     try:
         check(args)
-        with report.stop.on_sigterm():
+        with report.stop.on_sigterm(), jvm_watched():
             facts = dict(run(_session(name, args.master, conf), args, report))
-    except Exception as raised:
-        error = raised if isinstance(raised, HeadwaterError) else lost_jvm(raised)
-        if error is None:
-            raise
+    except HeadwaterError as error:
         print(f"{name}: {type(error).__name__}: {error.message}", file=sys.stderr)
         _write(args.result, {"ok": False, "error": type(error).__name__, "message": error.message})
         return exit_status(error)
