@@ -179,6 +179,17 @@ bench: $(STAMP) ## run the benchmarks (BENCH_ARGS="...")
 	@cd $(ROOT)
 	$(PYTHON) -m bench $(BENCH_ARGS)
 
+# An interrupted run goes on where it was; what is finished is kept in out/bench/all.json.
+.PHONY: bench-all
+bench-all: $(STAMP) ## run every benchmark with every peer in one sitting (hours; Java, Maven, Go)
+	@cd $(ROOT)
+	$(PYTHON) -m bench --all $(BENCH_ARGS)
+
+.PHONY: bench-smoke
+bench-smoke: $(STAMP) ## run a few benchmarks small, and name the ratios that moved since the last such run
+	@cd $(ROOT)
+	$(PYTHON) -m bench --smoke $(BENCH_ARGS)
+
 .PHONY: bench-spark
 bench-spark: $(STAMP) ## run Spark's benchmarks against Kafka, delta-spark and the native scan
 	@cd $(ROOT)

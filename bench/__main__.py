@@ -2,7 +2,8 @@
 
 All sides run on one machine, in turns; the table has medians with their ranges. ``--scale 0.05`` is
 a quick trial, and its figures mean nothing. ``--report FILE`` prints the table of an earlier run
-without measuring.
+without measuring. ``--all`` runs every measure with every peer in one sitting, which goes on after
+an interruption. ``--smoke`` takes minutes and names the ratios that moved since the last such run.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from bench.processes import BenchError
 from bench.recorder import Recorder, load_figures
 from bench.report.cluster_rows import CLUSTER_ROWS
 from bench.report.liftbridge_rows import LIFTBRIDGE_ROWS
+from bench.report.moved import compared, moved
 from bench.report.rows import ROWS
 from bench.report.table import BEGIN, render, render_beside, render_headlines, replace_between
 from bench.servers import settings
@@ -38,6 +40,10 @@ from bench.stats import Summary
 from broker.errors import HeadwaterError
 
 _ROOT: Final = Path(__file__).resolve().parents[1]
+RESULTS: Final = _ROOT / "bench" / "results"
+_SITTING: Final = (
+    _ROOT / "out" / "bench" / "all.json"
+)  # of `--all`, until every measure is finished
 _README: Final = _ROOT / "README.md"  # the short table
 _PAGE: Final = _ROOT / "docs" / "performance.md"  # the whole table
 # Errors from outside that end one measure; any other error is a bug of the benchmark and ends the
@@ -57,6 +63,11 @@ CLUSTER_MEASURES: Final = (
 )  # fmt: skip
 # Needs Go, for Liftbridge itself and its client; runs only by name, as in `make bench-liftbridge`.
 LIFTBRIDGE_MEASURES: Final = ("liftbridge",)
+EVERY_MEASURE: Final = (*MEASURES, *CLUSTER_MEASURES, *LIFTBRIDGE_MEASURES)
+# What a change of the log, the front doors or the client moves; each has a peer in the same run.
+SMOKE_MEASURES: Final = ("publish", "ingest", "latency", "catch_up")
+SMOKE_SCALE: Final = 0.05
+SMOKE_REPEAT: Final = 3
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -72,6 +83,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         failed = _measure(options, work)
     finally:
         shutil.rmtree(work, ignore_errors=True)
+    if options.smoke and not failed:
+        return _smoke_report(options.out)
     return 1 if failed else 0
 
 
@@ -89,7 +102,9 @@ def _measure(options: argparse.Namespace, work: Path) -> bool:
         "repeat": options.repeat,
         "disk_before": machine.sync_summary(work),
     }
-    recorder = Recorder(options.out, facts)
+    recorder = (Recorder.resumed if options.all else Recorder)(options.out, facts)
+    if recorder.finished:
+        print(f"going on with {options.out}: finished are {', '.join(recorder.finished)}")
     session = Session(
         work=work,
         scale=options.scale,
@@ -100,11 +115,16 @@ def _measure(options: argparse.Namespace, work: Path) -> bool:
         kills=options.kills,
     )
     failed = False
-    for name in options.only or MEASURES:
-        failed |= not _run_one(name, session)
+    for name in options.only or (EVERY_MEASURE if options.all else MEASURES):
+        if name not in recorder.finished:
+            failed |= not _run_one(name, session)
     recorder.fact("disk_after", machine.sync_summary(work))
     recorder.save()
-    print(f"\nraw samples: {options.out}\n")
+    kept = options.out
+    if options.all and not failed:  # the sitting is over: the next one begins anew
+        kept = RESULTS / f"{dt.datetime.now(dt.UTC):%Y-%m-%dT%H%M%S}-all.json"
+        shutil.move(options.out, kept)
+    print(f"\nraw samples: {kept}\n")
     whole = options.scale >= 1 and not options.only and not failed
     _report(recorder.figures(), write=whole or options.write_readme)
     return failed
@@ -114,6 +134,7 @@ def _run_one(name: str, session: Session) -> bool:
     """Run one measure; its samples are kept even if it fails later."""
     print(f"\n{name}", flush=True)
     start = time.monotonic()
+    session.recorder.begin(name)
     module = importlib.import_module(f"bench.measures.{name}")
     try:
         module.run(session)
@@ -121,10 +142,25 @@ def _run_one(name: str, session: Session) -> bool:
         session.recorder.failed(name, error)
         print(f"  {name} failed: {error}", file=sys.stderr, flush=True)
         return False
+    else:
+        session.recorder.end(name)
     finally:
         session.recorder.save()
     print(f"  {name} took {time.monotonic() - start:.0f} s", flush=True)
     return True
+
+
+def _smoke_report(out: Path) -> int:
+    """Compare a smoke run with the last one before it; return 1 if a ratio got worse."""
+    earlier = sorted(path for path in RESULTS.glob("*-smoke.json") if path.name < out.name)
+    if not earlier:
+        print("no smoke run is kept yet: this one is what the next is compared with")
+        return 0
+    before, now = load_figures(earlier[-1]), load_figures(out)
+    found = moved(ROWS, before, now)
+    print(f"{compared(ROWS, before, now)} ratios compared with {earlier[-1].name}")
+    print("\n".join(one.text() for one in found) or "none moved by more than noise")
+    return 0 if all(one.better for one in found) else 1
 
 
 def _report(figures: dict[str, Summary], *, write: bool) -> None:
@@ -147,14 +183,18 @@ def _report(figures: dict[str, Summary], *, write: bool) -> None:
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     now = dt.datetime.now(dt.UTC)
-    add, names = parser.add_argument, (*MEASURES, *CLUSTER_MEASURES, *LIFTBRIDGE_MEASURES)
-    add("--only", nargs="+", choices=names, metavar="NAME", help=", ".join(names))
+    add, names = parser.add_argument, EVERY_MEASURE
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--only", nargs="+", choices=names, metavar="NAME", help=", ".join(names))
+    all_help = "every measure with Kafka and Liftbridge, in out/bench/all.json until all is done"
+    which.add_argument("--all", action="store_true", help=all_help)
+    smoke_help = f"{', '.join(SMOKE_MEASURES)} at scale {SMOKE_SCALE}, compared with the last such"
+    which.add_argument("--smoke", action="store_true", help=smoke_help)
     add("--scale", type=float, default=1.0, help="multiply all record counts")
     add("--repeat", type=int, default=3, help="turns per side (default 3)")
     add("--kills", type=int, default=30, help="kills of a cluster's leader (default 30)")
     add("--kafka", action="store_true", help="run Kafka too (Java, Maven)")
-    default_out = _ROOT / "bench" / "results" / f"{now:%Y-%m-%dT%H%M%S}.json"
-    add("--out", type=Path, default=default_out, help="default: bench/results/<time>.json")
+    add("--out", type=Path, help="default: bench/results/<time>.json")
     cache_help = "folder for built tools and the run's data, on the disk that is measured"
     add("--cache", type=Path, default=_ROOT / "out" / "bench", help=cache_help)
     add("--report", type=Path, help="print the table of this result file and exit")
@@ -166,6 +206,13 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     if not 1 <= options.kills <= 1000:
         parser.error("--kills must be 1 to 1000")
     options.cache = Path(Path(options.cache).resolve())
+    if options.smoke:
+        options.only, options.scale = list(SMOKE_MEASURES), SMOKE_SCALE
+        options.repeat = SMOKE_REPEAT
+    options.kafka |= options.all
+    if options.out is None:
+        name = f"{now:%Y-%m-%dT%H%M%S}{'-smoke' if options.smoke else ''}.json"
+        options.out = _SITTING if options.all else RESULTS / name
     return options
 
 

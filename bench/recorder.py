@@ -1,7 +1,8 @@
 """The result of a run: raw samples, facts about the machine, and the settings of all sides.
 
 The JSON file has every raw sample. Summaries are always computed from the samples, also for the
-report of an old file. Times are UTC.
+report of an old file. Times are UTC. A run that was interrupted goes on from its file: finished
+measures are kept, the samples of the measure that was cut off are not.
 """
 
 from __future__ import annotations
@@ -29,14 +30,56 @@ class Recorder:
         self._facts = dict(facts)
         self._samples: list[dict[str, Any]] = []
         self._failures: dict[str, str] = {}
+        self._finished: list[str] = []
+        self._measure: str | None = None
         self._started = dt.datetime.now(dt.UTC)
+
+    @classmethod
+    def resumed(cls, path: Path, facts: Mapping[str, Any]) -> Recorder:
+        """Go on with the run of a file, or begin one if there is no file.
+
+        Raises:
+            ValueError: not a file of ours, or its run had another scale or number of turns.
+        """
+        recorder = cls(path, facts)
+        if not path.exists():
+            return recorder
+        body = _load(path)
+        for name in ("scale", "repeat"):
+            if body["facts"].get(name) != facts.get(name):
+                raise ValueError(
+                    f"{path} was begun with {name} {body['facts'].get(name)}, not "
+                    f"{facts.get(name)}; use the same, or remove the file to begin anew"
+                )
+        recorder._finished = list(body.get("finished", []))
+        recorder._failures = dict(body["failures"])
+        recorder._samples = [
+            one for one in body["samples"] if one.get("measure") in recorder._finished
+        ]
+        recorder._started = dt.datetime.fromisoformat(body["started"])
+        return recorder
+
+    @property
+    def finished(self) -> tuple[str, ...]:
+        """The measures that ran to their end, failed ones left out."""
+        return tuple(self._finished)
+
+    def begin(self, measure: str) -> None:
+        """Note whose samples follow; a failure of an earlier attempt is forgotten."""
+        self._measure = measure
+        self._failures.pop(measure, None)
+
+    def end(self, measure: str) -> None:
+        """Note that a measure ran to its end."""
+        self._finished.append(measure)
 
     def add(self, figure: str, value: float, unit: str, **details: Any) -> None:
         """Keep and print one sample; ``details`` are stored with it."""
         load = os.getloadavg()[0]
         at_s = (dt.datetime.now(dt.UTC) - self._started).total_seconds()
-        sample = {"figure": figure, "value": value, "unit": unit, "load1": round(load, 2)}
-        self._samples.append({**sample, "at_s": round(at_s, 1), **details})
+        sample = {"figure": figure, "value": value, "unit": unit, "measure": self._measure}
+        when = {"load1": round(load, 2), "at_s": round(at_s, 1)}
+        self._samples.append({**sample, **when, **details})
         print(f"  {figure:44s} {value:>14,.3f} {unit}", flush=True)
 
     def fact(self, name: str, value: Any) -> None:
@@ -58,6 +101,7 @@ class Recorder:
             "started": self._started.isoformat(timespec="seconds"),
             "facts": self._facts,
             "failures": self._failures,
+            "finished": self._finished,
             "figures": {name: asdict(one) for name, one in sorted(self.figures().items())},
             "samples": self._samples,
         }
@@ -73,10 +117,14 @@ def load_figures(path: Path) -> dict[str, Summary]:
     Raises:
         ValueError: not a file that :meth:`Recorder.save` wrote.
     """
+    return figures_of(_load(path)["samples"])
+
+
+def _load(path: Path) -> dict[str, Any]:
     body = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(body, dict) or body.get("format") != FORMAT_VERSION:
         raise ValueError(f"{path} is not a benchmark result of format {FORMAT_VERSION}")
-    return figures_of(body["samples"])
+    return body
 
 
 def figures_of(samples: list[dict[str, Any]]) -> dict[str, Summary]:

@@ -45,3 +45,29 @@ def test_a_file_of_another_format_is_refused(tmp_path: Path) -> None:
     path.write_text('{"format": 99, "samples": []}')
     with pytest.raises(ValueError, match="not a benchmark result"):
         load_figures(path)
+
+
+def test_an_interrupted_run_goes_on_with_what_was_finished(tmp_path: Path) -> None:
+    """Samples of the measure that was cut off are dropped; a failed measure runs again."""
+    path = tmp_path / "all.json"
+    facts = {"scale": 1.0, "repeat": 3}
+    first = Recorder.resumed(path, facts)
+    for measure, value in (("publish", 1.0), ("latency", 2.0), ("spark", 3.0)):
+        first.begin(measure)
+        first.add(f"{measure}/x", value, "s")
+        if measure == "publish":
+            first.end(measure)
+    first.failed("latency", OSError("disk"))
+    first.save()
+
+    again = Recorder.resumed(path, facts)
+    assert again.finished == ("publish",)
+    assert set(again.figures()) == {"publish/x"}
+    again.begin("latency")
+    again.add("latency/x", 4.0, "s")
+    again.end("latency")
+    again.save()
+    assert json.loads(path.read_text())["failures"] == {}
+    assert Recorder.resumed(path, facts).figures()["latency/x"].median == 4.0
+    with pytest.raises(ValueError, match="begun with scale"):
+        Recorder.resumed(path, facts | {"scale": 0.5})
