@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         PartitionedProducer,
         Producer,
     )
+    from headwater.reads.state import StateConsumer, StateRows, consume_state
     from headwater.reads.whole import read_table
     from spark_jobs.read.cut import cut
     from spark_jobs.read.explain import explain
@@ -59,7 +60,10 @@ __all__ = [
     "GroupRecord",
     "PartitionedProducer",
     "Producer",
+    "StateConsumer",
+    "StateRows",
     "certificate",
+    "consume_state",
     "cut",
     "cut_of",
     "explain",
@@ -85,7 +89,10 @@ _HOMES = {
     "PartitionedProducer": "headwater.client",
     "Producer": "headwater.client",
     "AssignedPartition": "headwater.client",
+    "StateConsumer": "headwater.reads.state",
+    "StateRows": "headwater.reads.state",
     "certificate": "spark_jobs.read.held_reads",
+    "consume_state": "headwater.reads.state",
     "cut": "spark_jobs.read.cut",
     "cut_of": "spark_jobs.read.held_reads",
     "explain": "spark_jobs.read.explain",

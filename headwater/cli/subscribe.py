@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import queue
 import sys
 import threading
@@ -16,7 +17,7 @@ import typer
 
 from broker.errors import HeadwaterError, UnavailableError, UnknownPartitionError
 from headwater.cli import console
-from headwater.cli.discovery import connect, find_server
+from headwater.cli.discovery import connect, find_server, use_lake_of
 from headwater.cli.options import ServerOption, StreamArgument
 from headwater.cli.parsing import StartAt, parse_start
 
@@ -56,6 +57,31 @@ _ToOption = Annotated[
         show_default=False,
     ),
 ]
+_KeyOption = Annotated[
+    str | None,
+    typer.Option("--key", "-k", help="Only records with this key.", show_default=False),
+]
+_FollowOption = Annotated[
+    bool, typer.Option("--follow", "-f", help="Wait for new records until Ctrl-C.")
+]
+_PartitionOption = Annotated[
+    int | None,
+    typer.Option("--partition", "-p", min=0, help="One partition; without it, all of them."),
+]
+_CountOption = Annotated[
+    int | None, typer.Option("--count", "-n", min=1, help="End after this many records.")
+]
+_FormatOption = Annotated[
+    str, typer.Option("--format", help="text, json (one object per line) or raw (values).")
+]
+_StateOption = Annotated[
+    bool,
+    typer.Option(
+        "--state",
+        help="Begin with the newest record of each key, as of now, in place of all records; "
+        "deleted keys are left out.",
+    ),
+]
 _FromOption = Annotated[
     str,
     typer.Option(
@@ -71,31 +97,24 @@ def subscribe(
     *,
     start: _FromOption = "earliest",
     to: _ToOption = None,
-    key: Annotated[
-        str | None,
-        typer.Option("--key", "-k", help="Only records with this key.", show_default=False),
-    ] = None,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Wait for new records until Ctrl-C.")
-    ] = False,
-    partition: Annotated[
-        int | None,
-        typer.Option("--partition", "-p", min=0, help="One partition; without it, all of them."),
-    ] = None,
-    count: Annotated[
-        int | None, typer.Option("--count", "-n", min=1, help="End after this many records.")
-    ] = None,
+    key: _KeyOption = None,
+    follow: _FollowOption = False,
+    partition: _PartitionOption = None,
+    count: _CountOption = None,
+    state: _StateOption = False,
     group: _GroupOption = None,
     member: _MemberOption = None,
-    format: Annotated[  # noqa: A002  # the option's name
-        str, typer.Option("--format", help="text, json (one object per line) or raw (values).")
-    ] = "text",
+    format: _FormatOption = "text",  # noqa: A002  # the option's name
     server: ServerOption = None,
 ) -> None:
     """Print the records of a stream, oldest first; with --follow, wait for new records.
 
     Records that are no longer on the broker's disk come from the Delta table. Records of one
     partition come in offset order; with --follow, several partitions are interleaved.
+
+    With --state a reader gets the state of a stream of keys without its whole history: the newest
+    record of each key, from the key snapshot and the records after it. With --follow it then gets
+    every later record, deletions too.
 
     With --group the members share the partitions, and each record goes to one of them. The group
     goes on behind the records that were printed; --from says where a new group begins.
@@ -107,6 +126,7 @@ def subscribe(
       headwater subscribe orders --from '10m ago' --format json | jq .value
       headwater subscribe orders -p 0 --from 1200 --to 1210
       headwater subscribe orders --key order-17 --from '1h ago' --to '30m ago'
+      headwater subscribe prices --state --follow
       headwater subscribe orders --group billing --follow
     """
     if format not in ("text", "json", "raw"):
@@ -117,17 +137,25 @@ def subscribe(
         key=None if key is None else key.encode(),
         follow=follow,
     )
+    if state:
+        _refuse_beside_state(start, to, partition, group)
     if group is not None:
         _refuse_beside_a_group(start, to, partition)
     elif member is not None:
         raise typer.BadParameter("a member needs a --group", param_hint="--member")
-    with connect(find_server(server), waits_long=follow) as client:
+    target = find_server(server)
+    if state:
+        use_lake_of(target)
+    with connect(target, waits_long=follow) as client:
         if group is not None:
             joining = _Joining(group=group, member=member, reset=start, follow=follow, count=count)
             batches = _as_member(client, stream, joining)
             if wanted.key is not None:
                 batches = (_with_key(rows, wanted.key) for rows in batches)
             _print_records(batches, format, None)
+            return
+        if state:
+            _print_records(_state(client, stream, wanted), format, count)
             return
         partitions = _partitions(client, stream, partition)
         one = partition is not None or not follow
@@ -154,6 +182,31 @@ def _refuse_beside_a_group(start: str, to: str | None, partition: int | None) ->
         )
     if to is not None or partition is not None:
         raise typer.BadParameter("a member reads what its group gives it: no --to, no --partition")
+
+
+def _refuse_beside_state(
+    start: str, to: str | None, partition: int | None, group: str | None
+) -> None:
+    if start != "earliest" or to is not None:
+        raise typer.BadParameter(
+            "the state is of now; `headwater read --latest --as-of` has that of another moment",
+            param_hint="--state",
+        )
+    if partition is not None or group is not None:
+        raise typer.BadParameter(
+            "the state is of the whole stream: no --partition, no --group", param_hint="--state"
+        )
+
+
+def _state(client: Client, stream: str, wanted: _Wanted) -> Iterator[pa.RecordBatch]:
+    """Yield the state of a stream at a cut that is named, then, to follow, each later record."""
+    from headwater.reads.state import consume_state
+
+    with consume_state(stream, follow=wanted.follow, server=client) as consumer:
+        ends = {part.partition: int(part.end) for part in consumer.cut.partitions}
+        console.note(f"The state at {json.dumps(ends)}: `headwater read --latest --as-of` again.")
+        for one in consumer:
+            yield one.rows if wanted.key is None else _with_key(one.rows, wanted.key)
 
 
 def _as_member(client: Client, stream: str, joining: _Joining) -> Iterator[pa.RecordBatch]:

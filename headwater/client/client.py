@@ -418,6 +418,7 @@ class Client(GroupClient, PausingCalls):
         *,
         columns: Sequence[str] | None = None,
         follow: bool = False,
+        stream_uuid: str | None = None,
     ) -> Consumer:
         """Read all partitions of a stream side by side; each one's rows come in offset order.
 
@@ -427,11 +428,14 @@ class Client(GroupClient, PausingCalls):
 
         Raises:
             UnknownStreamError.
+            StreamRecreatedError: the name now means another stream than ``stream_uuid``.
             UnknownPartitionError: ``start`` names a partition that the stream does not have.
         """
-        from headwater.client.consumer import Consumer, partitions_of  # noqa: PLC0415
+        from headwater.client.consumer import Consumer, partitions_of, refuse_other  # noqa: PLC0415
 
         found = self.stream(stream)
+        if stream_uuid is not None:
+            refuse_other(found, stream_uuid)
         count = found.config.partitions
         for number in start if isinstance(start, Mapping) else ():
             if number not in range(count):

@@ -163,13 +163,18 @@ def partitions_of(look: Callable[[str], Stream], stream: Stream) -> Callable[[],
 
     def present() -> int:
         now = look(stream.name)
-        if now.uuid != stream.uuid:
-            raise StreamRecreatedError(
-                f"stream {now.name!r} was created again: it is {now.uuid} now, not {stream.uuid}",
-                stream=now.name,
-                expected=stream.uuid,
-                found=now.uuid,
-            )
+        refuse_other(now, stream.uuid)
         return now.config.partitions
 
     return present
+
+
+def refuse_other(found: Stream, expected: str) -> None:
+    """Raise StreamRecreatedError unless the stream is the expected incarnation."""
+    if found.uuid != expected:
+        raise StreamRecreatedError(
+            f"stream {found.name!r} was created again: it is {found.uuid} now, not {expected}",
+            stream=found.name,
+            expected=expected,
+            found=found.uuid,
+        )

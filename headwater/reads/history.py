@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 import pyarrow as pa
 
@@ -18,15 +19,25 @@ from broker.codec.schema import ROW_SCHEMA
 from broker.errors import SchemaMismatchError
 from broker.model.certificate import Certificate, Hole, PartitionCertificate
 from broker.model.cut import Cut, PartitionCut
-from broker.model.offsets import OffsetRange
+from broker.model.offsets import Offset, OffsetRange
 from headwater.client import Client
-from headwater.reads.tail import joined_holes, served_batches, tail_batches
+from headwater.reads.tail import joined_holes, served_batches
 from tiering.read.certify import certify_counts
 from tiering.read.lake import table_in
 from tiering.read.reader import read_rows
 from tiering.store.object_store import ObjectStore
 from tiering.table.log_copy import store_for_one_read
 from tiering.table.table import Table, TableSnapshot
+
+
+class RowsBelow(Protocol):
+    """What a caller takes for the first rows of each partition, in place of all of them."""
+
+    def end(self, partition: int) -> Offset:
+        """Return the first offset that is read as ever; not below the cut's start."""
+
+    def batches(self, part: PartitionCut, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Yield what stands for the rows of a partition below :meth:`end`."""
 
 
 class History:
@@ -54,11 +65,14 @@ class History:
         self._holes: dict[int, list[Hole]] = {}  # that key compaction left, of each partition
         self.complete = False  # True after the last row was returned
 
-    def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+    def batches(
+        self, columns: Sequence[str] | None = None, *, below: RowsBelow | None = None
+    ) -> Iterator[pa.RecordBatch]:
         """Yield all rows, partition by partition, in offset order.
 
         Args:
             columns: Names of ROW_SCHEMA in the order of the result; None means all.
+            below: Stands for the first rows of each partition; these are then not read.
 
         Raises:
             SchemaMismatchError: a column is not one of ROW_SCHEMA, or occurs twice.
@@ -67,8 +81,12 @@ class History:
         """
         schema = _projection(columns)
         for part in self.cut.partitions:
-            yield from self._cold_batches(part, schema)
-            yield from self._hot_batches(part, schema)
+            start = part.start
+            if below is not None:
+                start = below.end(part.partition)
+                yield from below.batches(part, schema.names)
+            yield from self._cold_batches(part, start, schema)
+            yield from self._hot_batches(part, start, schema)
         self.complete = True
 
     def again(self) -> History:
@@ -98,12 +116,14 @@ class History:
             files_bytes=self._files_bytes,
         )
 
-    def _cold_batches(self, part: PartitionCut, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        if part.cold_stop == part.start:
+    def _cold_batches(
+        self, part: PartitionCut, start: Offset, schema: pa.Schema
+    ) -> Iterator[pa.RecordBatch]:
+        if part.cold_stop <= start:
             return
         assert self._table is not None, "a cold range has a table"
         assert self._snapshot is not None, "a table was opened at the cut's version"
-        wanted = OffsetRange(part.start, part.cold_stop)
+        wanted = OffsetRange(start, part.cold_stop)
         if self._snapshot.is_encrypted and not self._table.store.config.key_provider:
             # The broker has the keys that this process has not.
             names = schema.names
@@ -111,10 +131,16 @@ class History:
             return
         yield from read_rows(self._snapshot, self._table.store, part.partition, wanted, schema)
 
-    def _hot_batches(self, part: PartitionCut, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        self._hot_counts[part.partition] = 0
+    def _hot_batches(
+        self, part: PartitionCut, start: Offset, schema: pa.Schema
+    ) -> Iterator[pa.RecordBatch]:
+        wanted = OffsetRange(max(part.cold_end, start), part.hot_stop)
+        # The records below `start` were counted by who made the rows that stand for them.
+        self._hot_counts[part.partition] = wanted.start - part.cold_end
         holes = self._holes[part.partition] = []
-        for batch in tail_batches(self._client, self.cut, part, schema.names, holes.append):
+        for batch in served_batches(
+            self._client, self.cut, part.partition, wanted, schema.names, holes.append
+        ):
             self._hot_counts[part.partition] += batch.num_rows
             yield batch
 

@@ -1,25 +1,33 @@
-"""The newest record of each key, without Spark; spark_jobs/read/latest.py does this with Spark.
+"""The state of a cut: the newest record of each key, without Spark (spark_jobs/read has it, too).
 
+    state = newest per (partition, key) of (key snapshot at E  ∪  records [E, end)), no tombstones
+
+If no key snapshot can serve the cut, all records from the start are read; the rows are the same.
 Each partition has its own keys. If keys have moved into partitions that were added to the stream
 (`Stream.keys_from`), a key is one key in all partitions: its newest record is in the highest
 partition that has one.
 
-There are two passes over one cut. The first notes the offset of each key's newest record, and keeps
-the keys and these offsets in memory. The second returns the rows at these offsets. A key whose
-newest record is a tombstone has no row. Records without a key are ignored.
+There are two passes. The first notes the offset of each key's newest record, and keeps the keys and
+these offsets in memory. The second returns the rows at these offsets. A key whose newest record is
+a tombstone has no row. Records without a key are ignored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from broker.model.cut import PartitionCut
+from broker.model.offsets import Offset
 from headwater.reads.history import History
+from tiering.keys.of_cut import SnapshotRows, usable_snapshot
+from tiering.keys.sorting import rows_at
+from tiering.read.parquet_source import Offsets
 
-_NEEDED = ("partition", "offset", "key", "value")
+_FIRST_PASS = ("partition", "offset", "key", "value")
+_DELETED = -1  # in the place of an offset
 
 
 def newest_of_each_key(
@@ -27,53 +35,100 @@ def newest_of_each_key(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the newest row of each key, without tombstones, by partition and offset.
 
-    ``history`` is complete afterwards: its certificate covers every record that was read.
+    ``history`` is complete afterwards: its certificate covers every record of the cut, also those
+    that the key snapshot stands for.
 
     Args:
         history: A new read, of which no batch was taken.
         columns: Names of ROW_SCHEMA in the order of the result; None means all.
 
     Raises:
-        HeadwaterError: the errors of :meth:`History.batches`.
+        HeadwaterError: the errors of :meth:`History.batches`, and those of a damaged key snapshot.
     """
-    newest = _newest_offsets(history.again())
+    for _, batch in state_by_partition(history, columns):
+        yield batch
+
+
+def state_by_partition(
+    history: History, columns: Sequence[str] | None = None
+) -> Generator[tuple[int, pa.RecordBatch]]:
+    """Yield the rows of :func:`newest_of_each_key`, each batch with its partition."""
+    found = usable_snapshot(history.cut)
+    rows = None if found is None else SnapshotRows(history.cut, found)
+    newest = _newest_offsets(history.again(), rows)
     wanted = None if columns is None else list(dict.fromkeys([*columns, "partition", "offset"]))
-    for batch in history.batches(wanted):
-        if batch.num_rows == 0:
-            continue
-        offsets = newest.get(batch.column("partition")[0].as_py())
-        if offsets is None:
-            continue
-        chosen = batch.filter(pc.is_in(batch.column("offset"), value_set=offsets))
-        if chosen.num_rows:
-            yield chosen if columns is None else chosen.select(list(columns))
-
-
-def _newest_offsets(history: History) -> dict[int, pa.Array]:
-    """Return, per partition, the offsets of the rows that are the newest of their keys."""
-    moved = history.cut.keys_from is not None
-    found: dict[int, dict[bytes, int]] = {}
-    below: list[dict[bytes, int]] = []  # the keys of lower partitions, if keys have moved
-    for batch in history.batches(list(_NEEDED)):  # partition by partition, the lowest first
+    below = None if rows is None else _NewestBelow(rows, newest)
+    for batch in history.batches(wanted, below=below):
         if batch.num_rows == 0:
             continue
         partition = batch.column("partition")[0].as_py()
-        if partition not in found:
-            below = list(found.values()) if moved else []
-        keys = found.setdefault(partition, {})
-        offsets = batch.column("offset").to_pylist()
-        tombstones = np.asarray(batch.column("value").is_null(), dtype=bool).tolist()
-        for key, offset, dead in zip(
-            batch.column("key").to_pylist(), offsets, tombstones, strict=True
-        ):
-            if key is None:
-                continue
-            for lower in below:
-                lower.pop(key, None)
-            if dead:
-                keys.pop(key, None)
-            else:
-                keys[key] = offset
-    return {
-        partition: pa.array(sorted(keys.values()), pa.int64()) for partition, keys in found.items()
+        chosen = rows_at(batch, newest[partition])
+        if chosen.num_rows:
+            yield partition, chosen if columns is None else chosen.select(list(columns))
+
+
+class _KeysBelow:
+    """For the first pass: each row of a key snapshot, with the columns that the pass needs."""
+
+    def __init__(self, rows: SnapshotRows, *, moved: bool) -> None:
+        self._rows = rows
+        # Tombstones are in key snapshots of streams whose keys have moved, and in no others.
+        self._columns = _FIRST_PASS if moved else _FIRST_PASS[:-1]
+
+    def end(self, partition: int) -> Offset:
+        return self._rows.end(partition)
+
+    def batches(self, part: PartitionCut, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        del columns
+        return self._rows.batches(part, self._columns)
+
+
+class _NewestBelow:
+    """For the second pass: the rows of a key snapshot that are the newest, in offset order."""
+
+    def __init__(self, rows: SnapshotRows, newest: Mapping[int, Offsets]) -> None:
+        self._rows = rows
+        self._newest = newest
+
+    def end(self, partition: int) -> Offset:
+        return self._rows.end(partition)
+
+    def batches(self, part: PartitionCut, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        newest = self._newest[part.partition]
+        below = newest[: np.searchsorted(newest, int(self.end(part.partition)))]
+        return self._rows.chosen(part, columns, below)
+
+
+def _newest_offsets(history: History, rows: SnapshotRows | None) -> dict[int, Offsets]:
+    """Return, per partition, the sorted offsets of the rows that are the newest of their keys."""
+    moved = history.cut.keys_from is not None
+    below = None if rows is None else _KeysBelow(rows, moved=moved)
+    found: dict[int, dict[bytes | None, int]] = {
+        part.partition: {} for part in history.cut.partitions
     }
+    for batch in history.batches(_FIRST_PASS, below=below):
+        if batch.num_rows == 0:
+            continue
+        keys = found[batch.column("partition")[0].as_py()]
+        offsets = np.array(batch.column("offset"))
+        if "value" in batch.schema.names:
+            offsets[np.asarray(batch.column("value").is_null(), dtype=bool)] = _DELETED
+        keys.update(zip(batch.column("key").to_pylist(), offsets.tolist(), strict=True))
+    if moved:
+        _drop_superseded(found)
+    for keys in found.values():
+        keys.pop(None, None)  # records without a key
+    return {
+        number: np.array(sorted(n for n in keys.values() if n != _DELETED), np.int64)
+        for number, keys in found.items()
+    }
+
+
+def _drop_superseded(found: Mapping[int, dict[bytes | None, int]]) -> None:
+    """Drop each key from the partitions below the highest one that has it."""
+    above: set[bytes | None] = set()
+    for number in sorted(found, reverse=True):
+        keys = found[number]
+        for key in above & keys.keys():
+            del keys[key]
+        above |= keys.keys()

@@ -28,11 +28,12 @@ from headwater.reads.lease_keeper import KEEPER, LEASE_TTL_MS_DEFAULT
 from headwater.reads.tail import joined_holes
 from spark_jobs.clients import client_of
 from spark_jobs.read.held_reads import READS, HeldRead
-from spark_jobs.read.latest import latest_rows, usable_snapshot
+from spark_jobs.read.latest import latest_rows
 from spark_jobs.read.scans import left_in, refuse_lossy, rows_of
 from spark_jobs.sessions import is_running
 from spark_jobs.source.columns import ROW_COLUMNS, check_projection, name_list
 from spark_jobs.source.left import Counted
+from tiering.keys.of_cut import usable_snapshot
 from tiering.read.certify import certify_counts
 from tiering.read.lake import Lake
 

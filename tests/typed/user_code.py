@@ -173,6 +173,13 @@ def without_spark() -> None:
     """The whole history as one Arrow table."""
     _, proof = headwater.read_table("orders", columns=["value"], as_of={0: 5}, latest=True)
     assert_type(proof, Certificate)
+    with headwater.consume_state("orders", columns=["key", "value"], follow=True) as consumer:
+        assert_type(consumer, headwater.StateConsumer)
+        assert_type(consumer.cut, Cut)
+        for one in consumer:
+            assert_type(one, headwater.StateRows)
+        assert_type(consumer.positions, dict[int, Offset] | None)
+        assert_type(consumer.certificate, Certificate)
 
 
 def holding(client: headwater.Client) -> None:

@@ -90,6 +90,11 @@ class ParquetObject:
         """Rows of the whole file."""
         return int(self._parquet.metadata.num_rows)
 
+    @property
+    def row_groups_count(self) -> int:
+        """Row groups of the file, those without rows included."""
+        return int(self._parquet.metadata.num_row_groups)
+
     def row_groups(self) -> list[RowGroup]:
         """Return the row groups that hold rows, with their offset bounds.
 

@@ -62,7 +62,7 @@ def read_rows(
             for rows in _ordered(group, files, wanted, ["offset", *names]):
                 expected = _require_next(rows, expected, partition)
                 for batch in rows.to_batches(max_chunksize=BATCH_ROWS_MAX):
-                    yield _shaped(batch, schema, partition)
+                    yield shaped(batch, schema, partition)
     if expected != wanted.end:
         raise gap(partition, expected, int(wanted.end))
 
@@ -220,8 +220,8 @@ def _offsets(rows: pa.Table) -> Offsets:
     return values
 
 
-def _shaped(batch: pa.RecordBatch, schema: pa.Schema, partition: int) -> pa.RecordBatch:
-    """Return the batch with the columns of ``schema``, in its order."""
+def shaped(batch: pa.RecordBatch, schema: pa.Schema, partition: int) -> pa.RecordBatch:
+    """Return rows of a partition's file with the columns of ``schema``, in its order."""
     arrays = [
         pa.array(np.full(batch.num_rows, partition, dtype=np.int32))
         if name == "partition"

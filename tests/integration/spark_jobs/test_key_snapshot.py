@@ -16,6 +16,7 @@ from broker.errors import HeadwaterError, StaleColdEndError
 from broker.model.offsets import Offset
 from headwater.client import Client
 from headwater.local import embedded
+from headwater.reads.state import consume_state
 from simkit.tier.lake_broker import Served
 from spark_jobs.jobs import compact, snapshot, verify
 from spark_jobs.jobs.job import Report
@@ -90,6 +91,14 @@ def rows(spark: SparkSession, served: Served) -> dict[tuple[int, bytes], tuple[i
     return as_dict
 
 
+def state(served: Served) -> dict[tuple[int, bytes], tuple[int, bytes]]:
+    """Return what a consumer of state is given, without Spark."""
+    with consume_state("s", server=served.server) as consumer:
+        found = [(one.partition, row) for one in consumer for row in one.rows.to_pylist()]
+    assert found == sorted(found, key=lambda one: (one[0], one[1]["offset"]))
+    return {(number, row["key"]): (row["offset"], row["value"]) for number, row in found}
+
+
 def changes(seed: int, count: int, keys: int) -> Records:
     """Return random records: some without key, some tombstones."""
     rng = random.Random(seed)
@@ -112,7 +121,7 @@ def test_it_is_exact_at_every_cut(
     publish(served, truth, changes(1, 600, 400))
 
     first = run(spark, served)
-    assert rows(spark, served) == truth.latest()
+    assert rows(spark, served) == state(served) == truth.latest()
     assert first["ends"] == {"0": 600, "1": 0}
     assert first["files_added"] > 2
     again = run(spark, served)
@@ -120,6 +129,7 @@ def test_it_is_exact_at_every_cut(
 
     publish(served, truth, [(b"k1", b"new"), (b"k2", None), (b"other", b"x"), (None, b"y")])
     publish(served, truth, [(b"k1", b"of partition 1"), (b"", b"an empty key")], partition=1)
+    assert state(served) == truth.latest(), "the key snapshot, and what came after it"
     second = run(spark, served, check=True)
     assert rows(spark, served) == truth.latest()
     assert second["ends"] == {"0": 604, "1": 2}

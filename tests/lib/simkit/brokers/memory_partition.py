@@ -82,7 +82,7 @@ class MemoryPartition:
         self.pause_us = self.readonly_us = (0, 0)
         self.followers_count = 0
         self.log_start = self.purged_end = Offset(0)
-        self.remote_start = Offset(0)  # nothing expires here
+        self.remote_start = Offset(0)  # only LakeBroker lets records expire
         self.submits_count = 0
         self.policies: list[AckPolicy] = []  # of each submission; all are committed alike
         self._batches: list[StoredBatch] = []

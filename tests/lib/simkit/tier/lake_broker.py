@@ -34,6 +34,7 @@ from tiering.store.location import StoreConfig
 from tiering.store.table_keys import encryption_of
 from tiering.table.delta_log import commit_digest
 from tiering.table.delta_table import DeltaStreamTable
+from tiering.table.expiries import Expiries, ExpiryEntry
 from tiering.table.ledger import Ledger, LedgerEntry, encode_ranges
 from tiering.table.table import NewFile
 
@@ -88,13 +89,20 @@ class LakeBroker(MemoryBroker):
     def status(self, name: str) -> list[TierStatus]:
         """Return how much of each partition is in the table."""
         return [
-            replace(status, cold=OffsetRange(Offset(0), self._cold_end(name, status.partition)))
+            replace(
+                status,
+                cold=OffsetRange(
+                    self.handle(name, status.partition).remote_start,
+                    self._cold_end(name, status.partition),
+                ),
+            )
             for status in super().status(name)
         ]
 
     def table_start(self, name: str, partition: int) -> Offset | None:
         """Return where the table begins, if it has anything."""
-        return Offset(0) if self._cold_end(name, partition) else None
+        start = self.handle(name, partition).remote_start
+        return start if self._cold_end(name, partition) else None
 
     def _cold_end(self, name: str, partition: int) -> Offset:
         return self._cold_ends.get((self.get(name).uuid, partition), Offset(0))
@@ -135,6 +143,28 @@ class LakeBroker(MemoryBroker):
         for entry in entries:
             Ledger(table.store).put(entry.at_version(version))
         self._cold_ends[self.get(name).uuid, partition] = end
+        self._free(name)
+
+    def expire(self, name: str, partition: int, end: Offset) -> None:
+        """Let the first files of a partition expire, up to ``end``, which is the border of two."""
+        handle, table = self.handle(name, partition), self.table(name)
+        snapshot = table.snapshot()
+        files = [one for one in snapshot.files if one.partition == partition]
+        gone = [one for one in files if one.end_offset is not None and one.end_offset <= end]
+        entry = ExpiryEntry(
+            partition=partition,
+            start=snapshot.range_of(partition).start,
+            end=end,
+            cold_end=snapshot.cold_end(partition),
+            paths=tuple(one.path for one in gone),
+            size_bytes=sum(one.size_bytes for one in gone),
+            expired_us=self.clock.now_us(),
+            lineage_id=first_lineage_id(self.get(name).uuid, partition),
+            commit_id=uuid.uuid4().hex,
+        )
+        version = table.expire(snapshot, gone, entry)
+        Expiries(table.store).put(entry.at_version(version))
+        handle.remote_start = end
         self._free(name)
 
     def take(self, name: str, *, owner: str, ttl_ms: int) -> Cut:
