@@ -186,6 +186,9 @@ def settings(
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.driver.memory": _driver_memory(),
+            # The executor of this JVM beats before it is registered if the start takes longer than
+            # the default of 10 s, on a busy machine, and then Spark prints an exception.
+            "spark.executor.heartbeatInterval": "60s",
             "spark.sql.shuffle.partitions": str(max(2, cores)),
             # On one machine the default of 50 tasks for a table's state costs only time.
             "spark.databricks.delta.snapshotPartitions": str(max(2, cores)),

@@ -110,7 +110,8 @@ class Failure:
 def explain(error: BaseException) -> Failure | None:
     """Return name, message, hint and exit code of ``error``; None if it is a bug in Headwater."""
     if isinstance(error, HeadwaterError):
-        hints = (_HINTS.get(kind.__name__) for kind in type(error).__mro__)
+        names = [str(error.facts.get("cause")), *(kind.__name__ for kind in type(error).__mro__)]
+        hints = map(_HINTS.get, names)
         hint = _around(error) or next((text for text in hints if text is not None), None)
         code = next((code for kind, code in _CODES if isinstance(error, kind)), EXIT_DAMAGED)
         return Failure(type(error).__name__, error.message, hint, code)

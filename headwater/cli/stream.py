@@ -360,6 +360,11 @@ def _say_created(stream: Any, partitioner: str | None) -> None:
             f"Its table is {console.plain(stream.namespace)}/{console.plain(stream.table_name)}: "
             "a table of a former stream has the name of this one."
         )
+    if config.encryption != "none" and config.tiering and config.table_encryption == "plaintext":
+        console.note(
+            "What brokers store is encrypted. Its table has plain text, unless it is created with "
+            "--table-encryption ciphertext."
+        )
     console.say(
         f"Stream [bold]{console.plain(stream.name)}[/bold] records subject [bold]"
         f"{console.plain(config.subject)}[/bold] in {counted(config.partitions, 'partition')}."

@@ -401,6 +401,8 @@ def setting_text(name: str, value: Any) -> Any:
     """Return a setting of a stream for people: sizes and durations with their unit."""
     if not isinstance(value, int) or isinstance(value, bool):
         return value
+    if name in ("replication_factor", "min_isr"):
+        return value or 1  # 0 is what a broker alone keeps
     if "_bytes" in name:
         return format_bytes(value)
     return format_duration_ms(value) if "_ms" in name else value

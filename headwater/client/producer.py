@@ -411,6 +411,7 @@ class Producer:
                 f"no acknowledgement after {self._retry_ms_max} ms, the batch may be stored: "
                 f"{cause.message}",
                 timeout_ms=self._retry_ms_max,
+                cause=type(cause).__name__,
             )
         with self._changed:
             left = self._window.abandon()

@@ -12,6 +12,7 @@ from typing import Any, Final, Self
 from broker.errors import (
     CommitTimeoutError,
     InvalidRequestError,
+    NoAnswerError,
     UnavailableError,
     UnknownStreamError,
 )
@@ -392,8 +393,13 @@ class AsyncLiftbridge:
             try:
                 found = await call(self._servers.at(address), max(0.001, left))
             except CallRefused as refused:
-                if refused.code != "UNAVAILABLE" or left <= 0:
+                if refused.code != "UNAVAILABLE":
                     raise refused.error() from refused
+                if left <= 0:
+                    servers = ", ".join(self._directory.all())
+                    raise NoAnswerError(
+                        f"no answer from {servers} for {self._timeout_s:g} s: {refused.text}"
+                    ) from refused
                 self._directory.failed(address)
                 await asyncio.sleep(_PAUSE_S)
                 continue

@@ -247,13 +247,14 @@ def test_asyncio(up: LiftServer) -> None:
 
 
 def test_no_server_is_an_error_in_time() -> None:
-    """Named by its class; a closed client says that it is closed."""
-    with Liftbridge(f"127.0.0.1:{free_port()}", timeout_s=0.5) as client:
-        with pytest.raises(UnavailableError):
+    """Named by its class and its address; a closed client says that it is closed."""
+    address = f"127.0.0.1:{free_port()}"
+    with Liftbridge(address, timeout_s=0.5) as client:
+        with pytest.raises(UnavailableError, match=f"no answer from {address}"):
             client.metadata()
-        with pytest.raises(UnavailableError):
+        with pytest.raises(UnavailableError, match=address):
             client.publish("s", b"x")
-        with pytest.raises(UnavailableError):
+        with pytest.raises(UnavailableError, match=address):
             next(client.subscribe("s", start=Since.earliest()))
     with pytest.raises(ShuttingDownError):
         client.metadata()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -17,6 +19,7 @@ import typer
 from broker.errors import LogFailedError
 from broker.model.stream import StreamConfig
 from headwater.cli.publish_sinks import FlightSink
+from headwater.cli.stream import _say_created
 from simkit.brokers.memory_broker import MemoryBroker
 
 Run = Callable[..., Any]
@@ -193,6 +196,24 @@ def test_create_again_is_fine_and_otherwise_refused(run: Run) -> None:
     assert "describe" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({}, False),
+        ({"encryption": "xaes-256-gcm"}, True),
+        ({"encryption": "xaes-256-gcm", "tiering": False}, False),
+        ({"encryption": "xaes-256-gcm", "table_encryption": "ciphertext"}, False),
+    ],
+)
+def test_who_encrypts_the_log_alone_hears_of_the_table(
+    settings: dict[str, Any], told: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody finds plain text in a bucket by chance."""
+    config = StreamConfig(subject="s", **settings)
+    _say_created(SimpleNamespace(name="s", table_name="s", config=config), None)
+    assert ("--table-encryption" in capsys.readouterr().err) is told
+
+
 def test_list_and_describe(run: Run) -> None:
     """Both speak JSON for scripts and tables for people."""
     assert "No streams yet" in run("stream", "list").stderr
@@ -203,6 +224,8 @@ def test_list_and_describe(run: Run) -> None:
     _publish(run, "a\nb\n")
     described = json.loads(run("stream", "describe", "orders", "--json").stdout)
     assert described["partitions"][0]["high_watermark"] == 2
+    shown = run("stream", "describe", "orders").stdout
+    assert re.search(r"replication_factor +1 *\n", shown)
     assert described["partitions"][0]["leader"] in described["partitions"][0]["isr"]
     assert "128.0 MiB" in run("stream", "describe", "orders").stdout
 

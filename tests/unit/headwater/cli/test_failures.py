@@ -50,6 +50,17 @@ def test_hints_say_what_to_do(name: str, exit_code: int, hint: str) -> None:
     assert hint in (failure.hint or "")
 
 
+def test_a_retry_that_was_given_up_has_the_hint_of_its_cause() -> None:
+    """What to do about a full disk, not about leaders that nobody misses."""
+    known = explain(CommitTimeoutError("no acknowledgement", cause="DiskFullError"))
+    other = explain(CommitTimeoutError("no acknowledgement", cause="NotLeaderError"))
+    assert known is not None
+    assert other is not None
+    assert (known.name, known.exit_code) == ("CommitTimeoutError", 3)
+    assert "Free disk space" in (known.hint or "")
+    assert "headwater cluster status" in (other.hint or "")
+
+
 def test_files_and_packages() -> None:
     """A file that is not there and a package that is not installed are not our defects."""
     missing = explain(FileNotFoundError(2, "No such file or directory", "orders.jsonl"))
