@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import re
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import cast, get_type_hints
@@ -15,8 +16,9 @@ from typer.testing import CliRunner
 from broker.codec import record_batch
 from broker.codec.disk import index_format, log_state_format, segment_format
 from broker.codec.flight.actions import ACTIONS
-from broker.config import BrokerConfig
+from broker.config import BrokerConfig, load
 from broker.model.stream import StreamConfig
+from broker.process.access import require_guarded
 from broker.process.metrics import BrokerMetrics, MetricsSource
 from headwater.cli.main import app
 from projectfiles import ROOT
@@ -36,6 +38,18 @@ def test_every_configuration_key_is_explained(section: str, kind: type) -> None:
         if field.default not in (None, "", dataclasses.MISSING):
             default = str(field.default).lower() if field.type == "bool" else str(field.default)
             assert f"`{default}`" in row, f"{section}.{field.name} is {default}: {row}"
+
+
+@pytest.mark.parametrize("page", ["cluster", "encryption", "liftbridge", "security"])
+def test_a_configuration_on_a_page_is_one_that_starts(page: str, tmp_path: Path) -> None:
+    """Nobody copies what the daemon then refuses."""
+    found = re.findall(r"```toml\n(.*?)```", _page(f"docs/{page}.md"), re.DOTALL)
+    whole = [block for block in found if "[node]" in block or "[cluster]" not in block]
+    assert whole
+    for block in whole:
+        file = tmp_path / "broker.toml"
+        file.write_text(textwrap.dedent(block))
+        assert require_guarded(load(file, {})) == []
 
 
 class _NothingYet:
