@@ -414,7 +414,7 @@ class _Daemon:
 
     def _tier_event(self, event: str, facts: Mapping[str, Any]) -> None:
         """Log an event of tiering; any thread."""
-        _log.info(event, **facts)
+        log_tiering(event, facts)
         if event == "segments_shipped" and self._metrics is not None:
             self._metrics.observe_shipment(seconds=facts["elapsed_ms"] / 1000)
 
@@ -500,6 +500,18 @@ def _lake_complaint(uri: str, *errors: HeadwaterError | None) -> str | None:
     """Return why the lake cannot be used: it does not answer, or refuses writes. None if it can."""
     error = next((one for one in errors if one is not None), None)
     return None if error is None else f"the lake at {uri}: {error.message}"
+
+
+def log_tiering(event: str, facts: Mapping[str, Any]) -> None:
+    """Log an event of tiering. Of failures in a row only the first is a warning; any thread."""
+    if event == "tier_failed" and facts["failures"] == 1:
+        _log.warning("tier_failed", **facts)
+    elif event == "tier_crashed":
+        _log.error("tier_crashed", **facts)
+    elif event == "claim_crashed":
+        _log.error("claim_crashed", **facts)
+    else:
+        _log.info(event, **facts)
 
 
 def _start_broker(broker: Broker, tiering: Tiering | None, *, claim_ms: int) -> None:

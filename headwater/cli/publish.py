@@ -319,7 +319,7 @@ def _run(
             sink.finish()
     except BaseException:
         console.note(
-            f"Stopped after {sent:,} records sent; {sink.acked:,} are known to be on disk."
+            f"Stopped after {counted(sent, 'record')} sent; known to be on disk: {sink.acked:,}."
         )
         raise
     return sent, time.monotonic() - started
