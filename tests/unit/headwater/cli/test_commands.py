@@ -8,7 +8,6 @@ import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -19,7 +18,6 @@ import typer
 from broker.errors import LogFailedError
 from broker.model.stream import StreamConfig
 from headwater.cli.publish_sinks import FlightSink
-from headwater.cli.stream import _say_created
 from simkit.brokers.memory_broker import MemoryBroker
 
 Run = Callable[..., Any]
@@ -194,24 +192,6 @@ def test_create_again_is_fine_and_otherwise_refused(run: Run) -> None:
     assert result.exit_code == 2
     assert "StreamExistsError" in result.stderr
     assert "describe" in result.stderr
-
-
-@pytest.mark.parametrize(
-    ("settings", "told"),
-    [
-        ({}, False),
-        ({"encryption": "xaes-256-gcm"}, True),
-        ({"encryption": "xaes-256-gcm", "tiering": False}, False),
-        ({"encryption": "xaes-256-gcm", "table_encryption": "ciphertext"}, False),
-    ],
-)
-def test_who_encrypts_the_log_alone_hears_of_the_table(
-    settings: dict[str, Any], told: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Nobody finds plain text in a bucket by chance."""
-    config = StreamConfig(subject="s", **settings)
-    _say_created(SimpleNamespace(name="s", table_name="s", config=config), None)
-    assert ("--table-encryption" in capsys.readouterr().err) is told
 
 
 def test_list_and_describe(run: Run) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,9 @@ import pytest
 from broker.config import BrokerConfig, EncryptionConfig, LakeConfig, NatsConfig, load
 from broker.errors import InvalidConfigError
 from broker.keys.local_keys import EnvironmentKeys, KeyringFile
+from broker.model.stream import StreamConfig
 from headwater.cli.broker_check import checked_needs
+from headwater.cli.stream import _say_created
 
 Run = Callable[..., Any]
 CONTEXT = {"headwater:stream": "s"}
@@ -86,3 +89,21 @@ def test_the_check_of_a_broker_wraps_a_key(run: Run, tmp_path: Path) -> None:
     assert found() == ""
     path.chmod(0o644)
     assert "chmod 600" in found()
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({}, False),
+        ({"encryption": "xaes-256-gcm"}, True),
+        ({"encryption": "xaes-256-gcm", "tiering": False}, False),
+        ({"encryption": "xaes-256-gcm", "table_encryption": "ciphertext"}, False),
+    ],
+)
+def test_who_encrypts_the_log_alone_hears_of_the_table(
+    settings: dict[str, Any], told: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody finds plain text in a bucket by chance."""
+    config = StreamConfig(subject="s", **settings)
+    _say_created(SimpleNamespace(name="s", table_name="s", config=config), None)
+    assert ("--table-encryption" in capsys.readouterr().err) is told
