@@ -40,6 +40,7 @@ from headwater.nats_login import NatsLogin, without_login
 
 MESSAGE_ID_HEADER: Final = "Nats-Msg-Id"
 _CONNECT_TIMEOUT_S: Final = 5
+_ABANDON_S: Final = 1.0
 _SWEEP_S: Final = 0.25
 _BACKOFF_S_MAX: Final = 1.0
 _PENDING_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -412,6 +413,9 @@ def check_connection(url: str, login: NatsLogin) -> None:
 
 
 async def _abandon(connection: NatsConnection) -> None:
-    """Close a connection that carried nothing; an error of its socket says nothing more."""
+    """Close a connection that carried nothing; an error of its socket says nothing more.
+
+    The wait is bounded: after a refused certificate asyncio never tells that the socket is closed.
+    """
     with suppress(OSError, nats.errors.Error):  # a server that refuses may reset the connection
-        await connection.close()
+        await asyncio.wait_for(connection.close(), _ABANDON_S)

@@ -1,16 +1,19 @@
 """Certificates of a cluster: one authority, and one certificate per broker with the broker's name.
 
 Brokers talk to each other over TLS 1.3. A broker accepts a peer whose certificate is signed by the
-cluster's authority and names the peer as ``headwater://CLUSTER/broker/ID``. Only the owner of a key
-file may read it. The authority's key is needed only to add a broker later, and no running broker
-needs it: keep it on another machine.
+cluster's authority and names the peer as ``headwater://CLUSTER/broker/ID``. A certificate that also
+names the broker's hosts serves its doors for clients, which trust the same authority. Only the
+owner of a key file may read it. The authority's key is needed only to add a broker later, and no
+running broker needs it: keep it on another machine.
 """
 
 from __future__ import annotations
 
 import datetime as dt
+import ipaddress
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -26,6 +29,7 @@ from broker.model.member_uri import member_uri
 
 _AUTHORITY_DAYS: Final = 3650
 _BEFORE: Final = dt.timedelta(hours=1)  # because the clocks of other machines may be behind
+_HOST_NAME: Final = re.compile(r"(?=.{1,253}\Z)[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?\Z")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,14 +51,22 @@ def files_of(folder: Path, broker: str) -> CertificateFiles:
 
 
 def make_certificates(
-    folder: Path, *, cluster: str, brokers: Sequence[str], days: int = 825
+    folder: Path,
+    *,
+    cluster: str,
+    brokers: Sequence[str],
+    hosts: Mapping[str, Sequence[str]] | None = None,
+    days: int = 825,
 ) -> dict[str, CertificateFiles]:
     """Make the missing files of the authority and of each broker; no file is replaced.
 
+    ``hosts`` has, by broker, the DNS names and IP addresses at which clients reach it.
+
     Raises:
-        InvalidConfigError: a name is not valid, a file cannot be written, or the existing files
-            are incomplete.
+        InvalidConfigError: a name is not valid, a file cannot be written, the existing files are
+            incomplete, or an existing certificate does not name a host that is asked for.
     """
+    named = {broker: [_host(one) for one in (hosts or {}).get(broker, ())] for broker in brokers}
     for name in (cluster, *brokers):
         if not is_stream_name(name):
             raise InvalidConfigError(
@@ -76,7 +88,9 @@ def make_certificates(
                     "restore the other file, or remove this one to make both again"
                 )
             if not any(there):
-                authority.issue(files, member_uri(cluster, broker), broker, days)
+                authority.issue(files, member_uri(cluster, broker), broker, named[broker], days)
+            elif named[broker]:
+                _require_hosts(files.cert_file, named[broker])
     except (OSError, ValueError) as cause:
         raise InvalidConfigError(f"certificates in {folder}: {cause}") from cause
     return found
@@ -112,8 +126,15 @@ class _Authority:
             raise InvalidConfigError(f"{key_file} is not the key of {cert_file}")
         return cls(cert, loaded)
 
-    def issue(self, files: CertificateFiles, uri: str, name: str, days: int) -> None:
-        """Write a new key and its certificate."""
+    def issue(
+        self,
+        files: CertificateFiles,
+        uri: str,
+        name: str,
+        hosts: Sequence[x509.GeneralName],
+        days: int,
+    ) -> None:
+        """Write a new key and its certificate. The URI is its first name: a principal's name."""
         key = ec.generate_private_key(ec.SECP256R1())
         usages = x509.ExtendedKeyUsage(
             [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
@@ -124,7 +145,8 @@ class _Authority:
             .add_extension(_key_usage(authority=False), critical=True)
             .add_extension(usages, critical=False)
             .add_extension(
-                x509.SubjectAlternativeName([x509.UniformResourceIdentifier(uri)]), critical=False
+                x509.SubjectAlternativeName([x509.UniformResourceIdentifier(uri), *hosts]),
+                critical=False,
             )
             .add_extension(
                 x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()),
@@ -146,6 +168,38 @@ def valid_until(path: Path) -> dt.datetime:
         return x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
     except (OSError, ValueError) as cause:
         raise InvalidConfigError(f"{path} has no certificate: {cause}") from cause
+
+
+def _host(text: str) -> x509.GeneralName:
+    """Return a host as a certificate names it.
+
+    Raises:
+        InvalidConfigError: the text is neither an IP address nor a DNS name.
+    """
+    try:
+        return x509.IPAddress(ipaddress.ip_address(text))
+    except ValueError:
+        if not _HOST_NAME.match(text):
+            raise InvalidConfigError(
+                f"{text!r} is not a host: give a DNS name or an IP address, without a port"
+            ) from None
+        return x509.DNSName(text)
+
+
+def _require_hosts(cert_file: Path, hosts: Sequence[x509.GeneralName]) -> None:
+    certificate = x509.load_pem_x509_certificate(cert_file.read_bytes())
+    try:
+        found = list(
+            certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        )
+    except x509.ExtensionNotFound:
+        found = []
+    missing = [str(one.value) for one in hosts if one not in found]
+    if missing:
+        raise InvalidConfigError(
+            f"{cert_file} does not name the host {', '.join(missing)}, and no file is replaced: "
+            "move it and its key away to have both made again"
+        )
 
 
 def _authority_name(cluster: str) -> str:

@@ -50,7 +50,9 @@ PLACES: Final[dict[str, tuple[str, ...]]] = {
     "tests/lib/checkkit": ("broker/*",),
     "tests/lib/plantkit": (*_PRODUCT, "tests/lib/checkkit/*", "tests/lib/projectfiles.py"),
     "tests/lib/simkit": (*_PRODUCT, "tests/lib/checkkit/*", "tests/lib/projectfiles.py"),
-    "tests/lib/clusterkit": (*_PRODUCT, "tests/lib/simkit/*", "tests/lib/freezing.py"),
+    "tests/lib/clusterkit": (
+        *_PRODUCT, "tests/lib/simkit/*", "tests/lib/freezing.py", "tests/lib/projectfiles.py",
+    ),
     "tests/lib/crashkit": (
         *_PRODUCT, "tests/lib/checkkit/*", "tests/lib/clusterkit/*", "tests/lib/plantkit/*",
         "tests/lib/simkit/*", "tests/lib/freezing.py",

@@ -11,11 +11,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import secrets
 from collections.abc import Callable, Coroutine
 from typing import Final
 
-from broker.adapters.nats.transport import NatsTransport
+from broker.adapters.nats.transport import NatsTransport, own_inbox
 from broker.codec.nats.stream import MessageBatch
 from broker.config import NatsConfig
 from broker.errors import (
@@ -41,7 +40,7 @@ class NatsAsking:
         self, config: NatsConfig, *, client_name: str, on_crash: Callable[[BaseException], None]
     ) -> None:
         """Prepare; :meth:`start` connects. ``on_crash`` is called for bugs only."""
-        self._inbox = f"_INBOX.{secrets.token_hex(12)}"
+        self._inbox = own_inbox()
         self._transport = NatsTransport(
             config, client_name=client_name, sink=self, on_crash=on_crash
         )

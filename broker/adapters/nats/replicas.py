@@ -18,7 +18,6 @@ import asyncio
 import contextlib
 import itertools
 import re
-import secrets
 import threading
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection, Sequence
@@ -37,7 +36,7 @@ from broker.adapters.nats.replica_messages import (
     encode_notice,
     encode_request,
 )
-from broker.adapters.nats.transport import NatsTransport
+from broker.adapters.nats.transport import NatsTransport, own_inbox
 from broker.codec.nats.envelope import EnvelopeKind
 from broker.codec.nats.stream import MessageBatch
 from broker.codec.peer import replica_answer
@@ -112,7 +111,7 @@ class NatsReplicaTransport:
         self._waiting_bytes = 0
         self._routes: dict[int, _Route] = {}
         self._sids = itertools.count(_FIRST_SID)
-        self._inbox = f"_INBOX.{secrets.token_hex(12)}"
+        self._inbox = own_inbox()
         self._numbers = itertools.count(1)
         self._asked: OrderedDict[Asked, None] = OrderedDict()
         self._replies: OrderedDict[Asked, bytes] = OrderedDict()  # reply inboxes of requests

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -42,6 +43,14 @@ _CLOSE_TIMEOUT_S: Final = 5.0
 SEND_BACKLOG_BYTES_MAX: Final = 16 * 1024 * 1024  # unsent answers; more are dropped and counted
 
 _log = structlog.get_logger(__name__)
+
+
+def own_inbox() -> str:
+    """Return a new beginning for inboxes of a broker; nobody else needs to hear below the prefix.
+
+    docs/security.md names the prefix, because NATS servers have permissions by it.
+    """
+    return f"_INBOX.headwater.{secrets.token_hex(12)}"
 
 
 class MessageSink(Protocol):

@@ -1,13 +1,41 @@
-"""Runs a program of another language that asks for brokers to be killed and started."""
+"""Builds and runs programs of another language, which may ask for brokers to be killed."""
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Final
 
+import pytest
+
+from projectfiles import ROOT
+
+_GO_SOURCES: Final = ROOT / "tests/peers/go"
 _TIMEOUT_S: Final = 150.0
+
+
+def build_go(target: Path) -> Path:
+    """Build the Go program; skip where Go is not installed or its modules are out of reach."""
+    go = shutil.which("go", path=f"{os.environ['PATH']}:/usr/local/go/bin")
+    if go is None:
+        pytest.skip("Go is not installed: a fresh machine needs Python and Java only")
+    built = subprocess.run(
+        [go, "build", "-o", str(target), "."],
+        cwd=_GO_SOURCES,
+        env={**os.environ, "GOFLAGS": "-buildvcs=false -mod=readonly"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    if built.returncode and "dial tcp" in built.stderr:
+        pytest.skip(f"Go's modules cannot be fetched: {built.stderr[-200:]}")
+    assert built.returncode == 0, built.stderr
+    return target
 
 
 def refuse(verb: str, broker: str) -> None:

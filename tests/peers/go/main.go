@@ -4,6 +4,7 @@
 //	usage: liftpeer -addrs HOST:PORT[,HOST:PORT...] -nats URL SCENARIO
 //	       liftpeer list
 //	       liftpeer -addrs … -nats … bench MODE STREAM SIZE COUNT
+//	       liftpeer -addrs … -ca FILE -token FILE guarded STREAM HIDDEN
 //
 // A scenario prints "ok" and ends with 0, or prints why it failed and ends with 1. A scenario of a
 // cluster asks whoever runs it to kill or start a broker: it prints "!kill ID" or "!start ID" and
@@ -49,10 +50,16 @@ var clustered = map[string]func(*rig){}
 func main() {
 	addrs := flag.String("addrs", "", "addresses of the brokers")
 	natsURL := flag.String("nats", "", "address of NATS")
+	caFile := flag.String("ca", "", "guarded: the authority of the brokers' certificates")
+	tokenFile := flag.String("token", "", "guarded: the file of a token")
 	flag.Parse()
 	name := flag.Arg(0)
 	if name == "list" {
 		list()
+		return
+	}
+	if name == "guarded" {
+		end(guarded(strings.Split(*addrs, ","), *caFile, *tokenFile, flag.Args()[1:]), true)
 		return
 	}
 	scenario := single[name]
@@ -66,11 +73,15 @@ func main() {
 		fmt.Println("no scenario", name)
 		os.Exit(2)
 	}
-	if err := run(scenario, strings.Split(*addrs, ","), *natsURL); err != nil {
+	end(run(scenario, strings.Split(*addrs, ","), *natsURL), name != "bench")
+}
+
+func end(err error, says bool) {
+	if err != nil {
 		fmt.Println("failed:", err)
 		os.Exit(1)
 	}
-	if name != "bench" {
+	if says {
 		fmt.Println("ok")
 	}
 }
@@ -89,6 +100,7 @@ func list() {
 }
 
 func run(scenario func(*rig), addrs []string, natsURL string) (err error) {
+	defer func() { err = told(recover(), err) }()
 	// The context of Connect also bounds the publish streams, so the client gets one without an end.
 	client, err := lift.Connect(addrs, lift.AckWaitTime(20*time.Second))
 	if err != nil {
@@ -114,21 +126,24 @@ func run(scenario func(*rig), addrs []string, natsURL string) (err error) {
 		defer conn.Close()
 		r.stubs[addr] = api.NewAPIClient(conn)
 	}
-	defer func() {
-		if found := recover(); found != nil {
-			failure, ok := found.(failure)
-			if !ok {
-				panic(found)
-			}
-			err = fmt.Errorf("%s", string(failure))
-		}
-	}()
 	scenario(r)
 	return nil
 }
 
 // failure ends a scenario.
 type failure string
+
+// told turns a recovered failure into an error.
+func told(found any, err error) error {
+	switch found := found.(type) {
+	case nil:
+		return err
+	case failure:
+		return fmt.Errorf("%s", string(found))
+	default:
+		panic(found)
+	}
+}
 
 func check(holds bool, format string, values ...any) {
 	if !holds {

@@ -2,41 +2,22 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from clusterkit.foreign_program import build_go
 from clusterkit.lift_brokers import LiftCluster, LiftServer, lift_cluster, lift_up
 from projectfiles import ROOT
 
-GO_SOURCES = ROOT / "tests/peers/go"
 PYTHON = ROOT / ".liftbridge-venv/bin/python"  # made by `make test-liftbridge`
 
 
 @pytest.fixture(scope="session")
 def go_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the Go program; skip where Go is not installed or its modules are out of reach."""
-    go = shutil.which("go")
-    if go is None:
-        pytest.skip("Go is not installed: a fresh machine needs Python and Java only")
-    target = tmp_path_factory.mktemp("liftpeer") / "liftpeer"
-    built = subprocess.run(
-        [go, "build", "-o", str(target), "."],
-        cwd=GO_SOURCES,
-        env={**os.environ, "GOFLAGS": "-buildvcs=false -mod=readonly"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    if built.returncode and "dial tcp" in built.stderr:
-        pytest.skip(f"Go's modules cannot be fetched: {built.stderr[-200:]}")
-    assert built.returncode == 0, built.stderr
-    return target
+    """Build the Go program."""
+    return build_go(tmp_path_factory.mktemp("liftpeer") / "liftpeer")
 
 
 @pytest.fixture(scope="session")

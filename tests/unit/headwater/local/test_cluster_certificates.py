@@ -68,11 +68,32 @@ def test_an_authoritys_key_has_to_be_its_own(tmp_path: Path) -> None:
         make_certificates(tmp_path / "one", cluster="one", brokers=["b1"])
 
 
+def test_a_certificate_names_the_hosts_after_the_broker(tmp_path: Path) -> None:
+    """Doors take the first name of a certificate as its holder: that is the broker, not a host."""
+    hosts = {"b1": ["b1.example", "10.0.0.1", "::1"]}
+    made = make_certificates(tmp_path, cluster="prod", brokers=["b1", "b2"], hosts=hosts)
+    certificate = x509.load_pem_x509_certificate(made["b1"].cert_file.read_bytes())
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    told = [str(one.value) for one in names]
+    assert told == ["headwater://prod/broker/b1", "b1.example", "10.0.0.1", "::1"]
+    make_certificates(tmp_path, cluster="prod", brokers=["b1"], hosts=hosts)
+    with pytest.raises(InvalidConfigError, match=r"does not name the host b1\.other"):
+        make_certificates(tmp_path, cluster="prod", brokers=["b1"], hosts={"b1": ["b1.other"]})
+
+
+@pytest.mark.parametrize("host", ["", "b1.example:7410", "*.example", "-b1", "b1 b2", "grpc://b1"])
+def test_a_host_is_a_name_or_an_address(tmp_path: Path, host: str) -> None:
+    """What could not be checked by a client is refused before any file is made."""
+    with pytest.raises(InvalidConfigError, match="is not a host"):
+        make_certificates(tmp_path / "new", cluster="c", brokers=["b"], hosts={"b": [host]})
+    assert not (tmp_path / "new").exists()
+
+
 def test_the_command_prints_what_it_made(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One line for each broker, for scripts; what to do with them goes to stderr."""
-    certs(out=tmp_path, cluster="prod", broker=["b1", "b2"])
+    certs(out=tmp_path, cluster="prod", broker=["b1=b1.example,10.0.0.1", "b2"])
     printed = capsys.readouterr().out.splitlines()
     assert len(printed) == 2
     assert all((tmp_path / f"b{n}.crt").exists() for n in (1, 2))

@@ -1,0 +1,335 @@
+"""docs/security.md, "A hardened cluster": set up by the page, then tried by a tenant at every door.
+
+The tenant ``shop`` has a token. By the command, Flight, Liftbridge's Go client, NATS and Spark it
+publishes and reads its own streams, and is refused everything else by a typed error; the audit,
+read by Spark, tells all of it. The tests share one cluster, in one worker with Spark's session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import nats
+import pyarrow.parquet as pq
+import pytest
+
+import headwater
+from broker.codec.audit_record import AuditCheck
+from broker.codec.flight.protocol import ReadRequest
+from broker.errors import (
+    AccessDeniedError,
+    AccessError,
+    NoAnswerError,
+    UnauthenticatedError,
+    UnavailableError,
+)
+from broker.model.access import CLUSTER, Grant
+from broker.runtime.api.identities import OWNER
+from clusterkit.foreign_program import build_go, play
+from clusterkit.hardened import BROKERS, PASSWORDS, Hardened, hardened_cluster, page_commands
+from headwater.client import Client
+from headwater.client.access import AccessCalls
+from headwater.client.address import read_token, resolve_addresses
+from headwater.client.brokers import Brokers
+from headwater.client.fetch import Fetch
+from headwater.client.flight_connection import Connection
+from headwater.client.read_route import ReadRoute
+from headwater.local.embedded import LOOPBACK, http_status
+from headwater.nats_login import NatsLogin
+from headwater.nats_publisher import check_connection
+from simkit.servers.certificates import Authority
+from spark_jobs.source.source import HeadwaterDataSource
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.slow]
+
+SOON_S = 1.0  # a revocation is in force within this time, on every broker
+PATIENCE_S = 20.0
+STREAM, HIDDEN = "shop-in", "hidden"
+
+
+@pytest.fixture(scope="module")
+def cluster(
+    spark: SparkSession,
+    moto_env: dict[str, str],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Hardened]:
+    """Run the page's cluster, and a stream of others."""
+    folder = tmp_path_factory.mktemp("hardened")
+    with hardened_cluster(folder, "s3://headwater-tests/hardened", moto_env) as running:
+        with running.client("ops") as ops:
+            ops.create_stream(HIDDEN, subject="hr.payroll")
+            with ops.producer(HIDDEN) as producer:
+                producer.send([b"secret"]).result(PATIENCE_S)
+        yield running
+
+
+def test_the_page_has_ten_commands(cluster: Hardened) -> None:
+    """They were run as they stand; the last one read what the tenant published."""
+    assert len(page_commands()) == 10
+    assert pq.read_table(cluster.user / "shop.parquet")["value"].to_pylist()[0] == b"one"
+
+
+def test_the_command(cluster: Hardened) -> None:
+    """A tenant's list has its streams only; a refusal ends a command with its name."""
+    told = cluster.run("headwater stream list", principal="shop")
+    assert STREAM in told
+    assert HIDDEN not in told
+    told = cluster.run(f"headwater read {HIDDEN}", principal="shop", ok=False)
+    assert "AccessDeniedError" in told
+    nobody = "unset HEADWATER_TOKEN_FILE; headwater stream list"
+    assert "UnauthenticatedError" in cluster.run(nobody, principal="shop", ok=False)
+
+
+def test_who_is_not_whom_a_door_knows_gets_nothing(cluster: Hardened) -> None:
+    """Plain text, another authority, the token of another broker's owner, metrics without one."""
+    owner = read_token(cluster.folder / "b1" / "owner.token")
+    foreign = cluster.folder / "foreign.crt"
+    foreign.write_bytes(Authority("foreign").cert)
+    ways = [
+        (Client(cluster.url_of("b1").replace("+tls", ""), token=owner), NoAnswerError),
+        (Client(cluster.url_of("b1"), tls_ca_file=foreign, token=owner), NoAnswerError),
+        (
+            Client(cluster.url_of("b2"), tls_ca_file=cluster.ca_file, token=owner),
+            UnauthenticatedError,
+        ),
+    ]
+    for client, kind in ways:
+        with client, pytest.raises(kind):
+            client.streams()
+    assert http_status(cluster.http_ports["b1"], "GET", "/metrics") == 401
+
+
+ROOT_GRANT = {"principal": "shop", "kind": "cluster", "pattern": CLUSTER, "actions": ["admin"]}
+LOSS = {"partition_epoch": 1, "known_end": 1, "operator": "me", "accept_data_loss": True}
+# Actions that a tenant may not take, by the name that the audit has.
+ACTIONS: dict[str, dict[str, Any]] = {
+    "cut": {"name": HIDDEN, "owner": "me", "ttl_ms": 1_000},
+    "take_lease": {"name": HIDDEN, "owner": "me", "ttl_ms": 1_000},
+    "describe_stream": {"name": HIDDEN},
+    "delete_stream": {"name": HIDDEN},
+    "alter_stream": {"name": HIDDEN, "changes": {"puback": True}},
+    "purge_partition": {"name": HIDDEN, "partition": 0, "before": 1, "operator": "me"},
+    "elect_unclean": {"name": HIDDEN, "partition": 0, "broker": "b1", **LOSS},
+    "cluster_status": {},
+    "move_partition": {"name": STREAM, "partition": 0, "target": ["b1"]},
+    "grant_access": {"grants": [ROOT_GRANT]},
+    "create_token": {"token_id": "0" * 16, "digest": "0" * 64, "principal": "ops"},
+    "list_access": {},
+}
+
+
+def refuse_all(client: Client, kind: type[AccessError]) -> set[str]:
+    """Make these calls and others; each has to be refused. Return their names in the audit."""
+
+    def publish() -> None:
+        with client.producer(HIDDEN) as producer:
+            producer.send([b"no"]).result(PATIENCE_S)
+
+    def read_unasked() -> None:  # without the question where the stream is
+        with closing(Connection(client.address.brokers[0])) as connection:
+            connection.get(ReadRequest(stream=HIDDEN, partition=0)).read()
+
+    attempts: list[Callable[[], object]] = [
+        publish,
+        read_unasked,
+        lambda: list(client.fetch(HIDDEN)),
+        lambda: list(client.fetch("__audit")),
+        lambda: client.create_stream("other"),
+        lambda: client.create_stream("shop-spy", subject="hr.payroll"),
+        lambda: client.create_stream("shop-spy", subject=">"),
+        *(partial(client.call, name, values) for name, values in ACTIONS.items()),
+    ]
+    for attempt in attempts:
+        with pytest.raises(kind):
+            pytest.fail(f"{attempt} was not refused: {attempt()!r}")
+    return {"do_get", "create_stream", *ACTIONS}
+
+
+def test_flight(cluster: Hardened) -> None:
+    """The tenant publishes, reads and consumes in its group; each other call is refused as such."""
+    with cluster.client("shop") as shop:
+        with shop.producer(STREAM) as producer:
+            producer.send([b"by flight"]).result(PATIENCE_S)
+        values = [v for part in shop.fetch(STREAM) for v in part.batch["value"].to_pylist()]
+        assert values[-1] == b"by flight"
+        refuse_all(shop, AccessDeniedError)
+    with cluster.client(None) as nobody:
+        refuse_all(nobody, UnauthenticatedError)
+
+
+def test_liftbridges_go_client(cluster: Hardened) -> None:
+    """The client is unmodified; tests/peers/go/guarded.go says what it tries."""
+    program = build_go(cluster.folder / "liftpeer")
+    files = ["-ca", str(cluster.ca_file), "-token", str(cluster.token_file("shop"))]
+    play([str(program), "-addrs", cluster.liftbridge, *files, "guarded", STREAM, HIDDEN])
+
+
+def test_nats(cluster: Hardened) -> None:
+    """NATS lets the tenant publish below its subject and hear its own acknowledgements only."""
+
+    async def tried() -> None:
+        refused: list[Exception] = []
+
+        async def note(error: Exception) -> None:
+            refused.append(error)
+
+        context = ssl.create_default_context(cafile=str(cluster.folder / "nats-ca.crt"))
+        connection = await nats.connect(
+            f"tls://{LOOPBACK}:{cluster.nats.port}",
+            tls=context,
+            user="shop",
+            password=PASSWORDS["SHOP_PASSWORD"],
+            inbox_prefix=b"_INBOX.shop",
+            error_cb=note,
+        )
+        answer = await connection.request("shop.in", b"by nats", timeout=PATIENCE_S)
+        assert json.loads(answer.data)["stream"] == STREAM
+        for attempt in (
+            connection.subscribe("shop.>"),
+            connection.subscribe("_INBOX.>"),
+            connection.subscribe("_INBOX.headwater.>"),
+            connection.publish("hr.payroll", b"no"),
+            connection.publish("prod.shop-in.0.replicate", b"forged"),
+        ):
+            await attempt
+            await connection.flush()
+        violations = [one for one in refused if "permissions violation" in str(one).lower()]
+        assert len(violations) == 5, refused
+        await connection.close()
+
+    asyncio.run(tried())
+
+
+def test_a_nats_server_of_an_unknown_authority_is_a_typed_error(cluster: Hardened) -> None:
+    """The publisher says so within seconds; it used to wait for ever."""
+    url = f"tls://{LOOPBACK}:{cluster.nats.port}"
+    with pytest.raises(UnavailableError, match="certificate verify failed"):
+        check_connection(url, NatsLogin(user="shop", password=PASSWORDS["SHOP_PASSWORD"]))
+
+
+# ---------------------------------------------------------------------- revocation
+
+
+def test_a_revocation_ends_open_reads_on_every_broker(cluster: Hardened) -> None:
+    """Readers that follow at the leader and at both other brokers hear of it within a second."""
+    grant = Grant(principal="reader", kind="stream", pattern=STREAM, actions=("consume",))
+    request = ReadRequest(stream=STREAM, partition=0, follow=True)
+    ended: dict[str, tuple[type[Exception], float]] = {}
+
+    def wait(broker: str, read: Fetch) -> None:
+        try:
+            while True:
+                next(read)
+        except AccessError as error:
+            ended[broker] = (type(error), time.monotonic())
+
+    with cluster.client("ops") as ops, ExitStack() as stack:
+        access = AccessCalls(ops)
+        token = access.create_token("reader").token
+        access.grant([grant])
+        waiting = []
+        for broker in BROKERS:
+            url = cluster.url_of(broker)
+            brokers = Brokers(resolve_addresses(url, tls_ca_file=cluster.ca_file, token=token))
+            stack.callback(brokers.close)
+            read = stack.enter_context(Fetch(ReadRoute(brokers, request), request))
+            assert next(read).batch.num_rows
+            waiting.append(threading.Thread(target=wait, args=(broker, read)))
+        for thread in waiting:
+            thread.start()
+        began = time.monotonic()
+        access.revoke([grant])
+        for thread in waiting:
+            thread.join(PATIENCE_S)
+    assert {broker: kind for broker, (kind, _) in ended.items()} == dict.fromkeys(
+        BROKERS, AccessDeniedError
+    )
+    took = {broker: round(at - began, 3) for broker, (_, at) in ended.items()}
+    assert max(took.values()) < SOON_S, took
+
+
+# ---------------------------------------------------------------------- Spark, and the audit
+
+
+@contextmanager
+def spark_of(spark: SparkSession, variables: Mapping[str, str]) -> Iterator[None]:
+    """Give driver and workers the variables of a user, as ``spark.executorEnv`` does."""
+    own = {name: value for name, value in variables.items() if name.startswith("HEADWATER_")}
+    before = dict(spark.sparkContext.environment)
+    with pytest.MonkeyPatch.context() as driver:
+        for name, value in own.items():
+            driver.setenv(name, value)
+        spark.sparkContext.environment.update(own)
+        spark.dataSource.register(HeadwaterDataSource)
+        yield
+    spark.sparkContext.environment.clear()
+    spark.sparkContext.environment.update(before)
+    spark.dataSource.register(HeadwaterDataSource)
+
+
+def test_spark_and_the_audit(cluster: Hardened, spark: SparkSession) -> None:
+    """The tenant reads its stream from both tiers, and writes; the audit has every refusal."""
+    with cluster.client("shop") as shop:
+        shop.tier_flush(STREAM)
+    with spark_of(spark, cluster.variables("shop")):
+        rows = spark.sql("select cast('by spark' as binary) as value")
+        rows.write.format("headwater").mode("append").options(stream=STREAM).save()
+        unified = {bytes(row.value) for row in headwater.read(spark, STREAM).collect()}
+        source = spark.read.format("headwater").option("stream", STREAM).load().collect()
+        assert unified == {bytes(row.value) for row in source}
+        assert unified >= {b"one", b"by spark"}
+        with pytest.raises(AccessDeniedError):
+            headwater.read(spark, HIDDEN)
+        with pytest.raises(Exception, match="AccessDeniedError"):
+            spark.read.format("headwater").option("stream", HIDDEN).load().collect()
+    with cluster.client("ops") as ops:
+        made = AccessCalls(ops).create_token("nosy")
+        with Client(cluster.url, tls_ca_file=cluster.ca_file, token=made.token) as nosy:
+            refused = refuse_all(nosy, AccessDeniedError)
+        deadline = time.monotonic() + PATIENCE_S
+        while missing := refused - calls_of("nosy", audit_values(ops)):
+            assert time.monotonic() < deadline, missing
+            time.sleep(0.05)  # brokers store their notes within a quarter of a second
+    with spark_of(spark, {**cluster.variables("ops"), "HEADWATER_SERVER": cluster.url_of("b2")}):
+        read = headwater.read(spark, "__audit", server=cluster.url_of("b2"))
+        values = [bytes(row.value) for row in read.orderBy("partition", "offset").collect()]
+    check = AuditCheck()
+    for number, value in enumerate(values):
+        check.take(value, str(number))
+    assert check.problems == []
+    assert calls_of("nosy", values) >= refused
+    told = {(one["principal"], one["call"], one["result"]) for one in map(json.loads, values)}
+    assert told >= {
+        (OWNER, "create_token", "ok"),
+        ("ops", "grant_access", "ok"),
+        ("shop", "create_stream", "ok"),
+        ("shop", "do_put", "ok"),
+        ("shop", "do_get", "ok"),
+        ("shop", "cut", "AccessDeniedError"),
+    }
+
+
+def audit_values(client: Client) -> list[bytes]:
+    """Return the records of the audit, by Flight."""
+    return [value for part in client.fetch("__audit") for value in part.batch["value"].to_pylist()]
+
+
+def calls_of(principal: str, values: list[bytes]) -> set[str]:
+    """Return the calls that were refused to a principal, as the audit tells of them."""
+    notes = [json.loads(value) for value in values]
+    return {
+        one["call"]
+        for one in notes
+        if (one["principal"], one["result"]) == (principal, "AccessDeniedError")
+    }
