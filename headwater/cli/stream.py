@@ -206,6 +206,7 @@ class _Size:
 
     records_count: int | None
     offsets_count: int | None  # more than records, where key compaction has removed some
+    expired_count: int | None = None  # records below these, which remote retention has removed
     state: str | None = None  # paused, read-only; with the number of partitions, if not all are
     table_rows_count: int | None = None
     table_bytes: int | None = None
@@ -213,22 +214,24 @@ class _Size:
 
 
 def _size_of(client: Client, stream: Stream) -> _Size:
-    records = offsets = state = None
+    records = offsets = expired = state = None
     with suppress(HeadwaterError):
         described = client.describe(stream.name)
         records = described.records_count if described.knows_records else None
-        offsets, state = described.offsets_count, _state_of(described.partitions)
+        offsets, expired = described.offsets_count, described.expired_count
+        state = _state_of(described.partitions)
     if not stream.config.tiering:
-        return _Size(records, offsets, state)
+        return _Size(records, offsets, expired, state)
     try:
         parts = client.tier_status(stream.name)
     except HeadwaterError:
-        return _Size(records, offsets, state)
+        return _Size(records, offsets, expired, state)
     sizes = [part.table_bytes for part in parts if part.table_bytes is not None]
     seen = len(sizes) == len(parts)  # a leader that has just begun has not read the table yet
     return _Size(
         records,
         offsets,
+        expired,
         state,
         table_rows_count=sum(len(part.cold) for part in parts) if seen else None,
         table_bytes=sum(sizes) if seen else None,
@@ -237,12 +240,15 @@ def _size_of(client: Client, stream: Stream) -> _Size:
 
 
 def _records_text(size: _Size) -> str | None:
-    """Return a number of records; where some were removed, also that of the offsets."""
-    if size.offsets_count is None or size.records_count == size.offsets_count:
-        return None if size.offsets_count is None else f"{size.offsets_count:,}"
+    """Return a number of records; where some were removed, also of the offsets, or of those."""
+    if size.offsets_count is None:
+        return None
+    text = f"{size.offsets_count:,}"
     if size.records_count is None:
-        return f"at most {size.offsets_count:,}"
-    return f"{size.records_count:,} of {size.offsets_count:,} offsets"
+        text = f"at most {text}"
+    elif size.records_count != size.offsets_count:
+        text = f"{size.records_count:,} of {text} offsets"
+    return f"{text}, {size.expired_count:,} expired" if size.expired_count else text
 
 
 def _state_of(partitions: Sequence[PartitionPosition]) -> str | None:

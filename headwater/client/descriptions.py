@@ -41,6 +41,11 @@ class PartitionPosition:
         """Committed records that can be read; at most so many where it is not known."""
         return self.offsets_count if self.records_left is None else self.records_left
 
+    @property
+    def expired_count(self) -> int:
+        """Records that remote retention has removed, beside those that were purged."""
+        return max(0, self.remote_start - self.purged_end)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamDescription:
@@ -66,6 +71,11 @@ class StreamDescription:
     def records_count(self) -> int:
         """Committed records that can be read, in all partitions; see :attr:`knows_records`."""
         return sum(part.records_count for part in self.partitions)
+
+    @property
+    def expired_count(self) -> int:
+        """Records that remote retention has removed, in all partitions."""
+        return sum(part.expired_count for part in self.partitions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

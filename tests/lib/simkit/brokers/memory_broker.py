@@ -433,6 +433,7 @@ class MemoryBroker:
                 replicas=(_BROKER,),
                 isr=(_BROKER,),
                 purged_end=partition.purged_end,
+                remote_start=partition.remote_start,
                 paused=partition.is_paused,
                 readonly=partition.is_readonly,
                 pause_us=partition.pause_us,

@@ -181,3 +181,14 @@ def test_records_and_offsets_are_told_apart(run: Run, left: int | None, told: st
         described = json.loads(run("stream", "describe", "compacted", "--json").stdout)
         (part,) = described["partitions"]
         assert (part["records_left"], part["offsets_count"]) == (left, 6)
+
+
+def test_expired_records_are_told(run: Run, broker: MemoryBroker) -> None:
+    """Beside those that can be read, in all partitions; purged ones are not among them."""
+    assert run("stream", "create", "orders", "--partitions", "2").exit_code == 0
+    for number, (purged, start) in enumerate(((3, 10), (5, 5))):
+        handle = broker.partitions.handle("orders", number)
+        handle.purged_end, handle.remote_start = Offset(purged), Offset(start)
+    assert "0, 7 expired" in " ".join(run("stream", "list").stdout.split())
+    (found,) = run("stream", "list", "--json").stdout.splitlines()
+    assert json.loads(found)["expired_count"] == 7
