@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
+import headwater
 from broker.errors import HeadwaterError, StaleColdEndError
+from broker.model.cut import Cut
 from broker.model.offsets import Offset
 from headwater.client import Client
 from headwater.local import embedded
@@ -138,6 +140,32 @@ def test_it_is_exact_at_every_cut(
     third = run(spark, served)
     assert (third["files_added"], third["ends"]["0"]) == (0, 605)
     assert rows(spark, served) == truth.latest()
+
+
+def test_expiry_changes_no_state_but_that_of_later_cuts(
+    spark: SparkSession, served: Served, truth: Truth
+) -> None:
+    """Spark and a consumer agree, with a key snapshot from before it and with one from after it."""
+
+    def latest(cut: Cut | None = None) -> dict[tuple[int, bytes], int]:
+        frame = headwater.read(spark, cut or "s", latest=True, server=served.server)
+        found = {(row.partition, bytes(row.key)): row.offset for row in frame.collect()}
+        headwater.release(frame)
+        return found
+
+    with Client(served.server) as client:
+        client.create_stream("s", partitions=2)
+        publish(served, truth, [(b"gone", b"1"), (b"kept", b"2")])
+        publish(served, truth, [(b"kept", b"3"), (b"new", b"4")])
+        publish(served, truth, [(b"gone", b"of partition 1")], partition=1)
+        before = client.cut("s", ttl_ms=600_000)
+        run(spark, served)
+        served.broker.expire("s", 0, Offset(2))
+        after = {(0, b"kept"): 2, (0, b"new"): 3, (1, b"gone"): 0}
+        assert latest() == {place: at for place, (at, _) in state(served).items()} == after
+        run(spark, served, check=True)
+        assert latest() == after
+        assert latest(before) == {**after, (0, b"gone"): 0}
 
 
 def test_of_two_runs_at_once_one_commits_and_the_other_is_told(
