@@ -18,6 +18,8 @@ from broker.errors import InvalidConfigError, UnavailableError
 from headwater.cli import console
 from headwater.cli.quick_imports import quick_imports
 from headwater.local import runtime_file
+from headwater.local.owner_token import token_file_of
+from headwater.local.runtime_file import FILE_NAME
 
 if TYPE_CHECKING:
     from headwater.client import Client
@@ -42,6 +44,9 @@ class Server:
 
 def find_server(given: str | None, *, nats: str | None = None) -> Server:
     """Return the server to talk to; reads at most one small file, connects to nothing.
+
+    The token of a guarded ``headwater up`` is put into the environment of this process, unless a
+    token is there: what the command starts, a Spark session for example, needs it, too.
 
     Raises:
         InvalidConfigError: the given text is not an address, or the runtime file is damaged.
@@ -99,6 +104,9 @@ def _from_file(path: Path, nats: str | None) -> Server:
             f"{path} is from a server that has ended (process {found.pid}); start it again with "
             f"`headwater up`"
         )
+    token_file = token_file_of(path / FILE_NAME if path.is_dir() else path, found)
+    if token_file is not None and not os.environ.get("HEADWATER_TOKEN"):
+        os.environ.setdefault("HEADWATER_TOKEN_FILE", str(token_file))
     return Server(flight=found.flight, nats=nats or found.nats, source=str(path), moto=found.moto)
 
 

@@ -61,7 +61,8 @@ _HINTS: Final = {
     "UnfencedStoreError": "Use a store with conditional PUT (If-None-Match), such as AWS S3, "
     "MinIO or a local directory.",
     "UnauthenticatedError": "Give a token: `headwater --token-file FILE …`, HEADWATER_TOKEN_FILE "
-    "or HEADWATER_TOKEN. `headwater token create` makes one, for who may administer the cluster.",
+    "or HEADWATER_TOKEN. `headwater token create` makes one, for who may administer the cluster. "
+    "For your own guarded `headwater up`, run the command in its folder or give --server DIR.",
     "AccessDeniedError": "`headwater access grant` lets a principal do something, for who may "
     "administer the cluster; docs/security.md has what each call asks.",
     "FencedError": "The cluster's state changed during the command. Run the command again.",

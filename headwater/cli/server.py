@@ -25,7 +25,8 @@ from headwater.cli.discovery import (
     DEFAULT_NATS_PORT,
 )
 from headwater.cli.failures import EXIT_TRY_LATER
-from headwater.local import embedded
+from headwater.local import embedded, owner_token
+from headwater.local.owner_token import token_path
 from headwater.local.private_files import open_lock
 from headwater.local.runtime_file import DEFAULT_DATA_DIR, FILE_NAME, RuntimeFile
 
@@ -95,6 +96,16 @@ BrokersOption = Annotated[
         show_default=False,
     ),
 ]
+GuardedOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--guarded/--no-guarded",
+        help="Ask every client who it is, as on a machine that others use, too. A token in the "
+        "directory, for your user only, lets your commands do everything; docs/security.md. "
+        "Default: as the directory was guarded before, else not.",
+        show_default=False,
+    ),
+]
 LogLevelOption = Annotated[
     str, typer.Option(help="debug, info, warning or error; logs go to stderr.")
 ]
@@ -110,6 +121,7 @@ def up(
     flight_port: FlightPortOption = None,
     http_port: HttpPortOption = None,
     liftbridge_port: LiftbridgePortOption = None,
+    guarded: GuardedOption = None,
     log_level: LogLevelOption = "warning",
 ) -> None:
     """Run a whole server on this machine: NATS, one broker or a cluster of brokers, tiering.
@@ -119,7 +131,7 @@ def up(
     [bold]Examples[/bold]
 
       headwater up
-      headwater up --brokers 3
+      headwater up --brokers 3 --guarded
       headwater up --data /var/lib/headwater --log-level info
       headwater up --s3 s3://my-bucket/headwater
       headwater up --s3 moto --nats-port 0 --flight-port 0 --http-port 0
@@ -145,7 +157,7 @@ def up(
         else:
             nats = 0 if nats_url else _nats_port(nats_port)
             ports = _Ports(nats=nats, flight=first.flight, http=first.http)
-        base = broker_config.load(None, os.environ)
+        base = _guarded(broker_config.load(None, os.environ), data, wanted=guarded)
         children: list[embedded.EmbeddedServer] = []
         if nats_url is None:
             server = stack.enter_context(embedded.start_nats(data / "nats", port=ports.nats))
@@ -269,6 +281,7 @@ def _run_broker(config: BrokerConfig, data: Path, moto: str | None) -> int:
             lake=addresses.lake_uri,
             moto=moto,
             started_us=time.time_ns() // 1000,
+            guarded=config.access.owner_token_file == str(token_path(data)),
         )
         found.write(data)
         port = addresses.liftbridge_port
@@ -386,6 +399,19 @@ def _with_liftbridge(config: BrokerConfig, given: int | None, *, any_port: bool)
     )
 
 
+def _guarded(config: BrokerConfig, data: Path, *, wanted: bool | None) -> BrokerConfig:
+    """Return the configuration with identity on and a new owner's token, if the folder has that."""
+    path = token_path(data)
+    if not (path.exists() if wanted is None else wanted):
+        return config
+    from broker.process.access import owner_token as made
+
+    path.unlink(missing_ok=True)  # a copy of it opens nothing from now on
+    made(path)
+    access = dataclasses.replace(config.access, enabled=True, owner_token_file=str(path))
+    return dataclasses.replace(config, access=access)
+
+
 def _watch(
     children: list[embedded.EmbeddedServer],
     stopping: threading.Event,
@@ -413,6 +439,8 @@ def _banner(found: RuntimeFile, data: Path, liftbridge: str | None) -> None:
     ]
     if liftbridge is not None:
         lines.insert(2, f"[bold]Liftbridge[/bold]  {console.plain(liftbridge)}")
+    if found.guarded:
+        lines.append(f"[bold]Guarded[/bold]     {owner_token.TOLD}")
     if found.moto is not None:
         lines.append(
             f"[yellow]S3 is moto at {found.moto}: it loses every table when this ends.[/yellow]"

@@ -16,14 +16,16 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from broker.config import BrokerConfig, NatsConfig
+from broker.config import AccessConfig, BrokerConfig, NatsConfig
 from broker.errors import HeadwaterError, InvalidConfigError
+from broker.model.secret import Secret
 from headwater.cli import console
 from headwater.cli.cluster_controllers import change
 from headwater.cli.failures import EXIT_TRY_LATER
-from headwater.local import embedded
+from headwater.client.address import read_token
+from headwater.local import embedded, owner_token
 from headwater.local.embedded_cluster import (
     BrokerPorts,
     EmbeddedCluster,
@@ -31,6 +33,7 @@ from headwater.local.embedded_cluster import (
     plan_cluster,
     read_plan,
 )
+from headwater.local.owner_token import token_path
 from headwater.local.runtime_file import DEFAULT_DATA_DIR, FILE_NAME, RuntimeFile
 
 _WATCH_S: Final = 0.3
@@ -43,7 +46,7 @@ _DECIDED: Final = (
     "NODE_ID", "NODE_DATA_DIR", "NODE_CLUSTER", "NATS_URL", "FLIGHT_HOST", "FLIGHT_PORT",
     "HTTP_HOST", "HTTP_PORT", "LAKE_URI", "LOG_LEVEL", "LOG_FORMAT", "CLUSTER_BROKERS",
     "CLUSTER_CONTROLLERS", "CLUSTER_TLS_CA_FILE", "CLUSTER_TLS_CERT_FILE", "CLUSTER_TLS_KEY_FILE",
-    "CLUSTER_LISTEN_HOST", "CLUSTER_ADVERTISED_HOST",
+    "CLUSTER_LISTEN_HOST", "CLUSTER_ADVERTISED_HOST", "ACCESS_ENABLED", "ACCESS_OWNER_TOKEN_FILE",
 )  # fmt: skip
 
 
@@ -122,7 +125,7 @@ def run_cluster(
         nats_url=config.nats.url,
         lake_uri=config.lake.uri,
         name=config.node.cluster,
-        settings={"log": {"format": "json", "level": config.log.level}},
+        settings={"log": {"format": "json", "level": config.log.level}, **_access(config.access)},
         first_ports=(first,),
         lone=lone_folder(data),
     )
@@ -136,8 +139,9 @@ def run_cluster(
             if not stopping.is_set():
                 cluster.wait_ready(server)
         if not stopping.is_set():
-            add_controllers(cluster, stopping.is_set)
-            found = _runtime_file(cluster, moto)
+            add_controllers(cluster, stopping.is_set, _owner_token(config.access))
+            guarded = config.access.owner_token_file == str(token_path(data))
+            found = _runtime_file(cluster, moto, guarded=guarded)
             found.write(data)
             _banner(found, cluster, data)
         code = _watch(cluster, running, shared, stopping)
@@ -147,7 +151,9 @@ def run_cluster(
     return code
 
 
-def add_controllers(cluster: EmbeddedCluster, is_stopped: Callable[[], bool]) -> None:
+def add_controllers(
+    cluster: EmbeddedCluster, is_stopped: Callable[[], bool], token: Secret | None = None
+) -> None:
     """Let the usual number of brokers vote, if a broker that was alone is the only controller.
 
     Blocks. A change that does not succeed is reported, and the next start continues it: until it is
@@ -159,7 +165,7 @@ def add_controllers(cluster: EmbeddedCluster, is_stopped: Callable[[], bool]) ->
     if not cluster.voters:
         return
     missing = [one for one in cluster.usual_controllers if one not in cluster.voters]
-    with Client(cluster.flight_url) as client:
+    with Client(cluster.flight_url, token=token) as client:
         operations = Operations(client)
         try:
             for broker in missing:
@@ -272,6 +278,17 @@ def _report_ended(
     )
 
 
+def _access(access: AccessConfig) -> dict[str, dict[str, Any]]:
+    """Return the brokers' section about access; none for what is not asked."""
+    if not access.enabled:
+        return {}
+    return {"access": {"enabled": True, "owner_token_file": access.owner_token_file}}
+
+
+def _owner_token(access: AccessConfig) -> Secret | None:
+    return read_token(access.owner_token_file) if access.owner_token_file else None
+
+
 def _hand_down_login(nats: NatsConfig) -> None:
     """Put a login that stood in the address of NATS into the brokers' environment, on no disk."""
     for name, value in (
@@ -283,7 +300,7 @@ def _hand_down_login(nats: NatsConfig) -> None:
             os.environ[f"HEADWATER_NATS_{name}"] = value
 
 
-def _runtime_file(cluster: EmbeddedCluster, moto: str | None) -> RuntimeFile:
+def _runtime_file(cluster: EmbeddedCluster, moto: str | None, *, guarded: bool) -> RuntimeFile:
     first = next(iter(cluster.ports.values()))
     return RuntimeFile(
         pid=os.getpid(),
@@ -293,6 +310,7 @@ def _runtime_file(cluster: EmbeddedCluster, moto: str | None) -> RuntimeFile:
         lake=cluster.lake_uri,
         moto=moto,
         started_us=time.time_ns() // 1000,
+        guarded=guarded,
     )
 
 
@@ -308,6 +326,8 @@ def _banner(found: RuntimeFile, cluster: EmbeddedCluster, data: Path) -> None:
         f"[bold]Tables[/bold]    {console.plain(found.lake)}",
         f"[bold]Data[/bold]      {console.plain(str(cluster.folder))}, logs of the brokers beside",
     ]
+    if found.guarded:
+        lines.append(f"[bold]Guarded[/bold]   {owner_token.TOLD}")
     if found.moto is not None:
         lines.append(
             f"[yellow]S3 is moto at {found.moto}: it loses every table when this ends.[/yellow]"

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from broker.errors import InvalidConfigError
 from broker.model.secret import Secret
+from headwater.local.owner_token import token_file_for
 
 DEFAULT_URL: Final = "grpc://127.0.0.1:7410"
 DEFAULT_PORT: Final = 7410
@@ -128,7 +129,8 @@ def resolve_address(
 
     The default of an argument is HEADWATER_SERVER, HEADWATER_TLS_CA_FILE, HEADWATER_TLS_CERT_FILE
     or HEADWATER_TLS_KEY_FILE. With a CA file, ``host:port`` means TLS. The token's default is
-    HEADWATER_TOKEN, or the file that HEADWATER_TOKEN_FILE names. It goes over TLS or the loopback.
+    HEADWATER_TOKEN, or the file that HEADWATER_TOKEN_FILE names, or the token of the guarded
+    ``headwater up`` in this folder, at its addresses. It goes over TLS or the loopback.
 
     Raises:
         InvalidConfigError: the text is not an address, a file cannot be read, or the token would be
@@ -145,7 +147,7 @@ def resolve_address(
     if cert_file and key_file:
         _require_pair(cert_file, key_file)
     found = _parse(text, tls=ca is not None)
-    secret = Secret.of(token) or _token_of(env)
+    secret = Secret.of(token) or _token_of(env, found)
     if secret is not None and not _may_carry_token(found):
         raise InvalidConfigError(
             f"{found.url} has no TLS, so the token would be sent in plain text: use grpc+tls://"
@@ -153,11 +155,11 @@ def resolve_address(
     return replace(found, ca=ca, cert=cert, key=key, token=secret)
 
 
-def _token_of(env: Mapping[str, str]) -> Secret | None:
-    """Return the token of the environment, if there is one."""
+def _token_of(env: Mapping[str, str], address: Address) -> Secret | None:
+    """Return the token of the environment, else of this folder's server, if there is one."""
     if text := env.get("HEADWATER_TOKEN", "").strip():
         return Secret(text)
-    path = env.get("HEADWATER_TOKEN_FILE")
+    path = env.get("HEADWATER_TOKEN_FILE") or token_file_for(address.url)
     return read_token(path) if path else None
 
 

@@ -35,6 +35,7 @@ class RuntimeFile:
     lake: str  # URI of the folder of all tables
     moto: str | None = None  # endpoint of a throw-away S3 that ends with the server
     started_us: int = 0
+    guarded: bool = False  # the token of owner_token.py is beside this file
 
     def running(self) -> bool:
         """Tell whether the process that wrote the file still exists."""
@@ -50,6 +51,8 @@ class RuntimeFile:
         """Write the file atomically, readable for its owner only; return its path."""
         path = data_dir / FILE_NAME
         body = {"v": _FORMAT_VERSION, **dataclasses.asdict(self)}
+        if not self.guarded:
+            del body["guarded"]  # a command of an older release takes the file
         write_private(path, json.dumps(body, indent=2) + "\n")
         return path
 
@@ -83,4 +86,5 @@ class RuntimeFile:
             and type(self.pid) is int
             and self.pid > 0
             and (self.moto is None or isinstance(self.moto, str))
+            and type(self.guarded) is bool
         )

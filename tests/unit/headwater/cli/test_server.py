@@ -140,3 +140,15 @@ def test_up_serves_liftbridges_clients(
     base = broker_config.load(None, environment)
     found = server._with_liftbridge(base, given, any_port=any_port).liftbridge
     assert (found.enabled, found.port) == expected
+
+
+def test_a_directory_stays_guarded_and_its_token_is_new_at_each_start(tmp_path: Path) -> None:
+    """Nobody is asked by default; ``--no-guarded`` holds for the one start that has it."""
+    plain = broker_config.BrokerConfig()
+    assert server._guarded(plain, tmp_path, wanted=None) == plain
+    first = server._guarded(plain, tmp_path, wanted=True).access
+    assert first.enabled
+    token = Path(first.owner_token_file).read_text()
+    assert server._guarded(plain, tmp_path, wanted=False) == plain
+    assert server._guarded(plain, tmp_path, wanted=None).access == first
+    assert Path(first.owner_token_file).read_text() != token

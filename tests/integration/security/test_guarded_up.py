@@ -1,0 +1,128 @@
+"""``headwater up --guarded``: this user needs no more words than before, everybody else a token.
+
+Also the commands about tokens and grants, and ``headwater broker --insecure``, as processes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from typer.testing import CliRunner
+
+from broker.errors import AccessDeniedError, AccessError, UnauthenticatedError
+from headwater.cli.main import app
+from headwater.client import Client
+from headwater.client.access import AccessCalls
+from headwater.liftbridge import Liftbridge
+from headwater.local.embedded import (
+    EmbeddedServer,
+    free_port,
+    http_status,
+    spawn,
+    start_up,
+    wait_ready,
+)
+from headwater.local.owner_token import token_path
+from headwater.local.runtime_file import DEFAULT_DATA_DIR, RuntimeFile
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+
+@pytest.fixture
+def up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RuntimeFile]:
+    """Run a guarded server in the folder where this process works."""
+    for name in ("HEADWATER_TOKEN", "HEADWATER_TOKEN_FILE", "HEADWATER_SERVER"):
+        monkeypatch.setenv(name, "")  # commands change the environment
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HEADWATER_LIFTBRIDGE_PORT", str(free_port()))
+    monkeypatch.setenv("HEADWATER_LIFTBRIDGE_ENABLED", "true")
+    data = tmp_path / DEFAULT_DATA_DIR
+    ports = ("--nats-port", "0", "--flight-port", "0", "--http-port", "0")
+    with start_up(data, "--guarded", *ports):
+        yield RuntimeFile.read(data)
+
+
+def run(*words: str, ok: bool = True) -> str:
+    """Run a command of this user; return what it prints."""
+    result = CliRunner().invoke(app, list(words))
+    assert (result.exit_code == 0) is ok, result.output
+    return result.output
+
+
+def test_the_user_needs_no_more_words_and_others_are_refused(
+    up: RuntimeFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Commands and clients of this folder find the token; without it each door refuses."""
+    assert stat.S_IMODE(token_path(tmp_path / DEFAULT_DATA_DIR).stat().st_mode) == 0o600
+    run("stream", "create", "orders", "--puback")
+    with Client(up.flight) as client:
+        with client.producer("orders") as producer:
+            producer.send([b"one"]).result(20)
+        assert AccessCalls(client).whoami().via == "owner"
+
+    run("token", "create", "ann", "-o", "ann.token")
+    (token,) = [json.loads(line) for line in run("token", "list", "--json").splitlines()]
+    assert token["principal"] == "ann"
+    run("access", "grant", "ann", "reader", "--stream", "ord*")
+    (grant,) = [json.loads(line) for line in run("access", "list", "--json").splitlines()]
+    assert (grant["principal"], grant["pattern"]) == ("ann", "ord*")
+    ann = Path("ann.token").read_text().strip()
+
+    os.environ.pop("HEADWATER_TOKEN_FILE", None)
+    monkeypatch.chdir("/")  # as somebody else: no runtime file of one's own
+    with Client(up.flight) as nobody, pytest.raises(UnauthenticatedError):
+        nobody.streams()
+    door = f"127.0.0.1:{os.environ['HEADWATER_LIFTBRIDGE_PORT']}"
+    with Liftbridge(door) as nobody, pytest.raises(AccessError):
+        nobody.publish("orders", b"no")
+    assert http_status(urlsplit(up.http).port or 0, "GET", "/metrics") == 401
+    with Client(up.flight, token=ann) as reader:
+        assert len(list(reader.fetch("orders"))) == 1
+        monkeypatch.chdir(tmp_path)
+        run("access", "revoke", "ann", "reader", "--stream", "ord*")
+        assert "No grants" in run("access", "list")
+        with pytest.raises(AccessDeniedError):
+            list(reader.fetch("orders"))
+        run("token", "revoke", token["token_id"])
+        assert run("token", "list", "--json") == ""
+        with pytest.raises(UnauthenticatedError):
+            reader.streams()
+
+
+def test_a_daemon_beyond_the_loopback_starts_with_the_word_insecure_only(tmp_path: Path) -> None:
+    """Without it the process ends and says which doors are open to strangers."""
+    http = free_port()
+    config = tmp_path / "broker.toml"
+    config.write_text(
+        f"""
+        [node]
+        data_dir = "{tmp_path}/data"
+        [nats]
+        url = ""
+        [flight]
+        host = "0.0.0.0"
+        port = 0
+        [http]
+        port = {http}
+        [lake]
+        uri = ""
+        """
+    )
+    command = [sys.executable, "-m", "headwater", "broker", "--config", str(config)]
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert refused.returncode != 0
+    assert "flight on 0.0.0.0 has no TLS" in refused.stderr
+    log = tmp_path / "log"
+    process = spawn([*command, "--insecure"], log)
+    with EmbeddedServer(name="broker", address="", port=0, log_path=log, process=process) as server:
+        wait_ready(server, lambda: http_status(http, "GET", "/readyz") == 200)
+    assert '"insecure"' in log.read_text()
