@@ -28,6 +28,9 @@ from headwater.local_sql.expressions import (
 )
 
 _JSON_KEY: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+# Values of JSON as text. DuckDB writes 0 for -0, and reads NaN, Infinity and numbers of any size.
+_NOT_PLAIN: Final = text_of(r"^([-{\[]|[.0-9e+-]*$|nan$|inf(inity)?$)")
+_WHOLE_NUMBER: Final = text_of("[1-9][0-9]{0,18}")
 _TRUNCATIONS: Final = frozenset(
     {"YEAR", "QUARTER", "MONTH", "WEEK", "DAY", "HOUR", "MINUTE", "SECOND"}
 )
@@ -167,13 +170,18 @@ def _json_text(node: exp.Expr, names: Names) -> Value:
     if not keys or len(keys) != len(steps) or not all(map(_JSON_KEY.fullmatch, keys)):
         raise NeedsSparkError("GET_JSON_OBJECT with more than names in its path")
     where = text_of("$" + "".join(f".{quoted(key)}" for key in keys))
-    # Each function parses the whole record, and json_type stops at what is not JSON. One of
-    # json_extract and a look at what it found would be quicker, but it makes 0 of -0.
+    found, kind = (f"{word}({item.sql}, {where})" for word in ("json_extract_string", "json_type"))
+    # Each function parses the whole record, and stops at what is not JSON. So json_type is asked
+    # only about a value that does not show by itself that it is a text, a truth value or whole.
+    checked = (
+        f"CASE WHEN {kind} IN ('VARCHAR', 'UBIGINT', 'BOOLEAN', 'NULL') THEN found "
+        f"ELSE error('not a text, a whole number or a truth value') END"
+    )
     return Value(
-        f"(CASE WHEN json_type({item.sql}, {where}) IN ('VARCHAR', 'UBIGINT', 'BOOLEAN', 'NULL') "
-        f"THEN json_extract_string({item.sql}, {where}) "
-        f"WHEN json_type({item.sql}, {where}) IS NULL THEN NULL "
-        f"ELSE error('not a text, a whole number or a truth value') END)",
+        f"list_transform([{found}], lambda found: CASE "
+        f"WHEN found IS NULL OR NOT regexp_matches(found, {_NOT_PLAIN}, 'i') THEN found "
+        f"WHEN regexp_full_match(found, {_WHOLE_NUMBER}) THEN found "
+        f"ELSE {checked} END)[1]",
         Kind.STRING,
     )
 
