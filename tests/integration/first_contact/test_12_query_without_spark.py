@@ -170,7 +170,12 @@ def test_times_have_their_zone(served: Served) -> None:
 
 
 @pytest.mark.parametrize(
-    "body", ['{"n": -0}', '{"n": 1.5}', '{"n": {}}', '{"n": 1} 2', '{"a": 1, "n"}', ""]
+    "body",
+    [
+        *('{"n": -0}', '{"n": 1.5}', '{"n": 1e3}', '{"n": 18446744073709551616}', '{"n": inf}'),
+        *('{"n": -Infinity}', '{"n": NaN}', '{"n": {}}', '{"n": [1]}'),
+        *('{"n": 1} 2', '{"a": 1, "n"}', ""),
+    ],
 )
 def test_json_that_spark_may_word_otherwise_is_sparks(body: str) -> None:
     """Also when what is wrong stands behind the value that is asked for."""
@@ -185,6 +190,9 @@ def test_json_that_spark_may_word_otherwise_is_sparks(body: str) -> None:
 
     known = ['{"n": "é"}', '{"n": 0}', '{"n": true}', '{"n": null}', "{}", "[1]", None]
     assert values(*known) == [("é",), ("0",), ("true",), (None,), (None,), (None,), (None,)]
+    texts = ["", "-0", "1.5", "12", "2013-01-01", "NaN", "Infinity", "[", "{}", "9" * 20, "1\n"]
+    shown = values('{"n": 9999999999999999999}', *(json.dumps({"n": text}) for text in texts))
+    assert shown == [("9999999999999999999",), *((text,) for text in texts)]
     with pytest.raises(EngineRefusedError):
         values(*known, body)
 
