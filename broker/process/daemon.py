@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import metadata
@@ -85,6 +85,7 @@ if TYPE_CHECKING:
     from broker.adapters.liftbridge.service import LiftbridgeService
 
 _log = structlog.get_logger(__name__)
+_STARTING: Final = "recovering, or waiting for a majority of the controllers"
 
 _SWITCH_INTERVAL_S: Final = 0.0005  # a commit must not wait 5 ms for a busy parser's GIL
 
@@ -141,7 +142,7 @@ class _Daemon:
         self._stopping = asyncio.Event()
         self._stop_asked = threading.Event()  # the same, for threads that wait for other brokers
         self._exit_code = EXIT_OK
-        self._not_ready: str | None = "recovering, or waiting for the other controllers"
+        self._not_ready: str | None = _STARTING
         self._metrics: BrokerMetrics | None = None
         self._samples: BrokerSamples | None = None
         self._node: Node | None = None
@@ -323,7 +324,13 @@ class _Daemon:
             self._stop_asked,
             promises=promises,
             on_refused=self._refused,
+            on_waiting=self._waits_for,
         )
+
+    def _waits_for(self, controllers: Sequence[str]) -> None:
+        """Tell probes for whom the start waits; any thread."""
+        names = ", ".join(controllers)
+        self._not_ready = f"waiting for the other controllers: {names}" if names else _STARTING
 
     def _make_tiering(self, broker: Broker, clock: SystemClock) -> Tiering | None:
         lake_config = self._config.lake

@@ -62,10 +62,12 @@ class ClusterNode:
         *,
         promises: Promises | None = None,
         on_refused: Callable[[HeadwaterError], None] | None = None,
+        on_waiting: Callable[[Sequence[str]], None] = lambda _silent: None,
     ) -> None:
         """Listen, open the metadata journal, start Raft. Blocks until the other voters answered.
 
-        ``on_refused`` is called, on any thread, if the cluster refuses this broker for good.
+        ``on_refused`` is called, on any thread, if the cluster refuses this broker for good,
+        ``on_waiting`` with the controllers that the start waits for.
 
         Raises:
             InvalidConfigError: certificates, addresses, or the folder of a broker alone, which is
@@ -89,7 +91,9 @@ class ClusterNode:
             on_crash=on_crash,
         )
         self._on_refused = on_refused
-        self._control = control = ControlDesk(PeerControlTransport(self.link))
+        self._control = control = ControlDesk(
+            PeerControlTransport(self.link), on_waiting=on_waiting
+        )
         try:
             self.metadata = self._start_raft(
                 config, files, clock, on_crash, stopping, promises=promises

@@ -12,7 +12,7 @@ from __future__ import annotations
 import random as chance
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, Generic, Protocol, TypeVar
 
 import structlog
@@ -50,9 +50,20 @@ Random = Callable[[int, int], int]  # (low, high), both ends included
 class ControlDesk:
     """Wraps a ``ControlTransport``, and answers the questions of starting members. Any thread."""
 
-    def __init__(self, transport: ControlTransport, *, random: Random | None = None) -> None:
-        """Begin to receive at once; questions are dropped until :meth:`answer_with`."""
+    def __init__(
+        self,
+        transport: ControlTransport,
+        *,
+        random: Random | None = None,
+        on_waiting: Callable[[Sequence[NodeId]], None] = lambda _silent: None,
+    ) -> None:
+        """Begin to receive at once; questions are dropped until :meth:`answer_with`.
+
+        ``on_waiting`` is told now and then which voters this member's own question waits for; none
+        when it is answered.
+        """
         self._transport = transport
+        self.on_waiting = on_waiting
         self._life = (random or _system_random())(1, _LIFE_MAX)
         self._deliver: Callable[[BrokerId, ControlMessage], None] | None = None
         self._tell: TellStanding = _tell_nothing
@@ -240,6 +251,7 @@ class TakingPart:
     def _end(self, journal: RaftJournal) -> None:
         self._asks = None
         self._desk.told = None
+        self._desk.on_waiting(())
         self._answered(journal)
 
     # ------------------------------------------------------------------ with an empty disk
@@ -444,6 +456,7 @@ class _Asking(Generic[_Answer]):
         if now_ms >= self._say_ms or (self._said_ms and changed):
             self._say_ms = now_ms + _SAY_AGAIN_MS
             self._said, self._said_ms = waits_for, now_ms
+            self._desk.on_waiting((*self._question.unanswered, *self._question.behind))
             _log.info(
                 "waiting_for_members",
                 unanswered=",".join(self._question.unanswered),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -17,7 +17,7 @@ from broker.model.control_messages import ControlMessage, Heartbeat
 from broker.model.epochs import BrokerEpoch
 from broker.model.ids import BrokerId
 from broker.model.raft import Entry, EntryKind, Floor, HardState, NodeId, Standing
-from broker.runtime.metadata.raft.rejoin import ControlDesk, take_part
+from broker.runtime.metadata.raft.rejoin import ControlDesk, TakingPart, take_part
 from broker.storage.promises.promises import Promises
 from broker.storage.raft.journal import RaftJournal, has_lost_all
 from broker.storage.whole_file import write_whole
@@ -102,6 +102,33 @@ def test_three_new_members_begin_together() -> None:
         stored = _open(disks[name], name).stored
         assert (stored.hard, stored.floor) == (HardState(), Floor())
         assert not _open(disks[name], name).is_fresh
+
+
+def test_who_is_waited_for_is_told_by_name() -> None:
+    """First both others, then the one that is still silent, and nobody once all have answered."""
+    wires = Wires()
+    told: list[Sequence[NodeId]] = []
+    desk = ControlDesk(wires.transport(A), on_waiting=told.append)
+    start = TakingPart(
+        SimDisk(random.Random(1)).files(),
+        RaftConfig(members=NAMES),
+        desk,
+        cluster="c",
+        me=A,
+        stop_asked=lambda: False,
+        wake=lambda: None,
+        answered=lambda _journal: None,
+    )
+    for now_ms in (0, 500, 2_000):
+        start.turn(now_ms)
+    ControlDesk(wires.transport(B)).answer_with(lambda _asker, tell: tell(Standing(term=7)))
+    for now_ms in (5_000, 15_000):
+        start.turn(now_ms)
+    ControlDesk(wires.transport(C)).answer_with(lambda _asker, tell: tell(Standing(term=7)))
+    for now_ms in range(20_000, 30_000, 1_000):
+        start.turn(now_ms)
+    assert told[:2] == [(B, C), (C,)]
+    assert told[-1] == ()
 
 
 def test_a_wiped_member_notes_term_and_floor() -> None:
