@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from broker.config import BrokerConfig, NodeConfig, unguarded_doors
+from broker.config import BrokerConfig, FlightConfig, NodeConfig, unguarded_doors
 from broker.errors import DiskFullError, HeadwaterError, InvalidConfigError, UnavailableError
 from broker.model.member_uri import member_uri
 from broker.process.access import check_files, require_guarded
@@ -83,6 +83,9 @@ def checked_needs(config: BrokerConfig, *, java: bool) -> Iterator[CheckedNeed]:
         yield _checked("access", "who may do what", lambda: check_files(config.access))
     if config.cluster.members():
         yield _checked("this broker's name", config.node.id, lambda: _accepted_by_brokers(config))
+    host = _clients_host(config)
+    if host and config.flight.tls_cert_file:
+        yield _checked("Flight's host", host, lambda: _names_host(config.flight, host))
     if config.nats.url:
         yield _checked("NATS", without_login(config.nats.url), lambda: _nats_answers(config))
     if config.encryption.provider:
@@ -270,6 +273,22 @@ def _accepted_by_brokers(config: BrokerConfig) -> None:
         raise InvalidConfigError(
             f"{certificate} names {', '.join(named) or 'no broker'}, not {ours}: other brokers "
             "refuse it. `headwater cluster certs` makes the right one"
+        )
+
+
+def _clients_host(config: BrokerConfig) -> str:
+    """Return where a broker of a cluster tells clients that it is; empty for a broker alone."""
+    member = config.cluster.members().get(config.node.id)
+    return "" if member is None else config.cluster.advertised_host or member[0]
+
+
+def _names_host(flight: FlightConfig, host: str) -> None:
+    from headwater.local.cluster_certificates import names_host
+
+    if flight.tls_cert_file is not None and not names_host(Path(flight.tls_cert_file), host):
+        raise InvalidConfigError(
+            f"{flight.tls_cert_file} does not name this host, at which clients are told to find "
+            "the broker: they refuse the certificate"
         )
 
 

@@ -170,6 +170,20 @@ def valid_until(path: Path) -> dt.datetime:
         raise InvalidConfigError(f"{path} has no certificate: {cause}") from cause
 
 
+def names_host(path: Path, host: str) -> bool:
+    """Tell whether the first certificate of a PEM file is for a host; ``*.`` stands for one label.
+
+    Raises:
+        InvalidConfigError: the file has no certificate, or the text is no host.
+    """
+    try:
+        found = _hosts_of(path)
+    except (OSError, ValueError) as cause:
+        raise InvalidConfigError(f"{path} has no certificate: {cause}") from cause
+    above = host.partition(".")[2]
+    return _host(host) in found or (bool(above) and x509.DNSName(f"*.{above}") in found)
+
+
 def _host(text: str) -> x509.GeneralName:
     """Return a host as a certificate names it.
 
@@ -186,14 +200,18 @@ def _host(text: str) -> x509.GeneralName:
         return x509.DNSName(text)
 
 
-def _require_hosts(cert_file: Path, hosts: Sequence[x509.GeneralName]) -> None:
+def _hosts_of(cert_file: Path) -> list[x509.GeneralName]:
     certificate = x509.load_pem_x509_certificate(cert_file.read_bytes())
     try:
-        found = list(
+        return list(
             certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         )
     except x509.ExtensionNotFound:
-        found = []
+        return []
+
+
+def _require_hosts(cert_file: Path, hosts: Sequence[x509.GeneralName]) -> None:
+    found = _hosts_of(cert_file)
     missing = [str(one.value) for one in hosts if one not in found]
     if missing:
         raise InvalidConfigError(

@@ -29,10 +29,10 @@ class Authority:
         self._cert = self._signed(self._name, self._key.public_key(), authority=True)
         self.cert = self._cert.public_bytes(serialization.Encoding.PEM)
 
-    def issue(self, name: str, *, uris: tuple[str, ...] = ()) -> Pair:
-        """Return a new certificate, also for these URIs, and its key."""
+    def issue(self, name: str, *, uris: tuple[str, ...] = (), hosts: tuple[str, ...] = ()) -> Pair:
+        """Return a new certificate, also for these URIs and DNS names, and its key."""
         key = ec.generate_private_key(ec.SECP256R1())
-        cert = self._signed(_name(name), key.public_key(), authority=False, uris=uris)
+        cert = self._signed(_name(name), key.public_key(), authority=False, uris=uris, hosts=hosts)
         return Pair(
             cert.public_bytes(serialization.Encoding.PEM),
             key.private_bytes(
@@ -49,12 +49,14 @@ class Authority:
         *,
         authority: bool,
         uris: tuple[str, ...] = (),
+        hosts: tuple[str, ...] = (),
     ) -> x509.Certificate:
         now = dt.datetime.now(dt.UTC)
         names: list[x509.GeneralName] = [
             x509.DNSName("localhost"),
             x509.IPAddress(ipaddress.ip_address("127.0.0.1")),
             *map(x509.UniformResourceIdentifier, uris),
+            *map(x509.DNSName, hosts),
         ]
         return (
             x509.CertificateBuilder()

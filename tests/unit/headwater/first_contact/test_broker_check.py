@@ -26,6 +26,7 @@ from broker.runtime.cluster.identity import claim_directory
 from headwater.cli.broker_check import check, checked_needs
 from headwater.local.cluster_certificates import CertificateFiles, make_certificates
 from headwater.local.embedded import free_port
+from simkit.servers.certificates import Authority
 
 
 @pytest.fixture
@@ -199,6 +200,36 @@ def test_certificates_are_those_with_which_other_brokers_accept_this_one(
     assert "names headwater://c/broker/other, not headwater://c/broker/b" in named
     assert "headwater://far/broker/b" in (cluster(far.ca_file, far) or "")
     assert "is not signed by" in (cluster(twin.ca_file, ours) or "")
+
+
+@pytest.mark.parametrize(
+    ("told", "is_right"),
+    [
+        ("", True),  # the host that cluster.brokers names
+        ("b.example", True),
+        ("b.wild.example", True),
+        ("c.b.wild.example", False),
+        ("wild.example", False),
+        ("10.0.0.1", False),
+    ],
+)
+def test_the_certificate_of_flight_is_for_the_host_that_clients_are_told(
+    config: BrokerConfig, tmp_path: Path, told: str, is_right: bool
+) -> None:
+    """Else clients refuse it, and say no more than that a handshake failed."""
+    pair = Authority().issue("b", hosts=("b.example", "*.wild.example"))
+    cert_file, key_file = tmp_path / "flight.crt", tmp_path / "flight.key"
+    cert_file.write_bytes(pair.cert)
+    key_file.write_bytes(pair.key)
+    made = make_certificates(tmp_path / "tls", cluster="c", brokers=["b"], days=100)["b"]
+    section = ClusterConfig(
+        brokers=f"b=127.0.0.1:{free_port()}", advertised_host=told, tls_ca_file=str(made.ca_file),
+        tls_cert_file=str(made.cert_file), tls_key_file=str(made.key_file),
+    )  # fmt: skip
+    node = replace(config.node, id="b", cluster="c")
+    served = replace(config.flight, tls_cert_file=str(cert_file), tls_key_file=str(key_file))
+    found = _wrong(replace(config, node=node, cluster=section, flight=served))
+    assert found.keys() == (set() if is_right else {"Flight's host"})
 
 
 def test_nats_that_does_not_answer_is_worth_another_try(config: BrokerConfig) -> None:
