@@ -66,12 +66,11 @@ class ClusterNode:
     ) -> None:
         """Listen, open the metadata journal, start Raft. Blocks until the other voters answered.
 
-        ``on_refused`` is called, on any thread, if the cluster refuses this broker for good,
-        ``on_waiting`` with the controllers that the start waits for.
+        ``on_refused`` is called if the cluster refuses this broker for good, ``on_waiting`` with
+        the controllers that the start waits for; both on any thread.
 
         Raises:
-            InvalidConfigError: certificates, addresses, or the folder of a broker alone, which is
-                the only controller at first.
+            InvalidConfigError: certificates, addresses, or a folder whose broker was alone.
             ControllersLostError: a majority of the controllers has lost its disks.
             MetadataCorruptError: the metadata journal is damaged.
             ShuttingDownError: ``stopping`` was set before Raft had started.
@@ -91,9 +90,8 @@ class ClusterNode:
             on_crash=on_crash,
         )
         self._on_refused = on_refused
-        self._control = control = ControlDesk(
-            PeerControlTransport(self.link), on_waiting=on_waiting
-        )
+        wire = PeerControlTransport(self.link)
+        self._control = control = ControlDesk(wire, on_waiting=on_waiting)
         try:
             self.metadata = self._start_raft(
                 config, files, clock, on_crash, stopping, promises=promises
