@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
+from joserfc import jwt
+from joserfc.jwk import ECKey, KeySet
 
+from broker.adapters.access.jwt_tokens import JwtTokens
 from broker.adapters.flight.config import FlightServiceConfig
 from broker.adapters.flight.service import FlightService
 from broker.core.access.static_tokens import TOKEN_BYTES, make_token, split_token
@@ -64,17 +69,26 @@ class Guarded:
         return one
 
 
+@pytest.fixture(scope="module")
+def issuer() -> ECKey:
+    """Give the key pair of who signs JWTs."""
+    return ECKey.generate_key("P-256")
+
+
 @pytest.fixture
-def guarded() -> Iterator[Guarded]:
-    """Give a service that asks everybody."""
+def guarded(tmp_path: Path, issuer: ECKey) -> Iterator[Guarded]:
+    """Give a service that asks everybody, and takes the issuer's JWTs."""
     broker, owner = MemoryBroker(), new_token()
+    keys = tmp_path / "keys.json"
+    keys.write_text(json.dumps(KeySet([issuer]).as_dict(private=False)))
+    jwts = JwtTokens(str(keys), issuer="login", audience="headwater", principal_claim="sub")
     access = Access(
         broker.metadata,
         broker.clock,
         enabled=True,
         namespace="default",
         admins=[OWNER],
-        authenticators=[OwnerToken(owner)],
+        authenticators=[OwnerToken(owner), jwts],
     )
     service = FlightService(
         broker, broker.clock, FlightServiceConfig(port=0, idle_check_ms=20), access=access
@@ -180,6 +194,22 @@ def test_a_token_ends_by_itself(guarded: Guarded) -> None:
         guarded.broker.clock.advance(us=1_000_000)
         with pytest.raises(UnauthenticatedError):
             next(following)
+
+
+def test_a_jwt_ends_an_open_read_when_it_ends(guarded: Guarded, issuer: ECKey) -> None:
+    """Not with the tolerance for clocks that its start has, and a new call is refused, too."""
+    let_read(guarded)
+    ends_s = guarded.broker.clock.now_us() // 1_000_000 + 60
+    claims = {"iss": "login", "aud": "headwater", "sub": "reader", "exp": ends_s}
+    token = Secret(jwt.encode({"alg": "ES256"}, claims, issuer, algorithms=["ES256"]))
+    with guarded.client(token) as client:
+        following = client.fetch("s", follow=True)
+        next(following)
+        guarded.broker.clock.advance(us=60_000_000)
+        with pytest.raises(UnauthenticatedError):
+            next(following)
+        with pytest.raises(UnauthenticatedError):
+            client.streams()
 
 
 def test_a_stream_needs_the_right_to_its_subject(guarded: Guarded) -> None:
