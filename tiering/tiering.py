@@ -92,8 +92,8 @@ class Tiering:
         self._clock = clock
         self._lock = threading.Lock()
         self._tables: dict[str, DeltaStreamTable] = {}
-        self._proved = ProvedEnds()  # shippers compared these ends with the local log
-        self._judged = ProvedEnds()  # these were compared with the metadata's lineage, for readers
+        self._proved_by_log = ProvedEnds()  # shippers compared these ends with the local log
+        self._proved_by_lineage = ProvedEnds()  # readers compared these with the metadata's lineage
         self._claimant = Claimant(
             self._table_to_claim,
             cluster=lake.cluster,
@@ -268,7 +268,8 @@ class Tiering:
         for number in partitions:
             partition = PartitionId(stream.uuid, PartitionNumber(number))
             cold_end = snapshot.cold_end(number)
-            if self._judged.covers(partition, cold_end) or self._proved.covers(partition, cold_end):
+            proofs = (self._proved_by_lineage, self._proved_by_log)
+            if any(one.covers(partition, cold_end) for one in proofs):
                 continue
             newest = newest_range(table, snapshot, number)
             lineage, recorded = self._catalog.history(partition, refreshed=False)
@@ -277,7 +278,7 @@ class Tiering:
             except ForeignHistoryError:
                 lineage, recorded = self._catalog.history(partition, refreshed=True)
                 require_ours(snapshot, number, newest, lineage=lineage, recorded=recorded)
-            self._judged.prove(partition, cold_end)
+            self._proved_by_lineage.prove(partition, cold_end)
 
     def _status(self, source: TierSource) -> TierStatus:
         found = self._uploader.task_of(source.partition_id)
@@ -320,7 +321,7 @@ class Tiering:
             table=self._table(stream),
             clock=self._clock,
             config=self._config,
-            proved=self._proved,
+            proved=self._proved_by_log,
             claimant=self._claimant,
             fence=self._fence,
             starts=self._catalog.remote_starts,

@@ -13,6 +13,6 @@ class SystemClock:
         return time.time_ns() // 1000
 
     def monotonic_ms(self) -> int:
-        """Return milliseconds that never go back; the time in which the machine slept counts."""
+        """Return milliseconds that never go back; time in which the machine is suspended counts."""
         clock = getattr(time, "CLOCK_BOOTTIME", None)  # Linux has it
         return (time.monotonic_ns() if clock is None else time.clock_gettime_ns(clock)) // 1_000_000

@@ -1,11 +1,12 @@
 """Checks whether the rows of a table belong to the local history: one check for every caller.
 
 The same offsets may belong to two histories. A copy of a data folder, a restored backup, or a
-process that slept while another broker replaced it goes on from the same offsets, and may write
-into the same table. So each range names the leadership that shipped it (broker/model/lineage.py).
-A table is ours only if two things hold: the position ``(lineage id, cold end)`` of its newest range
-belongs to our history, and that range's rows equal the local log's, where the log still has them.
-The older ranges need no check, because the newest range was shipped on top of them.
+process that was suspended while another broker replaced it goes on from the same offsets, and may
+write into the same table. So each range names the leadership that shipped it (see
+broker/model/lineage.py). A table is ours only if two things hold: the position ``(lineage id, cold
+end)`` of its newest range belongs to our history, and that range's rows equal the local log's,
+where the log still has them. The older ranges need no check, because the newest range was shipped
+on top of them.
 """
 
 from __future__ import annotations

@@ -96,12 +96,12 @@ def require_objects(
         info = None if listed is None else listed.get(file.path)
         info = store.head(file.path) if info is None else info
         seen = (snapshot.uri, file.path, file.size_bytes, info.stamp or info.etag)
-        named = _require_named(known, info)
+        same_etag = _require_facts(known, info)
         if not known.ours:
             foreign.append((known, info, seen))
         elif seen in _OBJECTS:
             continue
-        elif known.crc32c is not None and (info.stamp is not None or not named):
+        elif known.crc32c is not None and (info.stamp is not None or not same_etag):
             unread.append((known, seen))
         else:
             _OBJECTS.add(seen)
@@ -120,7 +120,7 @@ def _holds(file: DataFile, wanted: OffsetRange | None, *, ours: bool) -> bool:
     return file.min_offset < wanted.end and file.max_offset >= wanted.start
 
 
-def _require_named(known: ProvedFile, info: ObjectInfo) -> bool:
+def _require_facts(known: ProvedFile, info: ObjectInfo) -> bool:
     """Compare the store's facts of an object with the facts that were noted at its commit.
 
     Returns False if the ETag differs, so that only the bytes can show whether they changed.
@@ -132,10 +132,10 @@ def _require_named(known: ProvedFile, info: ObjectInfo) -> bool:
     for what, expected, found in pairs:
         if expected is not None and found is not None and expected != found:
             raise _replaced(known.file.path, what, expected, found)
-    named = known.etag is None or info.etag is None or known.etag == info.etag
-    if not named and known.crc32c is None and known.ours:
+    same_etag = known.etag is None or info.etag is None or known.etag == info.etag
+    if not same_etag and known.crc32c is None and known.ours:
         raise _replaced(known.file.path, "ETag", known.etag, info.etag)
-    return named
+    return same_etag
 
 
 def _require_bytes(unread: Iterable[tuple[ProvedFile, _Seen]], store: ObjectStore) -> None:
@@ -184,11 +184,11 @@ def _prove_rows(
         require_true_statistics(known, snapshot, store)
     for mark in seen:
         _OBJECTS.add(mark)
-    known_now = proof.copy()
-    known_now.files.update(proved)
-    cache.put((snapshot.uri, snapshot.table_id), known_now)
+    extended = proof.copy()
+    extended.files.update(proved)
+    cache.put((snapshot.uri, snapshot.table_id), extended)
     with suppress(HeadwaterError):  # a reader may have no right to write
-        note_contents(known_now, store)
+        note_contents(extended, store)
 
 
 def _prove_span(

@@ -149,7 +149,7 @@ def _check_identity(snapshot: TableSnapshot, cut: Cut, store: ObjectStore) -> No
             expected=cut.stream_uuid,
             found=snapshot.stream_uuid,
         )
-    # A saved cut is a file that anybody may have changed: its label is what the certificate says.
+    # The certificate repeats the names in the cut, and anybody may have edited a saved cut.
     named = snapshot.properties.get("headwater.stream", cut.stream)
     if named != cut.stream or snapshot.cluster != cut.cluster:
         raise InvalidCutError(

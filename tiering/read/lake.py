@@ -90,7 +90,7 @@ class Lake:
         """Return the table at a URI (for example a cut's), for reading; makes no request."""
         root, wanted = self.uri, canonical_uri(uri)
         if wanted == root:
-            store = self._store  # another client of S3 would take a tenth of a second
+            store = self._store  # creating another S3 client would take 0.1 s
         elif wanted.startswith(f"{root}/"):
             store = self._store.under(wanted[len(root) + 1 :])
         else:

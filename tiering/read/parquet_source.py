@@ -189,16 +189,8 @@ def count_values(store: ObjectStore, key: str, column: str) -> int:
 
     Raises ObjectMissingError or ObjectCorruptError.
     """
-    try:
-        file = pq.ParquetFile(
-            _source(store, key, store.head(key).size_bytes), page_checksum_verification=True
-        )
-        if column not in file.schema_arrow.names:
-            return 0
-        values = file.read(columns=[column]).column(0)
-    except (pa.ArrowException, OSError) as cause:
-        raise ObjectCorruptError(f"{key} is not readable Parquet: {cause}", key=key) from cause
-    return len(values) - int(values.null_count)
+    found = read_columns(store, key, [column]).columns
+    return sum(len(values) - int(values.null_count) for values in found)
 
 
 def read_columns(store: ObjectStore, key: str, names: Sequence[str] | None = None) -> pa.Table:
@@ -210,8 +202,8 @@ def read_columns(store: ObjectStore, key: str, names: Sequence[str] | None = Non
         file = pq.ParquetFile(
             _source(store, key, store.head(key).size_bytes), page_checksum_verification=True
         )
-        there = file.schema_arrow.names
-        wanted = there if names is None else [name for name in names if name in there]
+        present = file.schema_arrow.names
+        wanted = present if names is None else [name for name in names if name in present]
         return file.read(columns=wanted)
     except (pa.ArrowException, OSError) as cause:
         raise ObjectCorruptError(f"{key} is not readable Parquet: {cause}", key=key) from cause

@@ -5,8 +5,8 @@ time. While the store does not answer, the claim is tried again, with a doubled 
 
 A settled claim is checked again and again. While the partition takes writes, each check looks for a
 claim of the next leader epoch; every 30th check looks for all newer claims. So two processes are
-fenced soon, and not only at their next commit: one that slept while another broker replaced it, and
-one whose data folder was copied and started a second time.
+fenced soon, and not only at their next commit: one that was suspended while another broker replaced
+it, and one whose data folder was copied and started a second time.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class _HeldLeadership:
     error: HeadwaterError | None = None  # set when the leadership is lost, for good
     busy: bool = False
     failures: int = 0
-    looks: int = 0  # checks since the claim was settled
+    checks_count: int = 0  # checks since the claim was settled
     log_end: Offset = Offset(-1)  # noqa: RUF009 - a plain number
 
 
@@ -88,8 +88,8 @@ class Claimant:
         self._held: dict[PartitionId, _HeldLeadership] = {}
         self._threads: list[threading.Thread] = []
         self._driven = None if drive is None else drive("claims", self._turn)
-        self._beside: Executor = (
-            ThreadPoolExecutor(_THREADS, thread_name_prefix="claims-beside")
+        self._reads: Executor = (  # runs the requests that a claim sends in parallel
+            ThreadPoolExecutor(_THREADS, thread_name_prefix="claims-reads")
             if drive is None
             else _Inline()
         )
@@ -101,10 +101,10 @@ class Claimant:
         ``lineage`` are the starts of leadership up to this one. Returns True if the partition's
         source will later get a call of ``admit`` or ``refuse_writes``.
         """
-        here = self._source_of(partition)
-        if here is None or not lineage:
+        known = self._source_of(partition)
+        if known is None or not lineage:
             return False
-        stream, source = here
+        stream, source = known
         with self._changed:
             if self._stopping:
                 return False
@@ -112,7 +112,7 @@ class Claimant:
             same = found is not None and found.source is source
             if found is not None and same and found.lineage_id == lineage[-1].lineage_id:
                 found.due_ms = now
-                found.looks = 0
+                found.checks_count = 0
             else:
                 self._held[partition] = _HeldLeadership(stream, source, lineage[-1].lineage_id, now)
             if not self._started:
@@ -174,7 +174,7 @@ class Claimant:
             self._driven.stop(timeout_s)
         for thread in self._threads:
             thread.join(timeout_s)
-        self._beside.shutdown(wait=False, cancel_futures=True)
+        self._reads.shutdown(wait=False, cancel_futures=True)
 
     # ------------------------------------------------------------------ the workers
 
@@ -254,12 +254,12 @@ class Claimant:
                 time_us=self._clock.now_us(),
             )
             cold_end = int(held.source.cold_end)
-            book.settle(lineage, claim, self._beside, cold_end=cold_end)
+            book.settle(lineage, claim, self._reads, cold_end=cold_end)
             held.settled = True
             self._observer("leadership_claimed", {**_keys(held), "lineage_id": held.lineage_id})
         else:
-            log_end, number = held.source.reads.log_end, held.looks
-            held.looks += 1
+            log_end, number = held.source.reads.log_end, held.checks_count
+            held.checks_count += 1
             if log_end == held.log_end and number % _IDLE_EVERY:
                 return
             held.log_end = log_end

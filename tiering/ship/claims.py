@@ -91,12 +91,12 @@ class ClaimBook:
         self._partition = partition
         self._number = int(partition.number)
 
-    def settle(self, lineage: Lineage, claim: Claim, beside: Executor, *, cold_end: int) -> None:
+    def settle(self, lineage: Lineage, claim: Claim, executor: Executor, *, cold_end: int) -> None:
         """Claim the history for the newest leadership; repeating the same claim is harmless.
 
         ``cold_end`` is the cold end of this history that the metadata has recorded.
 
-        The cost is one LIST and one small GET; at the same time (on ``beside``) one LIST of the
+        The cost is one LIST and one small GET; at the same time, on ``executor``, one LIST of the
         ledger and one read of the table's log; then one PUT.
 
         Raises:
@@ -105,8 +105,8 @@ class ClaimBook:
             RemoteTierUnavailableError: the outcome is unknown.
         """
         own = lineage[-1]
-        noted = beside.submit(self._require_log_not_behind, lineage, cold_end)
-        committed = beside.submit(self._require_log_not_behind_table, lineage)
+        noted = executor.submit(self._require_log_not_behind, lineage, cold_end)
+        committed = executor.submit(self._require_log_not_behind_table, lineage)
         listed = self._epochs(above=int(lineage[0].leader_epoch) - 1)
         self._require_none_newer(lineage, listed)
         below = [epoch for epoch in listed if epoch < own.leader_epoch]

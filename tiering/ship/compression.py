@@ -18,7 +18,7 @@ ZSTD_LEVEL: Final = 1
 _SPOTS: Final = 4
 _SPOT_BYTES: Final = 32 * 1024
 _SAMPLE_BYTES_MIN: Final = 8 * 1024  # a smaller sample tells nothing, so the column is compressed
-_WORTH: Final = 0.92  # compressed size over plain size; above this, no compression
+_RATIO_MAX: Final = 0.92  # compressed size over plain size; above this, no compression
 
 
 def codecs(
@@ -48,7 +48,7 @@ def worth_packing(columns: Sequence[pa.Array]) -> bool:
     for sample in _samples(columns):  # one by one: repeats far apart do not shrink a page
         size += len(sample)
         packed += codec.compress(sample).size if sample else 0
-    return size < _SAMPLE_BYTES_MIN or packed <= _WORTH * size
+    return size < _SAMPLE_BYTES_MIN or packed <= _RATIO_MAX * size
 
 
 def _samples(columns: Sequence[pa.Array]) -> Iterator[bytes]:

@@ -20,7 +20,7 @@ from tiering.table.delta_maintenance import SKEW_US
 from tiering.table.expiries import Expiries, ExpiryEntry
 from tiering.table.table import TableSnapshot
 
-DELETED_MAX: Final = 1_000  # of one sweep: the next one goes on
+DELETED_MAX: Final = 1_000  # objects that one sweep deletes; the next sweep deletes the rest
 _NAME: Final = re.compile(r"partition=(\d+)/(\d{20})-(\d{20})-[0-9a-f-]+\.parquet\Z")
 
 
@@ -62,7 +62,7 @@ def candidates(
 
 
 def entries_from(expiries: Expiries, number: int, first: Offset) -> Iterable[ExpiryEntry]:
-    """Yield the expiries from the one that has offset ``first`` on, in order."""
+    """Yield expiries in order, beginning with the expiry whose range holds offset ``first``."""
     starts = expiries.starts(number)
     at = max((place for place, one in enumerate(starts) if one <= first), default=0)
     for start in starts[at:]:

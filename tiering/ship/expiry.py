@@ -5,10 +5,11 @@ performed at a time, and the process may die before, during or after any effect:
 
     decided in the metadata -> removed from the table -> noted beside the table
 
-The decision comes first, because only the metadata knows leases and positions, and puts them in one
-order with it. What was decided is carried out by this leader or the next one. The machine begins
-each time at what the table, its expiries and the metadata say. A table that begins above the
-metadata's remote start was shown to be ours, so the metadata is an older copy, and learns it.
+The decision comes first, because the metadata has the leases and the positions of groups: it orders
+each of them before or after the decision. This leader or the next one carries the decision out. The
+machine begins each time with the state of the table, its expiries and the metadata. If the table
+begins above the metadata's remote start, the metadata is an older copy (the table was proved to be
+ours before), and its remote start is raised.
 """
 
 from __future__ import annotations

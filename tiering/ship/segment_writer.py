@@ -95,9 +95,9 @@ def write_rows(
     groups = _row_groups(rows_in_order)
     first = next(groups)  # never empty: missing rows raise an error before or in this call
     chosen = codecs(FILE_SCHEMA, ("value",), first)
-    sealed = None if place.encryption is None else place.encryption()
+    encryption = None if place.encryption is None else place.encryption()
     with pq.ParquetWriter(
-        sink, FILE_SCHEMA, **_WRITER_OPTIONS, **chosen, encryption_properties=sealed
+        sink, FILE_SCHEMA, **_WRITER_OPTIONS, **chosen, encryption_properties=encryption
     ) as writer:
         for group in itertools.chain((first,), groups):
             for rows in group:
@@ -320,9 +320,9 @@ def _row_groups(rows: Iterator[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]
 
 
 def _footer(place: SegmentPlace, wanted: OffsetRange, facts: RangeFacts) -> dict[str, str]:
-    sealed = {} if place.encryption is None else {FOOTER_KEY: CIPHER}
+    cipher = {} if place.encryption is None else {FOOTER_KEY: CIPHER}
     return {
-        **sealed,
+        **cipher,
         "headwater.format_version": str(FORMAT_VERSION),
         "headwater.cluster": place.cluster,
         "headwater.stream_uuid": place.partition.stream_uuid,

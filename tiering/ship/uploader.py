@@ -202,8 +202,8 @@ class Uploader:
             elif task is None:
                 return
             else:
-                cycle = self._begun(task)
-                while not self._stepped(cycle):
+                cycle = self._begin(task)
+                while not self._step(cycle):
                     pass
 
     def _turn(self, now_ms: int) -> int:
@@ -218,8 +218,8 @@ class Uploader:
             if task is None:
                 self._scan()
                 return now_ms
-            self._cycle = self._begun(task)
-        if self._stepped(self._cycle):
+            self._cycle = self._begin(task)
+        if self._step(self._cycle):
             self._cycle = None
         return now_ms
 
@@ -274,27 +274,27 @@ class Uploader:
                     del self._tasks[partition]
             self._changed.notify_all()
 
-    def _begun(self, task: _UploadTask) -> _Cycle:
+    def _begin(self, task: _UploadTask) -> _Cycle:
         return _Cycle(task, self._clock.monotonic_ms(), task.shipper.counters.bytes_total)
 
-    def _stepped(self, cycle: _Cycle) -> bool:
+    def _step(self, cycle: _Cycle) -> bool:
         """Perform one effect of a cycle; tell whether the cycle is over."""
         task = cycle.task
         try:
             progress = task.shipper.take_step()
         except HeadwaterError as error:
-            self._ended(cycle, error)
+            self._end(cycle, error)
             return True
         except Exception as bug:  # noqa: BLE001 - see CATCH_ALL in tests/tidy
             self._observer("tier_crashed", {**self._keys(task), "exc_info": bug})
-            self._ended(cycle, HeadwaterError(f"{type(bug).__name__}: {bug}"))
+            self._end(cycle, HeadwaterError(f"{type(bug).__name__}: {bug}"))
             return True
         if progress is CycleProgress.UNDER_WAY:
             return False
-        self._ended(cycle, None, more=progress is CycleProgress.MORE_TO_SHIP)
+        self._end(cycle, None, more=progress is CycleProgress.MORE_TO_SHIP)
         return True
 
-    def _ended(self, cycle: _Cycle, error: HeadwaterError | None, *, more: bool = False) -> None:
+    def _end(self, cycle: _Cycle, error: HeadwaterError | None, *, more: bool = False) -> None:
         task = cycle.task
         shipped = task.shipper.counters.bytes_total - cycle.bytes_before
         if shipped and not more:  # the next object would fill the same memory again

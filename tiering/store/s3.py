@@ -127,7 +127,7 @@ class S3Store:
                 raise RemoteTierUnavailableError(f"{key}: S3's answer was cut short", key=key)
             return data
 
-        data = self._again(fetch, key)
+        data = self._with_retries(fetch, key)
         if end is not None and len(data) != end - (start or 0):
             raise ObjectCorruptError(
                 f"{key} gave only {len(data)} bytes of [{start or 0}, {end})",
@@ -144,7 +144,7 @@ class S3Store:
                 Bucket=self._bucket, Key=self._prefix + key, ChecksumMode="ENABLED"
             )
 
-        answer = self._again(ask, key)
+        answer = self._with_retries(ask, key)
         text = answer.get("ChecksumCRC32C")
         checksum = None
         if text is not None and "-" not in text:  # with a dash it is a multipart upload's checksum
@@ -162,7 +162,7 @@ class S3Store:
         if start_after:
             arguments["StartAfter"] = self._prefix + start_after
         while True:
-            page = self._again(lambda: self._client.list_objects_v2(**arguments), prefix)
+            page = self._with_retries(lambda: self._client.list_objects_v2(**arguments), prefix)
             for item in page.get("Contents", ()):
                 key = item["Key"][len(self._prefix) :]
                 yield ObjectInfo(key, item["Size"], etag=item.get("ETag"))
@@ -178,13 +178,13 @@ class S3Store:
         """Delete objects; see the port."""
         for key in keys:
             place = {"Bucket": self._bucket, "Key": self._prefix + key}
-            self._again(partial(self._client.delete_object, **place), key)
+            self._with_retries(partial(self._client.delete_object, **place), key)
 
     def under(self, path: str) -> S3Store:
         """Return the same bucket, one prefix down, over the same connections."""
         return S3Store(self._config.child(path), self._client)
 
-    def _again(self, request: Callable[[], _T], key: str) -> _T:
+    def _with_retries(self, request: Callable[[], _T], key: str) -> _T:
         """Send an idempotent request; botocore repeats failures, we repeat a body cut short."""
         for attempt in range(1, self._config.attempts_max + 1):
             try:

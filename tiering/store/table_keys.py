@@ -67,7 +67,7 @@ class TableKeys:
         self._provider = provider
         self._lock = threading.Lock()  # of the two below
         self._known: dict[tuple[str, int], DataKey] = {}  # as the metadata has them now
-        self._keys: OrderedDict[tuple[str, int], bytes] = OrderedDict()  # for files' keys, in plain
+        self._keys: OrderedDict[tuple[str, int], bytes] = OrderedDict()  # unwrapped; for file keys
         self._factory = parquet.CryptoFactory(self._kms)
 
     def learn(self, stream: Stream) -> None:
@@ -136,7 +136,13 @@ class TableKeys:
             context = {"headwater:stream": uuid, "headwater:version": str(named.version)}
             plain = self._provider.unwrap(wrapped.wrapping_key, wrapped.wrapped_bytes, context)
             if len(plain) != DATA_KEY_BYTES:
-                raise EncryptionKeyError("the provider returned a key of another size")
+                raise EncryptionKeyError(
+                    f"the key provider {wrapped.provider!r} returned a data key of {len(plain)} "
+                    f"bytes for stream {uuid}, but a data key has {DATA_KEY_BYTES}: it is not a "
+                    "key that Headwater wrapped",
+                    provider=wrapped.provider,
+                    wrapping_key=wrapped.wrapping_key,
+                )
             found = derived(plain, "table files")
             with self._lock:
                 self._keys[at] = found
@@ -170,7 +176,11 @@ class _Wrapping(parquet.KmsClient):  # type: ignore[misc]  # pyarrow has no type
             wrapped = b""
         found = unwrap_file_key(self._keys.key_named(master_key_identifier), wrapped)
         if found is None:
-            raise ObjectCorruptError("a key of the file was changed, or another key wrapped it")
+            raise ObjectCorruptError(
+                f"the encryption key in a file's footer does not unwrap with the data key "
+                f"{master_key_identifier.partition(' ')[0]}: the footer was changed, or another "
+                "data key wrapped it"
+            )
         return found
 
 
@@ -236,7 +246,9 @@ def _parsed(name: str) -> tuple[str, DataKey]:
             created_us=0,
         )
     except (ValueError, TypeError, RecursionError, InvalidStreamError) as cause:
-        raise ObjectCorruptError(f"a file names a key that is none: {name[:80]!r}") from cause
+        raise ObjectCorruptError(
+            f"the name of a data key in a file's footer is not readable: {name[:80]!r}"
+        ) from cause
     return uuid, key
 
 

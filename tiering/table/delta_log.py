@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from broker.errors import ObjectCorruptError
 from tiering.store.object_store import ObjectStore
-from tiering.table.table import Commit
+from tiering.table.table import COMMIT_ID, EXPIRED, RANGES, Commit
 
 LOG_FILE: Final = re.compile(r"_delta_log/(\d{20})\.json\Z")
 CHECKPOINT: Final = re.compile(r"_delta_log/(\d{20})\.checkpoint(\.[\w.-]+)?\.parquet\Z")
@@ -84,13 +84,13 @@ def commits_between(store: ObjectStore, *, above: int, up_to: int) -> list[Commi
             continue
         for action in _actions(store, version):
             info = action.get("commitInfo")
-            if isinstance(info, dict) and "headwater.commit_id" in info:
+            if isinstance(info, dict) and COMMIT_ID in info:
                 commits.append(
                     Commit(
                         version=version,
-                        commit_id=str(info["headwater.commit_id"]),
-                        ranges_json=str(info.get("headwater.ranges", "[]")),
-                        expired_json=str(info.get("headwater.expired", "")),
+                        commit_id=str(info[COMMIT_ID]),
+                        ranges_json=str(info.get(RANGES, "[]")),
+                        expired_json=str(info.get(EXPIRED, "")),
                     )
                 )
     return commits

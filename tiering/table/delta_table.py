@@ -102,7 +102,7 @@ class DeltaStreamTable:
         self._lock = threading.Lock()
         self._library = DeltaLibrary(store, storage_options, log_copy=log_copy)
         self._version_seen = -1  # the newest version that this process has seen; -1: none
-        self._looks = 0  # how often the cold ends were read
+        self._reads_count = 0  # how often the cold ends were read
         self._cold_ends: Mapping[int, Offset] | None = None  # result of the last read
 
     @property
@@ -144,10 +144,10 @@ class DeltaStreamTable:
         """
         assert self._stream is not None, "a table opened for reading has no partitions of its own"
         assert self._cluster is not None
-        asked = self._looks
+        before = self._reads_count
         with self._lock:
-            if self._looks == asked or self._cold_ends is None:
-                self._looks += 1
+            if self._reads_count == before or self._cold_ends is None:
+                self._reads_count += 1
                 self._cold_ends = None
                 table = self._library.newest()
                 self._cold_ends = self._ends_of(table, self._stream, self._cluster)
@@ -305,12 +305,12 @@ class DeltaStreamTable:
     ) -> int:
         """Commit the version after one that passes ``check``; this is the compare-and-set."""
         base = expected
-        told = {COMMIT_ID: commit_id, **metadata}
+        info = {COMMIT_ID: commit_id, **metadata}
         for attempt in range(_COMMIT_ATTEMPTS_MAX):
             if base.version < self._version_seen:
-                base = self.snapshot()  # raises if the log was cut, which would accept the commit
+                base = self.snapshot()  # raises if the log was cut; a cut log accepts any commit
             check(base)
-            if self._committed_next(base, actions, transactions, told):
+            if self._commit_next(base, actions, transactions, info):
                 self._version_seen = max(self._version_seen, base.version + 1)
                 self._store.make_durable([log_key(base.version + 1)])
                 return base.version + 1
@@ -372,7 +372,7 @@ class DeltaStreamTable:
         with suppress(HeadwaterError):  # if the table is damaged, its next reader gets the error
             note_proof(self.snapshot(), self._store)
 
-    def _committed_next(
+    def _commit_next(
         self,
         base: TableSnapshot,
         actions: Sequence[AddAction | RemoveAction],
@@ -406,7 +406,7 @@ class DeltaStreamTable:
         ranges = self._ranges_of(table, stream, cluster, files)
         for file in files:
             if file.partition not in ranges:
-                raise self._strange(file.path)
+                raise self._unknown_partition(file.path)
         return TableSnapshot(
             uri=self.uri,
             version=table.version(),
@@ -519,7 +519,7 @@ class DeltaStreamTable:
         ):
             known = None not in (count, least, greatest)
             if partition is None or not 0 <= partition < PARTITIONS_MAX or "://" in path:
-                raise self._strange(path)
+                raise self._unknown_partition(path)
             files.append(
                 DataFile(
                     path=path,
@@ -536,7 +536,7 @@ class DeltaStreamTable:
             sorted(files, key=lambda file: (file.partition, file.min_offset or 0, file.path))
         )
 
-    def _strange(self, path: str) -> TableMismatchError:
+    def _unknown_partition(self, path: str) -> TableMismatchError:
         return TableMismatchError(
             f"{self.uri} lists {path}, which belongs to no partition of this stream",
             uri=self.uri,

@@ -1,9 +1,9 @@
 """A copy of a table's log up to one version, for one read of that version from a remote store.
 
-delta-rs reads each commit twice, our transactions and the proof read it again: four requests for
-each commit. Here each file of the log is fetched once, several at a time, and so are the listings
-that the proof asks for. delta-rs opens the copy in a local folder, and the others get the same
-bytes: all checks see what the store gave.
+Without the copy, each commit costs four requests: delta-rs reads it twice, and our readers of
+transactions and of the proof read it again. Here each file of the log is fetched once, several at a
+time, and so are the listings that the proof asks for. delta-rs opens the copy in a local folder, and
+our own readers get the same bytes, so all checks see what the store gave.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class LogCopy:
         self._store = store
         self._listed = listed
         self._bodies = bodies
-        # A local folder with the copy, as a Delta table without its data files; gone with this.
+        # The copy, as a Delta table without data files; the folder is deleted with this object.
         self.folder = Path(mkdtemp(prefix="headwater-log-"))
         weakref.finalize(self, rmtree, self.folder, ignore_errors=True)
         (self.folder / _LOG).mkdir()
@@ -61,7 +61,7 @@ class LogCopy:
         return self._store.put_if_absent(key, body, crc32c=crc32c)
 
     def get(self, key: str, start: int | None = None, end: int | None = None) -> bytes:
-        """Return an object's bytes: those that were fetched, if they were; see the port."""
+        """Return an object's bytes, from the copy if it has the object; see the port."""
         if start is None and end is None and key in self._bodies:
             return self._bodies[key]
         return self._store.get(key, start, end)
@@ -88,7 +88,7 @@ class LogCopy:
 def store_for_one_read(uri: str, version: int) -> ObjectStore:
     """Return the store of the table at a URI, for one read of one version.
 
-    Of a remote table, what the read asks for first is fetched at once.
+    For a remote table, the listings and log files that the read needs first are fetched at once.
 
     Raises InvalidConfigError, RemoteTierUnavailableError.
     """
@@ -99,9 +99,9 @@ def store_for_one_read(uri: str, version: int) -> ObjectStore:
 def fetch_log(store: ObjectStore, version: int) -> LogCopy | None:
     """Fetch a table's log up to a version: listings first, then one request for each file.
 
-    ``store`` holds the table. Returns None where a copy is of no use, or could not stand for the
-    log: in a local folder, with a checkpoint of several files, with a commit missing, or when the
-    log has more than 64 MiB. Then the table is opened where it lies, which tells what is wrong.
+    ``store`` holds the table. Returns None if a copy saves nothing (a local folder) or would not be
+    complete: a checkpoint of several files, a missing commit, or more than 64 MiB of log. Then the
+    caller opens the table in its store, and the error of that call names what is missing.
 
     Raises RemoteTierUnavailableError.
     """
@@ -121,7 +121,10 @@ def fetch_log(store: ObjectStore, version: int) -> LogCopy | None:
 
 
 def _needed(listed: Sequence[ObjectInfo], version: int) -> list[ObjectInfo]:
-    """Return the newest checkpoint up to a version and the commits above it; [] if not simple."""
+    """Return the newest checkpoint up to a version and the commits above it.
+
+    Returns [] if a copy of these files would not be complete: see :func:`fetch_log`.
+    """
     if any(one.key.startswith(_SIDECARS) for one in listed):
         return []
     commits = {int(match[1]): one for one in listed if (match := LOG_FILE.match(one.key))}

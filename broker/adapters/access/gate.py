@@ -1,9 +1,10 @@
-"""The gate of one door: who calls, what the call asks, and what the audit gets to know of it.
+"""The gate of one door: identifies callers, checks their grants, and writes the audit records.
 
-The table of ``broker/core/access/doors.py`` says what each call asks; ``AccessApi`` answers. A door
-makes a caller of what its protocol knows (a header, a certificate), then runs each call inside
-:meth:`Gate.call`. A call that stays open asks again by the check that :meth:`Gate.watch` returns:
-cheap while nothing has changed. The gate of a broker without access control lets everything pass.
+The table of ``broker/core/access/doors.py`` says which actions on which resources a call needs;
+``AccessApi`` decides. A door identifies the caller by a header or a certificate, then runs each
+call inside :meth:`Gate.call`. A call that stays open repeats the check that :meth:`Gate.watch`
+returns, which is cheap while no grant has changed. Without access control the gate lets every call
+pass.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Gate:
         """Return who calls, by the value of a header ``authorization`` or by a certificate.
 
         Raises:
-            UnauthenticatedError: a token was given, and it is not good.
+            UnauthenticatedError: a token was given, and it is not valid.
         """
         if self._access is None:
             return NOBODY
@@ -57,7 +58,7 @@ class Gate:
 
     @contextmanager
     def call(self, caller: Caller, call: str, values: Mapping[str, Any]) -> Iterator[None]:
-        """Run a call if the caller may make it; the audit gets its result.
+        """Run a call if the caller may make it; record its result in the audit.
 
         Raises:
             AccessError: the caller may not.
@@ -78,7 +79,7 @@ class Gate:
             self._note(caller, call, resources, "ok")
 
     def admit(self, caller: Caller, call: str, values: Mapping[str, Any]) -> None:
-        """Ask for a call that stays open: the audit gets to know of it now, not at its end.
+        """Check a call that stays open; the audit records the call now, not at its end.
 
         Raises:
             AccessError: the caller may not.
@@ -129,7 +130,9 @@ class Gate:
         assert self._access is not None, "the gate is not open"
         if row is None:  # a call that was added without a row: nobody may make it
             raise AccessDeniedError(
-                f"{call} is not in the table of what calls ask", principal=caller.principal
+                f"the access rules of this broker do not name the call {call}, so nobody may make "
+                "it: this is a bug of Headwater, please report it",
+                principal=caller.principal,
             )
         if row.way == "open":
             return

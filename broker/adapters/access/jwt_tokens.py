@@ -72,7 +72,7 @@ class JwtTokens:
                 if self._keys[1] is keys:
                     self._known[digest] = found
         if found.expires_us <= now_us:
-            raise UnauthenticatedError("the token has ended")
+            raise UnauthenticatedError("the token has expired: get a new one")
         return found
 
     def _verified(
@@ -91,7 +91,10 @@ class JwtTokens:
             principal = check_name(claims.get(self._claim, ""), self._claim)
             expires_us = int(claims["exp"]) * _US
         except (JoseError, ValueError, TypeError, KeyError, InvalidRequestError) as cause:
-            raise UnauthenticatedError("the token is not good here") from cause
+            raise UnauthenticatedError(
+                "the token is not valid here: it needs a signature by a key of "
+                "access.jwt_keys_file, the broker's issuer and audience, and a principal"
+            ) from cause
         return Identity(principal=principal, via="jwt", expires_us=expires_us)
 
     def _follow_file(self) -> None:
@@ -114,7 +117,10 @@ class JwtTokens:
         try:
             stamp = self._stamp()
             if stamp[1] > _FILE_BYTES_MAX:
-                raise InvalidConfigError(f"{self._path} is too large to hold keys")
+                raise InvalidConfigError(
+                    f"access.jwt_keys_file {self._path} has {stamp[1]} bytes; a file of keys has "
+                    f"at most {_FILE_BYTES_MAX}"
+                )
             text = self._path.read_bytes()
         except OSError as cause:
             raise InvalidConfigError(
@@ -123,10 +129,12 @@ class JwtTokens:
         try:
             keys = _key_set(text)
         except (JoseError, ValueError, TypeError, KeyError) as cause:
-            raise InvalidConfigError(f"{self._path} holds no JWKS and no key in PEM") from cause
+            raise InvalidConfigError(
+                f"access.jwt_keys_file {self._path} holds no JWKS and no key in PEM"
+            ) from cause
         kinds = {one.key_type for one in (keys.keys if isinstance(keys, KeySet) else [keys])}
         if not kinds:
-            raise InvalidConfigError(f"{self._path} holds no key")
+            raise InvalidConfigError(f"access.jwt_keys_file {self._path} holds no key")
         return stamp, keys, tuple(name for kind in sorted(kinds) for name in _ALGORITHMS[kind])
 
 
@@ -143,6 +151,9 @@ def _key_set(text: bytes) -> KeySet | Key:
     body = json.loads(text)
     listed = body.get("keys", [body])
     for one in listed:
-        if one["kty"] == "oct" and len(one["k"]) * 3 // 4 < _SECRET_BYTES_MIN:
-            raise ValueError("a shared secret has at least 32 bytes")
+        if one["kty"] == "oct" and (size := len(one["k"]) * 3 // 4) < _SECRET_BYTES_MIN:
+            raise InvalidConfigError(
+                f"access.jwt_keys_file has a shared secret of {size} bytes, which can be guessed: "
+                f"use one of at least {_SECRET_BYTES_MIN} bytes"
+            )
     return KeySet.import_key_set({"keys": listed})

@@ -1,8 +1,8 @@
 """Who makes a Flight call: by the header ``authorization``, or by the client's certificate.
 
 A middleware keeps the header for the call. It decides nothing: an error that is raised in it
-reaches the client without our facts. Of a client's certificate Arrow tells one name: the first name
-of its SAN, or the common name of a certificate without any.
+reaches the client without our facts. Arrow gives one name of a client's certificate: the first name
+of its SAN, or, without a SAN, its common name.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def caller_of(gate: Gate, context: Any) -> Caller:
     """Return who makes the call of this context.
 
     Raises:
-        UnauthenticatedError: a proof was given, and it is not good.
+        UnauthenticatedError: a token or certificate was given, and it is not valid.
     """
     if gate.is_open:
         return NOBODY

@@ -48,7 +48,7 @@ class ServedPut:
     """One do_put from its schema to its last acknowledgement.
 
     Raises:
-        SchemaMismatchError: a record does not have these columns; no batch was taken.
+        SchemaMismatchError: the schema has columns that records do not have; no batch was taken.
     """
 
     def __init__(

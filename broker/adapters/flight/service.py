@@ -127,7 +127,7 @@ class FlightService:
     def relieve(self) -> None:
         """Break idle connections beyond the bound now. Any thread; does not block."""
         if self._bound is not None:
-            self._bound.look_now()
+            self._bound.check_now()
 
     def close(self, *, timeout_ms: int = 5_000) -> bool:
         """Refuse new calls, end the running ones, stop; return whether all ended in time."""
@@ -306,7 +306,8 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
         idle_check_ms = self._config.idle_check_ms
         places = self._followers if wanted.end is None else self._readers
         with self.errors("do_get"), places.take(context.peer()) as count:
-            # Who does not take its batches holds one: so the more are open, the smaller they are.
+            # A reader that is slow to take its batch keeps the batch in memory. So the more reads
+            # are open, the smaller their batches are.
             share = max(_READ_BYTES_MIN, self._config.reads_bytes_max // count)
             wanted = replace(wanted, bytes_max=min(wanted.bytes_max, share))
             for rows, mark in read_rows(

@@ -1,4 +1,4 @@
-"""Breaking connections of a Flight server, which pyarrow gives no means for.
+"""Breaks connections of a Flight server; pyarrow has no call for this.
 
 At the end: gRPC's orderly shutdown waits for every running call, and a do_put whose client is
 silent never ends. So the TCP connections of calls that still run are broken. The client sees a
@@ -18,8 +18,8 @@ import structlog
 from broker import own_sockets
 
 _log = structlog.get_logger(__name__)
-_LOOK_S: Final = 0.5
-_TOLD_AGAIN_S: Final = 60.0
+_CHECK_INTERVAL_S: Final = 0.5
+_LOG_INTERVAL_S: Final = 60.0
 
 
 def sever_connections(port: int) -> int:
@@ -31,21 +31,21 @@ class ConnectionBound:
     """Keeps the connections on one port below a bound; a thread of its own."""
 
     def __init__(self, port: int, connections_max: int) -> None:
-        """Nothing is looked at before :meth:`start`."""
+        """Check nothing before :meth:`start`."""
         self._port = port
         self._connections_max = connections_max
         self._wanted = threading.Event()
         self._ended = False
-        self._quiet_looks = 0
+        self._checks_until_log = 0
         self._thread = threading.Thread(target=self._run, name="flight-connections", daemon=True)
         self.severed_count = 0
 
     def start(self) -> None:
-        """Begin to look twice a second."""
+        """Begin to check twice a second."""
         self._thread.start()
 
-    def look_now(self) -> None:
-        """Look at once: the process has no free descriptor. Any thread; does not block."""
+    def check_now(self) -> None:
+        """Check at once: the process has no free descriptor. Any thread; does not block."""
         self._wanted.set()
 
     def stop(self) -> None:
@@ -57,23 +57,23 @@ class ConnectionBound:
 
     def _run(self) -> None:
         while not self._ended:
-            self._wanted.wait(_LOOK_S)
+            self._wanted.wait(_CHECK_INTERVAL_S)
             self._wanted.clear()
             severed = own_sockets.sever_most_idle(
                 lambda connection: connection.getsockname()[1] == self._port,
                 kept_max=self._connections_max,
             )
             self.severed_count += severed
-            self._tell(severed)
+            self._log_severed(severed)
 
-    def _tell(self, severed: int) -> None:
-        """Log the first of a row of breaks; a flood must not flood the log too."""
-        if severed and self._quiet_looks <= 0:
+    def _log_severed(self, severed: int) -> None:
+        """Log broken connections once a minute at most, so that a flood does not fill the log."""
+        if severed and self._checks_until_log <= 0:
             _log.warning(
                 "flight_connections_full",
                 limit=self._connections_max,
                 severed=severed,
                 effect="the connections that were idle longest were broken; clients connect again",
             )
-            self._quiet_looks = int(_TOLD_AGAIN_S / _LOOK_S)
-        self._quiet_looks -= 1
+            self._checks_until_log = int(_LOG_INTERVAL_S / _CHECK_INTERVAL_S)
+        self._checks_until_log -= 1

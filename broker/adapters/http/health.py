@@ -1,10 +1,10 @@
-"""``/metrics``, ``/healthz`` and ``/readyz`` over HTTP, on the loopback unless told otherwise.
+"""``/metrics``, ``/healthz`` and ``/readyz`` over HTTP, by default on the loopback only.
 
 ``/healthz`` says that the process answers. ``/readyz`` says whether to send it work: 503 with the
 reason while it recovers, closes, or a log has failed. A ready broker's answer names each service
-that it cannot reach now. Standard library only. Connections, request sizes and times are bounded;
-a client that is slow to ask gives way to a new one, so that strangers cannot keep a probe out.
-Only GET and HEAD are answered, and no request is logged.
+that it cannot reach now. Standard library only. Connections, request sizes and times are bounded.
+When all places are taken, the oldest connection is broken for a new one, so that slow clients
+cannot lock out a probe. Only GET and HEAD are answered, and no request is logged.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from broker.errors import AccessError, InvalidConfigError, UnauthenticatedError
 
 _CONNECTIONS_MAX: Final = 32
 _REQUEST_TIMEOUT_S: Final = 5.0
-_UNDISTURBED_S: Final = 0.25  # after this time a connection gives way when there are too many
+_PLACE_KEPT_S: Final = 0.25  # an older connection may be broken to make room for a new one
 _TEXT: Final = "text/plain; charset=utf-8"
 
 Readiness = Callable[[], str | None]  # None: ready; else the reason why not
@@ -84,7 +84,7 @@ class HealthServer:
 
 
 class _BoundedServer(ThreadingHTTPServer):
-    """Bounds the connections, a thread each: the oldest gives way, unless it has just begun."""
+    """Bounds the connections, a thread each; breaks the oldest unless it has just begun."""
 
     daemon_threads = True
     block_on_close = False
@@ -127,13 +127,13 @@ class _BoundedServer(ThreadingHTTPServer):
             if len(self._open) < _CONNECTIONS_MAX:
                 return True
             oldest, began_s = next(iter(self._open.items()))
-            if now_s - began_s < _UNDISTURBED_S:
+            if now_s - began_s < _PLACE_KEPT_S:
                 return False
             self._break(oldest)
             return True
 
     def _end_late(self, now_s: float) -> None:
-        """Break connections that had their time, however slowly bytes still come."""
+        """Break connections whose time for a request is over, even if bytes still arrive."""
         for request, began_s in list(self._open.items()):
             if now_s - began_s < _REQUEST_TIMEOUT_S:
                 return
@@ -172,12 +172,14 @@ def _handler(
                 case "/readyz":
                     reason = not_ready_reason()
                     if reason is None:
-                        told = ["ready", *(f"missing: {one}" for one in missing())]
-                        self._answer(200, _TEXT, "".join(f"{one}\n" for one in told).encode())
+                        lines = ["ready", *(f"missing: {one}" for one in missing())]
+                        self._answer(200, _TEXT, "".join(f"{one}\n" for one in lines).encode())
                     else:
                         self._answer(503, _TEXT, f"not ready: {reason}\n".encode())
                 case _:
-                    self._answer(404, _TEXT, b"there are /metrics, /healthz and /readyz\n")
+                    self._answer(
+                        404, _TEXT, b"not found: this port has /metrics, /healthz and /readyz\n"
+                    )
 
         def _seen_metrics(self) -> tuple[int, str, bytes]:
             try:

@@ -98,8 +98,8 @@ class ClientConnection(asyncio.Protocol):
     ) -> None:
         """``look_up`` finds a partition to publish to; it blocks, and raises HeadwaterError.
 
-        It also resumes a partition that ``rests``. ``forget`` is called once the connection has
-        ended.
+        ``rests`` tells whether a partition is paused; ``look_up`` resumes such a partition.
+        ``forget`` is called once the connection has ended.
         """
         self._config = config
         self._clock = clock
@@ -131,7 +131,7 @@ class ClientConnection(asyncio.Protocol):
         self._write()
 
     def data_received(self, data: bytes) -> None:
-        """Take what came; messages of one call that came together are handled together."""
+        """Handle received bytes; messages of one call that arrive together are stored together."""
         published: dict[int, list[Published]] = {}
         now_us = self._clock.now_us()
         for event in self._grpc.receive(data):
@@ -151,7 +151,7 @@ class ClientConnection(asyncio.Protocol):
         self._forget(self)
 
     def pause_writing(self) -> None:
-        """Let subscriptions wait: the peer takes nothing."""
+        """Let subscriptions wait: the peer does not read."""
         self._paused = True
 
     def resume_writing(self) -> None:
@@ -209,7 +209,7 @@ class ClientConnection(asyncio.Protocol):
             return
         if opened.timeout_ms is not None:
             call.timer = asyncio.get_running_loop().call_later(
-                opened.timeout_ms / 1000, self._late, opened.call
+                opened.timeout_ms / 1000, self._deadline_passed, opened.call
             )
         if opened.path in (_PUBLISH, _PUBLISH_ASYNC):
             many = opened.path == _PUBLISH_ASYNC
@@ -234,7 +234,9 @@ class ClientConnection(asyncio.Protocol):
             return
         if call.publish is None:
             if call.payload is not None:
-                self._finish(event.call, Status(Code.INTERNAL, "a second message in the call"))
+                self._finish(
+                    event.call, Status(Code.INTERNAL, "the call takes one message and got a second")
+                )
                 return
             call.payload, call.window_bytes = event.payload, event.window_bytes
             return
@@ -279,7 +281,7 @@ class ClientConnection(asyncio.Protocol):
         work, payload = self._unary[call.path], call.payload
         work = self._guard.unary(call.caller, call.path, work)
         if not self._workers.run(lambda: work(payload), lambda result: self._reply(number, result)):
-            self._finish(number, Status(Code.UNAVAILABLE, "too many calls: try again"))
+            self._finish(number, Status(Code.UNAVAILABLE, "too many calls wait: try again later"))
 
     def _publish_to_subject(self, number: int, call: _Call, payload: bytes) -> None:
         def replied(result: object) -> None:  # on any thread
@@ -349,8 +351,8 @@ class ClientConnection(asyncio.Protocol):
                 self._finish(number, OK)
                 self._write()
             else:
-                told = StatusError(Code.RESOURCE_EXHAUSTED, why) if isinstance(why, str) else why
-                self._reply(number, told)
+                end = StatusError(Code.RESOURCE_EXHAUSTED, why) if isinstance(why, str) else why
+                self._reply(number, end)
 
         caller = call.caller
 
@@ -358,7 +360,8 @@ class ClientConnection(asyncio.Protocol):
             return self._subscribe(request, self._guard.subscriber(caller, request, sink))
 
         if not self._workers.subscribe(serve, ended):
-            self._finish(number, Status(Code.UNAVAILABLE, "too many subscriptions: try another"))
+            full = f"this broker has {self._config.subscriptions_max} subscriptions, its limit"
+            self._finish(number, Status(Code.UNAVAILABLE, f"{full}: subscribe at another broker"))
 
     def _deliver(self, number: int, messages: bytes) -> None:
         call = self._calls.get(number)
@@ -371,7 +374,7 @@ class ClientConnection(asyncio.Protocol):
 
     # ------------------------------------------------------------------ ends
 
-    def _late(self, number: int) -> None:
+    def _deadline_passed(self, number: int) -> None:
         self._finish(number, _DEADLINE)
         self._write()
 
@@ -446,7 +449,7 @@ class _CallSink:
 
 
 class _LookUps:
-    """Finds partitions on threads of the service."""
+    """Finds partitions on threads of the service; implements ``PartitionFinder``."""
 
     def __init__(
         self,
@@ -459,7 +462,7 @@ class _LookUps:
         self.rests = rests
 
     def look_up(self, stream: str, partition: int, found: Callable[..., None]) -> None:
-        """See ``Looks.look_up``."""
+        """See ``PartitionFinder.look_up``."""
 
         def done(result: object) -> None:
             if isinstance(result, Exception) and not isinstance(result, HeadwaterError):
@@ -468,11 +471,11 @@ class _LookUps:
             found(result)
 
         if not self._workers.run(lambda: self._find(stream, partition), done):
-            busy = OverloadedError("too many calls: try again")
+            busy = OverloadedError("too many calls wait: try again later")
             self._workers.call_soon(lambda: found(busy))
 
     def call_later(self, delay_s: float, work: Callable[[], None]) -> None:
-        """See ``Looks.call_later``."""
+        """See ``PartitionFinder.call_later``."""
         asyncio.get_running_loop().call_later(delay_s, work)
 
 

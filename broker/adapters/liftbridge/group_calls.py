@@ -62,7 +62,7 @@ class GroupCalls:
         return api.LeaveConsumerGroupResponse().SerializeToString()
 
     def assignments(self, payload: bytes) -> bytes:
-        """FetchConsumerGroupAssignments: from the coordinator; shows that the member lives."""
+        """FetchConsumerGroupAssignments: from the coordinator; counts as a heartbeat."""
         request = decode(api.FetchConsumerGroupAssignmentsRequest, payload)
         _require(groupId=request.groupId, consumerId=request.consumerId)
         found = self._api.groups.assignments(request.groupId, request.consumerId, request.epoch)

@@ -1,7 +1,7 @@
 """Which member of a consumer group reads a partition here: one at a time, by the group's epoch.
 
 A new subscription ends the earlier one of its group. A subscription of an epoch that is over is
-refused, so that a member that was removed from the group does not read beside its successor.
+refused, so that a member that was removed from the group does not read together with its successor.
 """
 
 from __future__ import annotations

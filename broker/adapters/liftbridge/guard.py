@@ -1,9 +1,9 @@
-"""Asks for the calls of Liftbridge's API: who calls, and what the call is about.
+"""Checks the access of calls of Liftbridge's API: who calls, and which resources the call names.
 
 A connection has one guard. The caller of each call is in its metadata (``authorization: Bearer …``)
-or in the connection's client certificate. A request is read once more to see what it names; the
-work itself reads it as before. A publisher's right is asked when its partition is looked up, and
-again when grants have changed: then the partition counts as not looked up.
+or in the connection's client certificate. The guard parses a request to see what it names; the code
+that serves the call parses it again. The right to publish is checked when the partition is looked
+up. When grants have changed, the partition counts as not looked up, so the right is checked again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _group(request: Any) -> _Values:
     return {"group": request.groupId}
 
 
-# Of each call with one request: its message, and what it is about.
+# The message type of each call with one request, and the resources that the request names.
 _REQUESTS: Final[Mapping[str, tuple[Any, Callable[[Any], _Values]]]] = {
     "CreateStream": (
         api.CreateStreamRequest,
@@ -61,7 +61,7 @@ _REQUESTS: Final[Mapping[str, tuple[Any, Callable[[Any], _Values]]]] = {
 
 
 class Guard:
-    """Of one connection. Any thread, once :meth:`connected` was called."""
+    """Guards the calls of one connection. Any thread, once :meth:`connected` was called."""
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
@@ -69,29 +69,29 @@ class Guard:
         self._peer = ""
 
     def connected(self, certificate: Mapping[str, Any] | None, address: object) -> None:
-        """Note the verified certificate of the client, as ``ssl`` tells it, and its address."""
+        """Note the verified certificate of the client, as ``ssl`` gives it, and its address."""
         self._certificate = principal_of(certificate or {})
         if isinstance(address, tuple):
             self._peer = f"{address[0]}:{address[1]}"
 
     def caller(self, authorization: str | None) -> Caller:
-        """Return who makes a call; raises UnauthenticatedError if a proof is not good."""
+        """Return who makes a call; raises UnauthenticatedError if its token is not valid."""
         return self._gate.caller(
             authorization=authorization, certificate=self._certificate, peer=self._peer
         )
 
     def unary(self, caller: Caller, path: str, work: Unary) -> Unary:
-        """Return work that asks first; of a list it returns what the caller may describe."""
+        """Return the work with a check before it; a list is filtered by what may be described."""
         if self._gate.is_open:
             return work
         call = path.rpartition("/")[2]
 
-        def asked(payload: bytes) -> bytes:
+        def checked(payload: bytes) -> bytes:
             with self._gate.call(caller, call, self._values(call, payload)):
                 answer = work(payload)
             return self._shown(caller, answer) if call == "FetchMetadata" else answer
 
-        return asked
+        return checked
 
     def to_subject(self, caller: Caller, payload: bytes) -> None:
         """Raise AccessError if the caller may not publish on the subject of a request."""
@@ -102,7 +102,7 @@ class Guard:
     def subscriber(
         self, caller: Caller, request: api.SubscribeRequest, sink: Subscriber
     ) -> Subscriber:
-        """Return a subscriber that is asked again as long as it reads.
+        """Return a subscriber whose right is checked again while it reads.
 
         Raises:
             AccessError: the caller may not read the stream.
@@ -120,20 +120,20 @@ class Guard:
         find: Callable[[str, int], object],
         rests: Callable[[str, int], bool],
     ) -> tuple[Callable[[str, int], object], Callable[[str, int], bool]]:
-        """Return ``find`` and ``rests`` of a publisher's call, which ask first."""
+        """Return ``find`` and ``rests`` of a publisher's call, with a check before each."""
         if self._gate.is_open:
             return find, rests
         call = path.rpartition("/")[2]
         checks: dict[str, Callable[[], None]] = {}
 
-        def asked(stream: str, partition: int) -> object:
+        def find_checked(stream: str, partition: int) -> object:
             values = {"name": stream}
             check = self._gate.watch(caller, call, values)  # before: a change between is seen
             self._gate.admit(caller, call, values)
             checks[stream] = check
             return find(stream, partition)
 
-        def still(stream: str, partition: int) -> bool:
+        def must_look_up(stream: str, partition: int) -> bool:
             check = checks.get(stream)
             try:
                 if check is not None:
@@ -142,7 +142,7 @@ class Guard:
                 return True  # it is looked up again, and refused there
             return rests(stream, partition)
 
-        return asked, still
+        return find_checked, must_look_up
 
     def _values(self, call: str, payload: bytes) -> _Values:
         found = _REQUESTS.get(call)
@@ -168,7 +168,7 @@ class Guard:
 
 
 class _Watched:
-    """A subscriber whose right is asked again."""
+    """A subscriber whose right is checked again and again."""
 
     def __init__(self, sink: Subscriber, check: Callable[[], None]) -> None:
         self._sink = sink

@@ -109,7 +109,7 @@ class _Http2Stream:
     waiting_bytes: int = 0
     accepted: bool = False
     half_closed: bool = False
-    status: Status | None = None  # to send behind what waits
+    status: Status | None = None  # to send after the waiting bytes
 
 
 class GrpcConnection:
@@ -238,7 +238,9 @@ class GrpcConnection:
 
     def _problem(self, compression: int, length: int) -> Status | None:
         if compression:
-            return Status(Code.UNIMPLEMENTED, "a compressed message: none is taken here")
+            return Status(
+                Code.UNIMPLEMENTED, "the message is compressed: send it without compression"
+            )
         if length > self._limits.message_bytes_max:
             return Status(
                 Code.RESOURCE_EXHAUSTED,
@@ -264,8 +266,8 @@ class GrpcConnection:
             self._count(call)
         self._resets += 1
         if self._resets > self._limits.resets_max:
-            calm = errors.ErrorCodes.ENHANCE_YOUR_CALM
-            return [self._end("the peer resets too many calls", calm)]
+            code = errors.ErrorCodes.ENHANCE_YOUR_CALM
+            return [self._end("the peer resets too many calls", code)]
         return [CallEnded(number)] if call is not None else []
 
     def _window(self, number: int) -> Iterable[Event]:
@@ -317,7 +319,7 @@ class GrpcConnection:
             self._flush(call)
 
     def finish(self, call: int, status: Status) -> None:
-        """End a call behind what waits; a call that is over already is left alone."""
+        """End a call after its waiting bytes are sent; do nothing if it has ended already."""
         found = self._calls.get(call)
         if found is None or found.status is not None:
             return
@@ -398,7 +400,7 @@ def prefixed(payload: bytes) -> bytes:
 
 
 def _cut(call: _Http2Stream, room: int) -> bytes:
-    """Take up to ``room`` bytes of what waits, joined: one frame for many small messages."""
+    """Take up to ``room`` waiting bytes, joined: one frame for many small messages."""
     parts: list[memoryview] = []
     while call.waiting and room:
         first = call.waiting[0]

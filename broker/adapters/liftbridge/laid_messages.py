@@ -1,8 +1,8 @@
-"""Lays out many messages of one partition as bytes, where building an object each is too slow.
+"""Serializes many messages of one partition, without a protobuf object for each.
 
-A subscription's cost was protobuf's: an object for each message, and a map of headers in it. What
-all messages of a batch have in common is serialized once, by protobuf; offset, time, key and value
-are laid behind one another by hand. Protobuf allows fields in any order, and a field of zero.
+Protobuf objects, each with a map of headers, took most of a subscription's time. The fields that
+all messages of a batch share are serialized once, by protobuf; offset, time, key and value are
+written one after another here. Protobuf allows fields in any order, and fields that are zero.
 Source: protobuf's encoding; the field numbers of ``Message`` in message.proto.
 """
 

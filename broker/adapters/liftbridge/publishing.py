@@ -43,8 +43,8 @@ from broker.wire.liftbridge import message_pb2 as wire
 
 _BATCH_BYTES: Final = 2048  # of an Arrow message with every column and no data
 _ROW_BYTES: Final = 64  # of a row beside its data
-_PATIENCE_US: Final = 5_000_000  # for a leader, while a partition has none: as Liftbridge's clients
-_AGAIN_S: Final = 0.05
+_LEADER_WAIT_US: Final = 5_000_000  # how long a message waits for a leader: as Liftbridge's clients
+_LOOK_UP_AGAIN_S: Final = 0.05
 # The first class that an error is an instance of counts; any other is INTERNAL.
 _ASYNC_CODES: Final[tuple[tuple[type[HeadwaterError], api.PublishAsyncError.Code], ...]] = (
     (AccessError, api.PublishAsyncError.PERMISSION_DENIED),
@@ -80,7 +80,7 @@ class Published:
     received_us: int
 
 
-class Looks(Protocol):
+class PartitionFinder(Protocol):
     """Finds partitions outside of the event loop, and runs work later."""
 
     def look_up(
@@ -109,7 +109,7 @@ class _Run:
 
 
 @dataclass(slots=True)
-class _Lane:
+class _PartitionQueue:
     """The messages of one partition that wait for its leader, in order."""
 
     stream: str
@@ -124,17 +124,17 @@ class PublishCall:
 
     def __init__(
         self,
-        looks: Looks,
+        finder: PartitionFinder,
         clock: Clock,
         call_soon: Callable[[Callable[[], None]], None],
         answer: Answer,
     ) -> None:
         """``answer`` gets each message once; a response of None: the message is not answered."""
-        self._looks = looks
+        self._finder = finder
         self._clock = clock
         self._call_soon = call_soon
         self._answer = answer
-        self._lanes: dict[tuple[str, int], _Lane] = {}
+        self._queues: dict[tuple[str, int], _PartitionQueue] = {}
         self._unanswered = 0
 
     @property
@@ -145,77 +145,84 @@ class PublishCall:
     def take(self, messages: Sequence[Published]) -> None:
         """Store messages."""
         self._unanswered += len(messages)
-        touched: dict[tuple[str, int], _Lane] = {}
+        touched: dict[tuple[str, int], _PartitionQueue] = {}
         for one in messages:
             key = (one.request.stream, one.request.partition)
-            lane = touched.get(key)
-            if lane is None:
-                lane = touched[key] = self._lanes.setdefault(key, _Lane(*key))
-            lane.waiting.append(one)
-        for lane in touched.values():
-            self._go_on(lane)
+            queue = touched.get(key)
+            if queue is None:
+                queue = touched[key] = self._queue_of(key)
+            queue.waiting.append(one)
+        for queue in touched.values():
+            self._store_waiting(queue)
 
-    def _go_on(self, lane: _Lane) -> None:
-        """Store what waits, once the partition is known."""
-        if lane.looking or not lane.waiting:
+    def _queue_of(self, key: tuple[str, int]) -> _PartitionQueue:
+        return self._queues.setdefault(key, _PartitionQueue(*key))
+
+    def _store_waiting(self, queue: _PartitionQueue) -> None:
+        """Store the waiting messages, or look up their partition first."""
+        if queue.looking or not queue.waiting:
             return
-        if lane.target is None or self._looks.rests(lane.stream, lane.partition):
-            self._look_up(lane)
+        if queue.target is None or self._finder.rests(queue.stream, queue.partition):
+            self._look_up(queue)
             return
-        target, ready = lane.target, list(lane.waiting)
-        lane.waiting.clear()
+        target, ready = queue.target, list(queue.waiting)
+        queue.waiting.clear()
         for policy, group in groupby(ready, lambda one: POLICIES.get(one.request.ackPolicy)):
             self._store(target, policy, list(group))
 
-    def _look_up(self, lane: _Lane) -> None:
-        lane.looking = True
+    def _look_up(self, queue: _PartitionQueue) -> None:
+        queue.looking = True
 
         def found(target: PublishTarget | HeadwaterError) -> None:
-            lane.looking = False
+            queue.looking = False
             if isinstance(target, PublishTarget):
-                lane.target = target
-                self._go_on(lane)
+                queue.target = target
+                self._store_waiting(queue)
                 return
-            refused = list(lane.waiting)
-            lane.waiting.clear()
-            if not self._again(lane, refused, target):
-                self._lanes.pop((lane.stream, lane.partition), None)
+            refused = list(queue.waiting)
+            queue.waiting.clear()
+            if not self._wait_or_refuse(queue, refused, target):
+                self._queues.pop((queue.stream, queue.partition), None)
 
-        if not lane.stream:
+        if not queue.stream:
             error = UnknownStreamError("a message names no stream", stream="")
             self._call_soon(lambda: found(error))
         else:
-            self._looks.look_up(lane.stream, lane.partition, found)
+            self._finder.look_up(queue.stream, queue.partition, found)
 
-    def _again(self, lane: _Lane, messages: list[Published], error: HeadwaterError) -> bool:
-        """Look again for the leader of messages that nobody stored, for a while; else refuse them.
+    def _wait_or_refuse(
+        self, queue: _PartitionQueue, messages: list[Published], error: HeadwaterError
+    ) -> bool:
+        """Let messages that were not stored wait for a leader, or refuse them if they waited long.
 
         Returns False if all are refused.
         """
-        lane.target = None
-        since_us = self._clock.now_us() - _PATIENCE_US
-        patient: list[Published] = []
+        queue.target = None
+        since_us = self._clock.now_us() - _LEADER_WAIT_US
+        kept: list[Published] = []
         for one in messages:
             if isinstance(error, FencedError) and one.received_us > since_us:
-                patient.append(one)
+                kept.append(one)
             else:
                 self._refuse([one], error)
-        lane.waiting.extendleft(reversed(patient))
-        if patient and not lane.looking:
-            lane.looking = True
+        queue.waiting.extendleft(reversed(kept))
+        if kept and not queue.looking:
+            queue.looking = True
 
             def look() -> None:
-                lane.looking = False
-                self._go_on(lane)
+                queue.looking = False
+                self._store_waiting(queue)
 
-            self._looks.call_later(_AGAIN_S, look)
-        return bool(patient)
+            self._finder.call_later(_LOOK_UP_AGAIN_S, look)
+        return bool(kept)
 
     def _store(
         self, target: PublishTarget, policy: AckPolicy | None, messages: list[Published]
     ) -> None:
         if policy is None:
-            self._refuse(messages, InvalidRequestError("the ack policy is not known"))
+            self._refuse(
+                messages, InvalidRequestError("ackPolicy is not one of LEADER, ALL and NONE")
+            )
             return
         config = target.stream.config
         fitting: list[Published] = []
@@ -252,7 +259,7 @@ class PublishCall:
     def _stored(self, run: _Run, outcome: RecordsOutcome | HeadwaterError) -> None:
         if isinstance(outcome, HeadwaterError):
             key = (run.target.stream.name, run.messages[0].request.partition)
-            self._again(self._lanes.setdefault(key, _Lane(*key)), run.messages, outcome)
+            self._wait_or_refuse(self._queue_of(key), run.messages, outcome)
             return
         now_us = self._clock.now_us()
         silent = run.policy is AckPolicy.NONE
@@ -263,7 +270,7 @@ class PublishCall:
     def _refuse(self, messages: Sequence[Published], error: HeadwaterError) -> None:
         status = status_of(error)
         for one in messages:
-            # The empty ack is for old clients, which read it without looking.
+            # Old clients read ``ack`` without a check that it is set, so an empty one is sent.
             response = api.PublishResponse(
                 correlationId=one.request.correlationId,
                 asyncError=api.PublishAsyncError(code=_async_code(error), message=status.message),

@@ -32,7 +32,7 @@ from broker.wire.liftbridge import api_pb2 as api
 _log = structlog.get_logger(__name__)
 
 _START_S: Final = 30.0
-_LAST_WORDS_S: Final = 1.0  # for answers that are being sent when the service closes
+_LAST_ANSWERS_S: Final = 1.0  # for answers that are being sent when the service closes
 _WAITING_MAX: Final = 1024  # calls that wait for a thread
 
 
@@ -144,10 +144,10 @@ class LiftbridgeService:
             self._lost.set()
 
     async def _all_lost(self) -> None:
-        """Wait a moment until every peer has what it is to get, then end what is left."""
+        """Wait up to a second until the last answers are sent; then abort open connections."""
         if self._connections:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._lost.wait(), _LAST_WORDS_S)
+                await asyncio.wait_for(self._lost.wait(), _LAST_ANSWERS_S)
         for connection in list(self._connections):
             connection.abort()
         await asyncio.sleep(0)  # the loop tells each connection that it is lost

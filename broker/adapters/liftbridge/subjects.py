@@ -48,7 +48,7 @@ def publish_to_subject(
     if publisher is None:
         raise UnavailableError("this broker is not connected to NATS: nats.url is empty")
     if request.ackPolicy not in POLICIES:
-        raise InvalidRequestError("the ack policy is not known")
+        raise InvalidRequestError("ackPolicy is not one of LEADER, ALL and NONE")
 
     def made(inbox: str) -> bytes:
         message = wire.Message(
@@ -68,16 +68,16 @@ def publish_to_subject(
         replied(api.PublishToSubjectResponse().SerializeToString())
         return lambda: None
     return publisher.ask(
-        request.subject, made, lambda told: replied(_reply(told)), request.ackInbox
+        request.subject, made, lambda answer: replied(_reply(answer)), request.ackInbox
     )
 
 
-def _reply(told: bytes | HeadwaterError) -> object:
-    if isinstance(told, HeadwaterError):
-        return told
+def _reply(answer: bytes | HeadwaterError) -> object:
+    if isinstance(answer, HeadwaterError):
+        return answer
     ack = wire.Ack()
     try:
-        ack.ParseFromString(envelope.decode(told, EnvelopeKind.ACK))
+        ack.ParseFromString(envelope.decode(answer, EnvelopeKind.ACK))
     except (EnvelopeError, DecodeError):
         return StatusError(Code.INTERNAL, "the acknowledgement is not readable")
     if ack.ackError == wire.Ack.OK:

@@ -53,7 +53,7 @@ class NatsAsking:
         """Connect, now or as soon as there is a server."""
         self._loop = asyncio.get_running_loop()
         await self._transport.start(must_connect=False)
-        self._spawn(self._hear_own())
+        self._spawn(self._subscribe_own_inbox())
 
     async def close(self) -> None:
         """Close the connection; no waiting request is answered any more."""
@@ -69,7 +69,7 @@ class NatsAsking:
         self._check(subject, data)
         if not self._transport.connected:
             raise UnavailableError(str(self._transport.complaint))
-        self._soon(lambda: self._sent(subject, data))
+        self._soon(lambda: self._send(subject, data))
 
     def ask(
         self, subject: str, data: Callable[[str], bytes], answered: Answered, inbox: str = ""
@@ -102,7 +102,7 @@ class NatsAsking:
                 limit_bytes=limit,
             )
 
-    def _soon(self, work: Callable[[], None]) -> None:
+    def _soon(self, work: Callable[[], object]) -> None:
         if self._loop is None:
             raise UnavailableError("the connection to NATS has not started")
         try:
@@ -116,7 +116,11 @@ class NatsAsking:
         self, number: int, inbox: bytes, subject: str, data: bytes, answered: Answered
     ) -> None:
         if len(self._waiting) >= _WAITING_MAX:
-            answered(OverloadedError("too many messages wait for an acknowledgement"))
+            answered(
+                OverloadedError(
+                    f"{_WAITING_MAX} messages wait for an acknowledgement already: try again later"
+                )
+            )
             return
         self._waiting.setdefault(inbox, {})[number] = answered
         if inbox.startswith(self._inbox.encode()):
@@ -138,14 +142,11 @@ class NatsAsking:
             return
         self._send(subject, data)
 
-    async def _hear_own(self) -> None:
+    async def _subscribe_own_inbox(self) -> None:
         # Without a connection, the next connection subscribes. If the server does not allow this
         # inbox, requests get no answer and wait until their deadlines.
         with contextlib.suppress(UnavailableError, InvalidStreamError):
             await self._transport.subscribe({_OWN_SID: f"{self._inbox}.*"}, None)
-
-    def _sent(self, subject: str, data: bytes) -> None:
-        self._send(subject, data)
 
     def _send(self, subject: str, data: bytes) -> bool:
         head = f"PUB {subject} {len(data)}\r\n".encode()

@@ -66,7 +66,7 @@ Deliver = Callable[[BrokerId, PartitionId, ReplicaMessage], None]
 
 _WAITING_BYTES_MAX: Final = 64 * 1024 * 1024
 _MESSAGE_OVERHEAD: Final = 512
-_UNDER_WAY_MAX: Final = 64 * 1024  # how many requests without an answer are remembered
+_OPEN_REQUESTS_MAX: Final = 64 * 1024  # how many requests without an answer are remembered
 _HALF_ANSWERS_MAX: Final = 8
 _RETRY_S: Final = 0.5
 _INBOX: Final = re.compile(rb"_INBOX\.[A-Za-z0-9_.-]{1,200}\Z")
@@ -422,5 +422,5 @@ def _remember(known: OrderedDict[Asked, _V], key: Asked, value: _V) -> None:
     """Remember a request; beyond the limit forget the oldest one, which is then repeated."""
     known[key] = value
     known.move_to_end(key)
-    while len(known) > _UNDER_WAY_MAX:
+    while len(known) > _OPEN_REQUESTS_MAX:
         known.popitem(last=False)

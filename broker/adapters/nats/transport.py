@@ -162,11 +162,11 @@ class NatsTransport:
             _log.warning(
                 "nats_unreachable",
                 reason=error.message,
-                effect="nothing is recorded from NATS until it answers; it is asked again",
+                effect="nothing is recorded from NATS until it answers; the broker keeps trying",
             )
 
     async def close(self) -> None:
-        """Close the connection for ever. Answers that were sent before are written first."""
+        """Close the connection for good. Answers that were sent before are written first."""
         self._closing.set()
         if self._task is not None:
             await asyncio.wait([self._task])

@@ -31,9 +31,9 @@ Deliver = Callable[[BrokerId, LaneKind, memoryview], None]
 
 _HANDSHAKE_S: Final = 5.0
 _FRAME_S: Final = 10.0  # the longest pause within a frame
-_LOOK_S: Final = 1.0
-_ACCEPT_AGAIN_S: Final = 0.2
-_STRANGERS_MAX: Final = 64
+_CHECK_INTERVAL_S: Final = 1.0  # between two checks for slow connections
+_ACCEPT_RETRY_S: Final = 0.2
+_UNVERIFIED_MAX: Final = 64  # connections whose certificate is not verified yet
 
 
 @dataclass(slots=True, eq=False)
@@ -79,7 +79,7 @@ class PeerReceiver:
 
     def start(self) -> None:
         """Accept from now on."""
-        self._listener.settimeout(_LOOK_S)
+        self._listener.settimeout(_CHECK_INTERVAL_S)
         self._spawn("peer-accept", self._accept)
 
     def connections(self) -> list[BrokerId]:
@@ -123,27 +123,27 @@ class PeerReceiver:
             try:
                 raw, _ = self._listener.accept()
             except TimeoutError:
-                self._hang_up_on_the_slow()
+                self._close_slow()
                 continue
             except OSError:
                 if self._listener.fileno() < 0:
                     return
-                self._stopping.wait(_ACCEPT_AGAIN_S)  # for example no free descriptor: try again
+                self._stopping.wait(_ACCEPT_RETRY_S)  # for example no free descriptor: try again
                 continue
             connection = _Connection(raw)
             with self._lock:
-                strangers = [one for one in self._connections if one.sender is None]
-                if len(strangers) >= _STRANGERS_MAX:
+                unverified = [one for one in self._connections if one.sender is None]
+                if len(unverified) >= _UNVERIFIED_MAX:
                     self.refused["too many"] += 1
-                    strangers[0].hang_up()
+                    unverified[0].hang_up()
                 self._connections.append(connection)
-                crowded = len(strangers) >= 2 * _STRANGERS_MAX
+                crowded = len(unverified) >= 2 * _UNVERIFIED_MAX  # the old ones have not ended yet
             if crowded or self._stopping.is_set():
                 connection.hang_up()
-            self._spawn(f"peer-from-{next(self._numbers)}", self._hear, connection)
-            self._hang_up_on_the_slow()
+            self._spawn(f"peer-from-{next(self._numbers)}", self._serve, connection)
+            self._close_slow()
 
-    def _hang_up_on_the_slow(self) -> None:
+    def _close_slow(self) -> None:
         limit = time.monotonic() - _FRAME_S
         with self._lock:
             for one in self._connections:
@@ -154,7 +154,7 @@ class PeerReceiver:
 
     # ------------------------------------------------------------------ reading
 
-    def _hear(self, connection: _Connection) -> None:
+    def _serve(self, connection: _Connection) -> None:
         try:
             raw = connection.raw
             raw.settimeout(_HANDSHAKE_S)

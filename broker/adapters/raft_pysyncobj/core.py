@@ -143,7 +143,7 @@ class PysyncobjCore:
         self._held: list[Effect] = []
         self._number = 0
         self._saving = False
-        self._told: tuple[Role, int, NodeId | None] | None = None
+        self._reported: tuple[Role, int, NodeId | None] | None = None
         self._seen = Seen(self._log, voters=dict.fromkeys(config.members, 0))
         self._publish()
 
@@ -237,10 +237,10 @@ class PysyncobjCore:
         if reached:
             effects.append(FloorReached())
         self._publish()
-        told = (self._seen.role, self._seen.term, self._seen.leader)
-        if told != self._told:
-            self._told = told
-            effects.append(RoleChanged(told[0].value, told[1], told[2]))
+        present = (self._seen.role, self._seen.term, self._seen.leader)
+        if present != self._reported:
+            self._reported = present
+            effects.append(RoleChanged(present[0].value, present[1], present[2]))
         return effects
 
     def _publish(self) -> None:

@@ -106,7 +106,7 @@ class Corrections(Following, Leading):
     # ------------------------------------------------------------------ time
 
     def begin(self) -> None:
-        """Start the election timer; in a group of one, stand at once."""
+        """Start the election timer; in a group of one, begin an election at once."""
         self.renew_bar()
         if self._others:
             self._restart_timer()
@@ -142,12 +142,12 @@ class Corrections(Following, Leading):
         return heard is not None and self._clock.now_ms - heard < self._config.election_ms_min
 
     def _ask_first_if_due(self) -> None:
-        """Stand only after a majority promised its votes; the term does not change before (L2)."""
+        """Ask for promises of votes (pre-vote) before an election changes the term (L2)."""
         if self.is_leader() or not self._others or self._SyncObj__transferInProgress:
             return
         if self._asking is not None and len(self._asking) >= self._config.quorum:
             self._asking = None
-            self._SyncObj__raftElectionDeadline = _AT_ONCE  # now the library may stand
+            self._SyncObj__raftElectionDeadline = _AT_ONCE  # the library begins an election
         elif self._SyncObj__raftElectionDeadline < self._clock.seconds():
             self._restart_timer()
             self._SyncObj__raftLeader = None

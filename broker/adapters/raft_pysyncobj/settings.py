@@ -11,7 +11,7 @@ _NEVER: Final = 1 << 60
 
 
 class ToldClock:
-    """The time of the step; the library's seconds begin at one, not at zero."""
+    """A clock with the time of the step; in the library's seconds it begins at one, not at zero."""
 
     def __init__(self) -> None:
         self.now_ms = 0

@@ -131,7 +131,7 @@ def resolve(api: BrokerApi, request: ReadRequest) -> RowRange:
         request.uncommitted,
     )
     if request.leader_epoch is not None and start <= handle.reads.log_end:
-        _check_goes_on(wanted, start, request.leader_epoch)
+        _check_continues(wanted, start, request.leader_epoch)
     return wanted
 
 
@@ -240,18 +240,18 @@ def offset_at(
     The search is repeated if a part of the local log was freed or compacted meanwhile, because the
     result may have been in that part.
     """
-    asked = first  # all records below are older than the time
+    start = first  # of the search: all records below are older than the time
     while True:
         log_start = local_start(handle)
-        if asked < log_start and not handle.config.tiering:
-            asked = log_start  # it was purged meanwhile
-        asked = max(asked, handle.reads.remote_start)  # it has expired meanwhile
-        if asked < log_start:
+        if start < log_start and not handle.config.tiering:
+            start = log_start  # the records below were purged meanwhile
+        start = max(start, handle.reads.remote_start)  # the records below have expired meanwhile
+        if start < log_start:
             # The table has older records than the local log, so it is searched first.
-            found = api.cold.offset_at(stream.name, partition, asked, log_start, stamp_us)
+            found = api.cold.offset_at(stream.name, partition, start, log_start, stamp_us)
             if found is not None:
                 return found
-            asked = log_start
+            start = log_start
         try:
             found = _local_offset_at(handle, stamp_us)
         except OffsetOutOfRangeError:
@@ -289,7 +289,7 @@ def read_rows(
 ) -> Iterator[tuple[pa.RecordBatch, RowsMark]]:
     """Yield the rows of a resolved request, in offset order, each offset exactly once.
 
-    Of a stream without a table, what key compaction removed is not there: the mark says so.
+    If the stream has no table, records that key compaction removed are absent; the mark says so.
 
     Blocks while it follows; ends early, without an error, if ``check_stop`` returns true.
 
@@ -311,18 +311,18 @@ def _rows(
 ) -> Iterator[tuple[pa.RecordBatch, RowsMark]]:
     handle = wanted.handle
     position, written_in = wanted.start, wanted.leader_epoch
-    looked_in: LeaderEpoch | None = None  # leader epoch in which the record before was checked
+    checked_in: LeaderEpoch | None = None  # leader epoch in which the record before was checked
     while not check_stop():
         # Read before the limit: the epoch changes before a truncation.
-        now = handle.reads.leader_epoch
+        present = handle.reads.leader_epoch
         readable = _readable(wanted)
         limit = readable if wanted.end is None else min(wanted.end, readable)
         if position < limit:
-            if now != looked_in and written_in is not None:
-                _check_goes_on(wanted, position, written_in)
-            looked_in = now
+            if present != checked_in and written_in is not None:
+                _check_continues(wanted, position, written_in)
+            checked_in = present
             for reply, epoch in _next_replies(api, wanted, position, limit):
-                if handle.reads.leader_epoch != now:
+                if handle.reads.leader_epoch != present:
                     break  # the epoch has changed: these rows may be truncated, so read again
                 position, written_in = reply.end_offset, epoch
                 yield reply.rows, _mark(reply, handle.reads.high_watermark, epoch)
@@ -376,7 +376,7 @@ def _readable(wanted: RowRange) -> Offset:
     return wanted.handle.reads.log_end
 
 
-def _check_goes_on(wanted: RowRange, position: Offset, written_in: LeaderEpoch) -> None:
+def _check_continues(wanted: RowRange, position: Offset, written_in: LeaderEpoch) -> None:
     """Raise TruncatedError if the record before ``position`` is no longer the one that was sent.
 
     A record that was freed from the local log is in the table: it was committed and is never
@@ -404,7 +404,7 @@ def _check_goes_on(wanted: RowRange, position: Offset, written_in: LeaderEpoch) 
 
 
 def _check_still_there(api: BrokerApi, wanted: RowRange) -> None:
-    """Raise if the stream was deleted, so that a following read does not wait for ever."""
+    """Raise if the stream was deleted, so that a read that follows it does not wait for ever."""
     check_incarnation(api.streams.get(wanted.stream.name), wanted.stream.uuid)
 
 
@@ -431,7 +431,7 @@ def _next_replies(
             return  # freed since the check: the caller tries again, and the table has the records
         raise
     if handle.config.tiering and any(batch.header.sparse for batch in stored):
-        return  # compacted since the check: the same
+        return  # compacted since the check: the table has the records here, too
     found = replies(
         [(batch.header, batch.body) for batch in stored],
         start=position,

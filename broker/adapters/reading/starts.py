@@ -11,8 +11,8 @@ from broker.ports.partition import PartitionHandle
 def local_start(handle: PartitionHandle) -> Offset:
     """Return the first offset that is read from the local log.
 
-    Of a tiered stream readers get the whole history, so what key compaction has thinned out here
-    comes from the table. Of another stream they get what is left.
+    Readers of a tiered stream get its whole history, so the ranges that key compaction has thinned
+    out in the local log come from the table. Readers of other streams get the remaining records.
     """
     return handle.reads.whole_start if handle.config.tiering else handle.reads.log_start
 

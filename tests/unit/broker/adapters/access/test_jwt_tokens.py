@@ -154,8 +154,10 @@ def test_a_file_without_keys_is_refused_at_the_start(tmp_path: Path) -> None:
     path = tmp_path / "k.json"
     with pytest.raises(InvalidConfigError, match="cannot read"):
         tokens(path)
-    short = {"kty": "oct", "kid": "s", "k": "c2hvcnQ"}
-    for text in ("", "{}", '{"keys": []}', "-----BEGIN PUBLIC KEY-----", json.dumps(short)):
+    for text in ("", "{}", '{"keys": []}', "-----BEGIN PUBLIC KEY-----"):
         path.write_text(text)
         with pytest.raises(InvalidConfigError, match="holds no"):
             tokens(path)
+    path.write_text(json.dumps({"kty": "oct", "kid": "s", "k": "c2hvcnQ"}))
+    with pytest.raises(InvalidConfigError, match="shared secret of 5 bytes"):
+        tokens(path)
