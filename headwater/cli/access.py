@@ -1,4 +1,4 @@
-"""``headwater access``: who may do what. Grants are given, taken, listed and asked."""
+"""``headwater access``: gives, revokes and lists grants, and tells who has one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from headwater.cli.options import JsonOption, ServerOption
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Say who may do what, where brokers ask it (access.enabled).",
+    help="Manage who may do what at brokers with access control (access.enabled).",
     rich_markup_mode="rich",
 )
 
@@ -100,7 +100,7 @@ def revoke(
 ) -> None:
     """Take from a principal what it was granted on exactly these patterns, now, on every broker.
 
-    What other grants give stays: `headwater access list` shows them.
+    Other grants of the principal stay: `headwater access list` shows them.
 
     [bold]Example[/bold]
 
@@ -111,7 +111,7 @@ def revoke(
     grants = _grants(principal, what, stream, group, subject, cluster=cluster, namespace=namespace)
     with connect(find_server(server)) as client:
         changed = AccessCalls(client).revoke(grants)
-    console.say("Revoked." if changed else "Nothing of it was granted.")
+    console.say("Revoked." if changed else "There was no such grant: nothing was changed.")
 
 
 @app.command("list")
@@ -181,7 +181,8 @@ def who_can(
     chosen = kind or ("cluster" if name == CLUSTER else "stream")
     if action not in ACTIONS or chosen not in KINDS:
         raise InvalidRequestError(
-            f"there are the actions {', '.join(ACTIONS)}, and the kinds {', '.join(KINDS)}"
+            f"{action!r} must be one of the actions {', '.join(ACTIONS)}, and {chosen!r} one of "
+            f"the kinds {', '.join(KINDS)}"
         )
     with connect(find_server(server)) as client:
         found = AccessCalls(client).who_can(action, chosen, name)
@@ -217,7 +218,7 @@ def _grants(
     if cluster:
         patterns.append(("cluster", CLUSTER))
     if not patterns:
-        raise InvalidRequestError("say on what: --stream, --group, --subject or --cluster")
+        raise InvalidRequestError("name the resource: --stream, --group, --subject or --cluster")
     found = [
         Grant(
             principal=principal,
@@ -231,7 +232,8 @@ def _grants(
     for word in what:
         if not any(set(_actions([word], one.kind)) for one in found):
             raise InvalidRequestError(
-                f"{word!r} cannot be done to a {' or a '.join(sorted({one.kind for one in found}))}"
+                f"{word!r} does not apply to a {' or a '.join(sorted({one.kind for one in found}))}"
+                ": `headwater access grant --help` lists roles and actions"
             )
     return [one for one in found if one.actions]
 
@@ -245,5 +247,6 @@ def _actions(what: list[str], kind: Kind) -> Iterator[Action]:
                 yield word
         else:
             raise InvalidRequestError(
-                f"{word!r} is no role ({', '.join(ROLES)}) and no action ({', '.join(ACTIONS)})"
+                f"{word!r} is neither a role ({', '.join(ROLES)}) nor an action "
+                f"({', '.join(ACTIONS)})"
             )

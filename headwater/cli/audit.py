@@ -1,4 +1,4 @@
-"""``headwater audit``: whether the records of who did what are whole."""
+"""``headwater audit``: checks that the records of who did what are complete and unchanged."""
 
 from __future__ import annotations
 
@@ -65,5 +65,6 @@ def verify(*, server: ServerOption = None, json: JsonOption = False) -> None:
         for one in [] if json else check.problems[:_SHOWN_MAX]:
             console.note(console.plain(one))
         raise CorruptDataError(
-            f"the audit was changed, or records of it are missing: {len(check.problems)} places"
+            f"the audit stream was changed, or lacks records, at {len(check.problems)} places; the "
+            "lines above name them"
         )

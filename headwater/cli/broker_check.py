@@ -105,7 +105,7 @@ def _checked(what: str, detail: str, look: Callable[[], object]) -> CheckedNeed:
 
 
 def _ours(node: NodeConfig) -> None:
-    """Look whether the folder can be written, and whether it is another broker's."""
+    """Check that the folder can be written, and that it does not belong to another broker."""
     _writable(node.data_dir)
     path = Path(node.data_dir) / "node.json"
     if not path.exists():
@@ -230,7 +230,7 @@ def _certificates(
 
 
 def _usable(ca: str | None, certificate: str | None, key: str | None) -> None:
-    """Load the files as a server would, and look at the dates."""
+    """Load the files as a server would, and check the dates."""
     from headwater.local.cluster_certificates import valid_until
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -255,7 +255,7 @@ def _usable(ca: str | None, certificate: str | None, key: str | None) -> None:
 
 
 def _accepted_by_brokers(config: BrokerConfig) -> None:
-    """Look at the broker's certificate as another broker would, which has the same authority."""
+    """Check the broker's certificate as another broker of the same authority would."""
     ca, certificate = config.cluster.tls_ca_file, config.cluster.tls_cert_file
     key = config.cluster.tls_key_file
     if not ca or not certificate or not key:

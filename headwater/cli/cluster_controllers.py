@@ -101,7 +101,7 @@ def remove(
         change(operations, broker, votes=False, timeout_ms=timeout)
         _say(operations.controllers())
         if not voted:
-            console.note(f"{console.plain(broker)} was none of them: nothing was changed.")
+            console.note(f"{console.plain(broker)} was not a controller: nothing was changed.")
 
 
 @app.command()

@@ -21,7 +21,7 @@ PARTITION_COLUMNS: Final = (
     "partition", "status", "leader", "epoch", "replicas", "ISR", "committed", "behind", "notes",
 )  # fmt: skip
 
-# PAUSED and READONLY are an operator's decision, which the metadata has told already.
+# PAUSED and READONLY are decisions of an operator, which the metadata shows already.
 _USUAL: Final = (
     ReplicaState.LEADING,
     ReplicaState.FOLLOWING,
@@ -104,7 +104,7 @@ def warnings(status: ClusterStatus) -> Iterator[str]:
             f"{status.told_by} knew, and nothing can be changed."
         )
     for what in status.missing:
-        yield f"{status.told_by} goes without: {what}. It asks again by itself."
+        yield f"{status.told_by} cannot use a service: {what}. It keeps trying."
     for one in status.partitions:
         for loss in one.losses:
             yield (

@@ -222,7 +222,7 @@ def waiting(what: str, *, after_s: float = REMARK_AFTER_S) -> Iterator[None]:
 
 @contextmanager
 def goes_on(what: str) -> Iterator[None]:
-    """Say at an interrupt that ``what`` goes on without the command."""
+    """At an interrupt, write the note ``what``: the work goes on without the command."""
     try:
         yield
     except KeyboardInterrupt:

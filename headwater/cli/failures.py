@@ -48,9 +48,9 @@ _HINTS: Final = {
     "NotShippedError": "`headwater tier flush STREAM` ships what is committed.",
     "PurgeRefusedError": "What was purged stays purged. `headwater lease list STREAM` shows who "
     "reads, `headwater tier flush STREAM` ships what is committed; then run the command again.",
-    "PurgedError": "`headwater stream describe STREAM` shows from where on records are there.",
-    "ExpiredError": "`headwater stream describe STREAM` shows from where on records are there, and "
-    "the stream's remote_retention settings.",
+    "PurgedError": "`headwater stream describe STREAM` shows the first offset that can be read.",
+    "ExpiredError": "`headwater stream describe STREAM` shows the first offset that can be read, "
+    "and the stream's remote_retention settings.",
     "HeldByPositionError": "The stream protects saved positions: protect_groups.",
     "UnknownLeaseError": "A lease keeps what a reader needs. To read on after its end, take a new "
     "cut: `headwater cut STREAM`.",
@@ -61,13 +61,13 @@ _HINTS: Final = {
     "UnfencedStoreError": "Use a store with conditional PUT (If-None-Match), such as AWS S3, "
     "MinIO or a local directory.",
     "UnauthenticatedError": "Give a token: `headwater --token-file FILE …`, HEADWATER_TOKEN_FILE "
-    "or HEADWATER_TOKEN. `headwater token create` makes one, for who may administer the cluster. "
+    "or HEADWATER_TOKEN. An administrator of the cluster makes one with `headwater token create`. "
     "For your own guarded `headwater up`, run the command in its folder or give --server DIR.",
-    "AccessDeniedError": "`headwater access grant` lets a principal do something, for who may "
-    "administer the cluster; docs/security.md has what each call asks.",
+    "AccessDeniedError": "An administrator of the cluster gives the right with `headwater access "
+    "grant`; docs/security.md lists what each call needs.",
     "FencedError": "The cluster's state changed during the command. Run the command again.",
     "IneligibleReplicaError": "`headwater cluster partitions` shows which replicas are in sync.",
-    "CommitTimeoutError": "Whether it was done is not known. `headwater cluster status` shows "
+    "CommitTimeoutError": "It is not known whether it was done. `headwater cluster status` shows "
     "partitions without a leader, and whether a majority of the controllers answers.",
     "NotEnoughReplicasError": "`headwater cluster status` shows which replicas are not in sync.",
     "OverloadedError": "The broker answers, but has more requests than it can take. Try again.",

@@ -1,4 +1,4 @@
-"""Ctrl-C in commands that run Spark: one line, and the process is over.
+"""Ctrl-C in commands that run Spark: the process writes one line and ends.
 
 Spark answers an interrupt with the stack traces of Python, of Py4J and of the JVM. So SIGINT is
 kept from every thread but one of this module's, which ends the JVM and then the process.

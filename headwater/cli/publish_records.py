@@ -81,7 +81,7 @@ class Router:
 
     @property
     def placed_by(self) -> int | None:
-        """By how many partitions keys are placed here; None if no key chooses a partition."""
+        """The number of partitions with which keys are placed; None if no key chooses one."""
         keyed = self._key is not None or self._key_field is not None
         chosen = self._partition is not None or self._template is not None
         return self._config.partitions if keyed and self._by_batch and not chosen else None

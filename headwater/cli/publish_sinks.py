@@ -105,7 +105,7 @@ class FlightSink:
     ) -> None:
         """Prepare; the first record of a partition opens the partition's producer.
 
-        ``placed_by``: by how many partitions the records' keys are placed, if they are.
+        ``placed_by``: the number of partitions with which keys were placed; None: no key was.
         """
         self._placed_by = placed_by
         self._client = client

@@ -44,9 +44,9 @@ class Way:
     headers: list[tuple[str, str]]
     policy: AckPolicy
     window: int
-    nats_given: bool  # --nats names the server, so another way would be a surprise
+    nats_given: bool  # --nats names the server, so Flight must not be used instead
     login: NatsLogin
-    placed_by: int | None = None  # by Flight: by how many partitions keys are placed, if they are
+    placed_by: int | None = None  # by Flight: the number of partitions that placed the keys
 
 
 def open_sink(

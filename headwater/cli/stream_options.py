@@ -181,8 +181,7 @@ TombstoneDelayOption = Annotated[
     int | None,
     duration_option(
         "--tombstone-delay",
-        help="How long at least a record without value stays, for readers that are behind; "
-        "default: 1d.",
+        help="How long a tombstone stays at least, for readers that are behind; default: 1d.",
     ),
 ]
 CompactDirtyOption = Annotated[
@@ -191,7 +190,7 @@ CompactDirtyOption = Annotated[
         "--compact-dirty-percent",
         min=1,
         max=100,
-        help="Compact when so much of what may be compacted is new, in percent; default: 50.",
+        help="Compact once this percentage of the compactable bytes is new; default: 50.",
     ),
 ]
 LocalRetentionOption = Annotated[

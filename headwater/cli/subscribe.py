@@ -140,7 +140,7 @@ def subscribe(
     if state:
         _refuse_beside_state(start, to, partition, group)
     if group is not None:
-        _refuse_beside_a_group(start, to, partition)
+        _refuse_with_group(start, to, partition)
     elif member is not None:
         raise typer.BadParameter("a member needs a --group", param_hint="--member")
     target = find_server(server)
@@ -173,7 +173,7 @@ class _Wanted:
     follow: bool
 
 
-def _refuse_beside_a_group(start: str, to: str | None, partition: int | None) -> None:
+def _refuse_with_group(start: str, to: str | None, partition: int | None) -> None:
     if start not in ("earliest", "latest"):
         raise typer.BadParameter(
             "a group goes on at its position; `headwater group reset` sets it. A new group begins "

@@ -64,7 +64,7 @@ def create(
     from headwater.local.private_files import write_private
 
     if output is not None and output.exists():
-        raise InvalidRequestError(f"{output} is there already: name a new file")
+        raise InvalidRequestError(f"{output} exists already, and is not replaced: name a new file")
     expires_us = 0 if ttl is None else time.time_ns() // 1000 + ttl * 1000
     with connect(find_server(server)) as client:
         made = AccessCalls(client).create_token(principal, expires_us=expires_us, note=note)
@@ -78,7 +78,7 @@ def create(
 
 @app.command("list")
 def list_(*, server: ServerOption = None, json: JsonOption = False) -> None:
-    """List the tokens. Nothing in the list lets anybody in.
+    """List the tokens. The list has no secrets.
 
     [bold]Example[/bold]
 

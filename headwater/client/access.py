@@ -1,4 +1,4 @@
-"""Grants and tokens of a cluster, as plain calls: for whoever may administer it.
+"""Grants and tokens of a cluster, as plain calls for its administrators.
 
 A token is made here, and only the digest of its secret is sent: no broker sees the secret before
 somebody calls with it.
@@ -32,7 +32,7 @@ class NewToken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownToken:
-    """What a cluster tells of a token: nothing that could prove anything."""
+    """What a cluster knows of a token. The secret is not part of it."""
 
     token_id: str
     principal: str
@@ -46,7 +46,7 @@ class KnownToken:
 class Myself:
     """Who a client is to the cluster."""
 
-    enabled: bool  # whether anybody is asked
+    enabled: bool  # whether the brokers have access control
     principal: str  # "": nobody
     via: str
 
@@ -66,8 +66,8 @@ class AccessCalls:
 
         Raises:
             AccessError: this client may not.
-            InvalidRequestError: a grant is not one, or the brokers ask nobody who they are.
-            MetadataFullError: there are too many.
+            InvalidRequestError: a grant is not valid, or the brokers have no access control.
+            MetadataFullError: there are too many grants.
         """
         return bool(self._one("grant_access", {"grants": _bodies(grants)})["changed"])
 
@@ -80,7 +80,7 @@ class AccessCalls:
         return [_grant(one) for one in self._client.call("list_access", {})]
 
     def who_can(self, action: Action, kind: Kind, name: str) -> list[str]:
-        """Return the principals that may do it, sorted; ``*`` is each."""
+        """Return the principals that may do an action, sorted; ``*`` means every principal."""
         values = {"action": action, "kind": kind, "name": name}
         return [str(one["principal"]) for one in self._client.call("who_can", values)]
 

@@ -31,7 +31,7 @@ class Address:
     ca: bytes | None = None  # None: the system's authorities
     cert: bytes | None = None  # the client's own, for mutual TLS
     key: bytes | None = None
-    token: Secret | None = None  # who the client is, for brokers that ask
+    token: Secret | None = None  # proves who the client is, at brokers with access control
 
     @property
     def url(self) -> str:

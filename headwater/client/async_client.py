@@ -61,7 +61,7 @@ class AsyncGroupConsumer:
         self._records: Iterator[GroupRecord] | None = None
         self._taking: asyncio.Future[Any] | None = None  # on a worker thread
         self._kind = ""
-        self._left = False  # who began it was cancelled
+        self._left = False  # the coroutine that began the call was cancelled
 
     @property
     def has_undelivered(self) -> bool:
@@ -106,7 +106,7 @@ class AsyncGroupConsumer:
             raise
 
     async def _take(self, kind: str, call: Callable[[], Any]) -> Any:
-        """Return what a call returns, or what one that was cancelled has left."""
+        """Return the result of a call, or the result that a cancelled call has left."""
         if self._taking is not None and (kind != self._kind or not self._left):
             raise InvalidRequestError(
                 f"a {self._kind} of this consumer is under way: await it first"

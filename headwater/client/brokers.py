@@ -32,7 +32,7 @@ from broker.model.ids import StreamUuid
 from headwater.client.address import Address, Addresses
 from headwater.client.flight_connection import CALL_TIMEOUT_MS, Connection
 
-_PATIENCE_MS: Final = 10_000  # timeout of one broker if there are others to ask
+_ONE_BROKER_MS: Final = 10_000  # timeout of one broker if there are others to ask
 _LOCATE_MS: Final = 1_000
 _PING_MS: Final = 2_000
 _ASK_AGAIN_S: Final = 0.1
@@ -128,13 +128,13 @@ class Brokers:
         """
         patience_ms = timeout_ms
         if self.several and timeout_ms <= CALL_TIMEOUT_MS:
-            patience_ms = min(timeout_ms, _PATIENCE_MS)
+            patience_ms = min(timeout_ms, _ONE_BROKER_MS)
         failure: HeadwaterError | None = None
         asked = self.known()
         for address in asked:
             connection = self.connection(address)
             try:
-                if self.several and patience_ms > _PATIENCE_MS:  # does this broker run at all?
+                if self.several and patience_ms > _ONE_BROKER_MS:  # check whether the broker runs
                     connection.action("brokers", {}, timeout_ms=_PING_MS)
                 return connection.action(name, values, timeout_ms=patience_ms)
             except (UnavailableError, NotLeaderError) as error:

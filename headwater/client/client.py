@@ -84,7 +84,7 @@ class Client(GroupClient, PausingCalls):
                 token=token,
             )
         )
-        self._knows_placed_by: bool | None = None  # do the brokers? see `producer`
+        self._knows_placed_by: bool | None = None  # whether the brokers do; None: not asked yet
 
     @property
     def address(self) -> Addresses:
@@ -154,12 +154,12 @@ class Client(GroupClient, PausingCalls):
     ) -> AlteredStream:
         """Change settings of a stream, on all its brokers, while it is in use.
 
-        Records that were stored before stay as they are. The broker that is asked obeys the change
-        at once, the others as soon as they hear of it: usually within milliseconds. A setting that
-        is left out stays. With ``dry_run`` nothing is changed.
+        Records that were stored before stay as they are. The broker that is asked applies the
+        change at once, the other brokers as soon as they hear of it, usually within milliseconds. A
+        setting that is left out stays. With ``dry_run`` nothing is changed.
 
         Returns:
-            The stream before and after; equal if it was so already.
+            The stream before and after; equal if it had these settings already.
 
         Raises:
             FixedSettingError: a setting cannot change; the message says why, and what to do.
@@ -167,7 +167,8 @@ class Client(GroupClient, PausingCalls):
             FeatureLevelError: a broker of the cluster runs a release that knows no such change.
             UnknownStreamError, StreamRecreatedError.
         """
-        uuid = stream_uuid or self.stream(name).uuid  # a second try must not change the next one
+        # With the uuid, a repeated request does not change a stream that was created again.
+        uuid = stream_uuid or self.stream(name).uuid
         body = {"name": name, "stream_uuid": uuid, "changes": changes, "dry_run": dry_run}
         values = self._one("alter_stream", body)
         return AlteredStream(_stream(values["before"]), _stream(values["after"]))
@@ -215,7 +216,7 @@ class Client(GroupClient, PausingCalls):
             )
         if before is not None and (before_us is not None or (partition is None and count > 1)):
             raise InvalidRequestError(
-                "an offset is one partition's: name the partition, and no time beside the offset",
+                "before is an offset of one partition: give partition with it, and no before_us",
                 field="before",
             )
         values = {
@@ -247,7 +248,8 @@ class Client(GroupClient, PausingCalls):
                 broker deleted the stream and failed before it could answer: the client then asks
                 another broker.
         """
-        uuid = stream_uuid or self.stream(name).uuid  # a second try must not delete the next one
+        # With the uuid, a repeated request does not delete a stream that was created again.
+        uuid = stream_uuid or self.stream(name).uuid
         return _stream(self._one("delete_stream", {"name": name, "stream_uuid": uuid}))
 
     # ------------------------------------------------------------------ records
@@ -280,9 +282,9 @@ class Client(GroupClient, PausingCalls):
             sequence: The sequence number of the first record that is sent.
             acks: What an acknowledgement waits for: ``all`` replicas in sync, the ``leader``'s
                 disk, or ``none``. Below ``all`` records can be lost or doubled by a failover.
-            placed_by: By how many partitions the caller's keys were placed. Once the stream has
-                more, its leaders refuse the batches with PartitionsAddedError. A broker of an older
-                release does not look.
+            placed_by: The number of partitions with which the caller placed its keys. Once the
+                stream has more, its leaders refuse the batches with PartitionsAddedError. A broker
+                of an older release does not check this.
 
         Raises:
             InvalidRequestError: an argument is out of its bounds; or the stream has several

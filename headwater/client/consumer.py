@@ -132,7 +132,7 @@ class Consumer:
                         self._add(number)
             except UnavailableError:
                 continue  # looked for again a little later
-            except HeadwaterError as error:  # the stream is gone, say
+            except HeadwaterError as error:  # for example, the stream was deleted
                 self._put(error)
                 return
 
@@ -156,7 +156,7 @@ class Consumer:
 
 
 def partitions_of(look: Callable[[str], Stream], stream: Stream) -> Callable[[], int]:
-    """Return what asks how many partitions a stream has now.
+    """Return a function that asks how many partitions a stream has now.
 
     It raises StreamRecreatedError for another stream of the name, and the errors of ``look``.
     """

@@ -216,7 +216,7 @@ def _ours(
     if "handshake failed" in text.lower():
         return NoAnswerError(
             f"no answer from the broker at {address.url}, because the TLS handshake failed: "
-            "perhaps it speaks no TLS (grpc://), or the CA file is not that of its certificate "
+            "perhaps the broker has no TLS (grpc://), or the CA file did not sign its certificate "
             f"(HEADWATER_TLS_CA_FILE): {text}",
             address=address.url,
         )

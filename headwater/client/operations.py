@@ -196,7 +196,8 @@ def _at(client: Client, url: str) -> Client:
     told = client.address.learn(url)
     if told is None:
         raise UnavailableError(
-            f"{url!r} cannot be asked: it is no address, or has no TLS unlike the others"
+            f"the broker at {url!r} cannot be asked: the text is not an address, or it has no TLS "
+            "although the configured addresses have"
         )
     return Client(Addresses((told,)))
 

@@ -243,7 +243,7 @@ class PartitionedProducer:
             try:
                 producer.close()  # every part was answered, so it does not wait
             except PartitionsAddedError:
-                pass  # it was placed anew, or is told by `flush`
+                pass  # its batch was placed anew, or `flush` raises the error
             except HeadwaterError as error:
                 self._note(error)
 

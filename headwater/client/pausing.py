@@ -12,9 +12,9 @@ from headwater.client.brokers import Brokers
 class PausingCalls:
     """The part of a client that pauses streams and makes them read-only.
 
-    ``partitions`` are numbers; none means all of the stream. The broker that is asked obeys when
-    the call returns, the others as soon as they hear of it: usually within milliseconds. The calls
-    may be repeated.
+    ``partitions`` are numbers; none means all of the stream. The broker that is asked has applied
+    the change when the call returns; the other brokers apply it as soon as they hear of it, usually
+    within milliseconds. The calls may be repeated.
     """
 
     _brokers: Brokers

@@ -92,7 +92,7 @@ class Producer:
         self._failed: HeadwaterError | None = None  # if set, the producer accepts no more batches
         self._refused: HeadwaterError | None = None  # first batch that failed since the last flush
         self._closed = False
-        self._struggling_since_ms: float | None = None  # the first failure since the last success
+        self._failing_since_ms: float | None = None  # the first failure since the last success
         self._backoff_ms = _BACKOFF_MS_MIN
         # Held while a batch gets its numbers and is written, so that numbers arrive in order. Never
         # acquired while holding `_changed`: a write under this lock may block until the other
@@ -229,7 +229,7 @@ class Producer:
         if session.write(entry) and self._path.acks is AckPolicy.NONE:
             with self._changed:
                 self._window.handed_over(entry)
-                self._struggling_since_ms = None
+                self._failing_since_ms = None
                 session.progressed = True
                 self._changed.notify_all()
             _resolve(entry, _handed_over(entry.records_count))
@@ -305,9 +305,9 @@ class Producer:
     def _may_retry(self, error: HeadwaterError) -> bool:
         """Wait for the backoff and return True, or give up and return False."""
         now_ms = time.monotonic() * 1000
-        if self._struggling_since_ms is None:
-            self._struggling_since_ms, self._backoff_ms = now_ms, _BACKOFF_MS_MIN
-        late = now_ms + self._backoff_ms > self._struggling_since_ms + self._retry_ms_max
+        if self._failing_since_ms is None:
+            self._failing_since_ms, self._backoff_ms = now_ms, _BACKOFF_MS_MIN
+        late = now_ms + self._backoff_ms > self._failing_since_ms + self._retry_ms_max
         if late or not self._worth_retrying(error):
             self._give_up(error)
             return False
@@ -337,7 +337,7 @@ class Producer:
                 if isinstance(answer, AppendResult):
                     self._route.succeeded(answer.leader_epoch)
                     answer = replace(answer, acks=self._path.acks)
-                self._struggling_since_ms = None
+                self._failing_since_ms = None
                 if isinstance(answer, HeadwaterError):
                     self._refused = self._refused or answer
             elif isinstance(answer, HeadwaterError) and self._worth_retrying(answer):

@@ -71,7 +71,7 @@ class ReadRoute:
         self._retry_ms = RETRY_MS if retry_ms is None else retry_ms
         self._at: Address | None = None
         self._failed: list[Address] = []  # brokers that failed since the last rows came
-        self._struggling_since_ms: float | None = None
+        self._failing_since_ms: float | None = None
         self._backoff_ms = _BACKOFF_MS_MIN
         self._stopped = threading.Event()
 
@@ -115,11 +115,11 @@ class ReadRoute:
         if not several and not self._request.follow:
             return False  # only a read with ``follow`` waits for a restart of a single broker
         now_ms = time.monotonic() * 1000
-        if self._struggling_since_ms is None:
-            self._struggling_since_ms, self._backoff_ms = now_ms, _BACKOFF_MS_MIN
+        if self._failing_since_ms is None:
+            self._failing_since_ms, self._backoff_ms = now_ms, _BACKOFF_MS_MIN
         elif isinstance(error, CorruptDataError) and self._at in self._failed:
             return False  # every broker was asked
-        elif now_ms + self._backoff_ms > self._struggling_since_ms + self._retry_ms:
+        elif now_ms + self._backoff_ms > self._failing_since_ms + self._retry_ms:
             return False
         if self._at is not None:
             self._failed.append(self._at)
@@ -132,8 +132,8 @@ class ReadRoute:
 
     def progressed(self) -> None:
         """See ``ReadOpener.progressed``."""
-        if self._struggling_since_ms is not None:
-            self._struggling_since_ms = None
+        if self._failing_since_ms is not None:
+            self._failing_since_ms = None
             self._failed.clear()
 
     def lost(self) -> HeadwaterError | None:

@@ -24,7 +24,7 @@ from headwater.liftbridge.following import FollowedPartition
 from headwater.liftbridge.groups import AsyncLiftConsumer
 from headwater.liftbridge.grpc_calls import CallRefused, ServerConnections, answers, ask, in_turn
 from headwater.liftbridge.partitioners import Partitioner
-from headwater.liftbridge.publishing import AckLane
+from headwater.liftbridge.publishing import AckCall
 from headwater.liftbridge.requests import (
     ack_of,
     create_request,
@@ -74,8 +74,9 @@ class AsyncLiftbridge:
 
         ``timeout_s`` is how long a call may look for a server that answers. With ``resend`` a
         message whose acknowledgement was lost with its server is sent again, so that it may be
-        stored twice; without, it is CommitTimeoutError: stored or not. The ``token`` says who
-        calls, to a Headwater that asks; without TLS it goes over the loopback only.
+        stored twice. Without ``resend`` such a message fails with CommitTimeoutError: it may be
+        stored or not. The ``token`` proves who calls, at a Headwater with access control; without
+        TLS it is sent over the loopback only.
 
         Raises:
             InvalidConfigError: a file of certificates cannot be read.
@@ -86,7 +87,7 @@ class AsyncLiftbridge:
         self._servers = ServerConnections(tls, Secret.of(token))
         self._timeout_s = timeout_s
         self._resend = resend
-        self._lanes: dict[str, AckLane] = {}
+        self._ack_calls: dict[str, AckCall] = {}
         self._ids = (f"{uuid.uuid4().hex[:12]}-{number}" for number in itertools.count())
 
     async def __aenter__(self) -> Self:
@@ -102,9 +103,9 @@ class AsyncLiftbridge:
 
     async def close(self) -> None:
         """End every call and connection."""
-        for lane in self._lanes.values():
-            await lane.close()
-        self._lanes.clear()
+        for call in self._ack_calls.values():
+            await call.close()
+        self._ack_calls.clear()
         await self._servers.close()
 
     # ------------------------------------------------------------------ streams
@@ -205,19 +206,20 @@ class AsyncLiftbridge:
         tried = 0
         while True:
             address = self._directory.taker(request.stream, request.partition, tried)
-            lane = self._lanes.get(address)
-            if lane is None or not lane.usable:
-                lane = self._lanes[address] = AckLane(self._servers.at(address))
+            call = self._ack_calls.get(address)
+            if call is None or not call.usable:
+                call = self._ack_calls[address] = AckCall(self._servers.at(address))
             try:
-                sent = await lane.send(request, silent=silent)
+                sent = await call.send(request, silent=silent)
                 if sent is None:
                     return None
                 async with asyncio.timeout(max(0.0, deadline - self._now())):
                     return await sent
             except TimeoutError:
-                lane.forget(request.correlationId)
+                call.forget(request.correlationId)
                 raise CommitTimeoutError(
-                    f"no acknowledgement within {self._timeout_s} s: stored or not"
+                    f"no acknowledgement within {self._timeout_s} s: it is not known whether the "
+                    "message is stored"
                 ) from None
             except CommitTimeoutError:
                 if not self._resend or self._now() >= deadline:

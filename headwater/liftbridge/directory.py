@@ -1,4 +1,4 @@
-"""Who leads what, and where: what the servers last said. Pure."""
+"""The servers' addresses and the leaders of partitions, as the servers last reported them. Pure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Directory:
         self.healthy: str | None = None  # the address that answered last
 
     def learn(self, told: Metadata) -> None:
-        """Take metadata; of streams it may be a part."""
+        """Take metadata, which may describe only some of the streams."""
         brokers = told.brokers or self._known.brokers
         self._known = Metadata(brokers, {**self._known.streams, **told.streams})
 

@@ -1,4 +1,4 @@
-"""A subscription over many connections: where it goes on, and what an end means. Pure.
+"""A subscription over several calls: where the next call begins, and when the subscription ends.
 
 A server that goes away ends a call, not the subscription: the next call asks for the offset behind
 the last message. A subscription to new messages is one from an offset as soon as the leader has
@@ -25,7 +25,7 @@ _AGAIN: Final = {"UNAVAILABLE", "CANCELLED", "DEADLINE_EXCEEDED", "INTERNAL", "U
 
 
 class FollowedPartition:
-    """The state of one subscription. Owner: who makes its calls."""
+    """The state of one subscription. Owner: the task that makes its calls."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class FollowedPartition:
         self._resume = resume
         self._reverse = reverse
         self._patience_s = patience_s
-        self._until_s: float | None = None  # of the patience, while nothing succeeds
+        self._until_s: float | None = None  # when it gives up, while no call succeeds
         self._floor = -1  # messages below are not wanted: a server may begin lower than asked
         self.accepted = False  # the call that runs was accepted
 

@@ -180,7 +180,7 @@ class AsyncLiftConsumer:
         member.heard_s = _now()
 
     async def _coordinate(self) -> None:
-        """Ask for the assignments again and again, which also shows that this member lives."""
+        """Ask for the assignments again and again; each request is also a heartbeat."""
         while True:
             pause_s = self._poll_s or _POLLS * self._member.consumer_s
             try:
@@ -314,7 +314,7 @@ class AsyncLiftConsumer:
         request: Any = api.LeaveConsumerGroupRequest(
             groupId=self.group, consumerId=self.consumer_id
         )
-        with suppress(HeadwaterError):  # expelled already, or no server is there: it will be
+        with suppress(HeadwaterError):  # the group expels a silent member by itself
             await self._client.anywhere(lambda stub, s: ask(stub.LeaveConsumerGroup, request, s))
         await asyncio.gather(*self._tasks, return_exceptions=True)
 

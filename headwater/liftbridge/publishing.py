@@ -13,7 +13,7 @@ from headwater.liftbridge.requests import ack_of, refusal_of
 from headwater.liftbridge.values import PublishAck
 
 
-class AckLane:
+class AckCall:
     """A PublishAsync call of one server. Owner: one event loop."""
 
     def __init__(self, stub: Any) -> None:
@@ -43,7 +43,7 @@ class AckLane:
                 self._waiting[request.correlationId] = found
             if not self.usable or not await write(self._call, request):
                 self._waiting.pop(request.correlationId, None)
-                raise UnavailableError("the server is not there")
+                raise UnavailableError("the call to the server has ended: the message was not sent")
         return found
 
     def forget(self, correlation_id: str) -> None:
@@ -66,7 +66,7 @@ class AckLane:
             for future in waiting.values():
                 if not future.done():
                     future.set_exception(lost)
-                    future.exception()  # who has gone hears nothing of it
+                    future.exception()  # a caller that has gone is not told; asyncio must not warn
 
     def _answered(self, told: api.PublishResponse) -> None:
         # Servers of before 2022 name the message in the acknowledgement only.

@@ -1,4 +1,4 @@
-"""What callers of the client give and get: plain values, without gRPC."""
+"""The arguments and results of the client's calls: plain values, without gRPC."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _ns(moment: datetime | int) -> int:
     if isinstance(moment, int):
         return moment
     if moment.tzinfo is None:
-        raise ValueError(f"{moment} has no time zone: say which one, datetime.now(UTC) for now")
+        raise ValueError(f"{moment} has no time zone: give it one, as datetime.now(UTC) has")
     return (moment - _EPOCH) // _US * 1000
 
 

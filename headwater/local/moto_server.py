@@ -24,10 +24,10 @@ def serialize_writes() -> None:
     """Let one write of an object end before the next one checks its condition."""
     lock = threading.RLock()
     for name in _WRITES:
-        setattr(S3Response, name, _alone(lock, getattr(S3Response, name)))
+        setattr(S3Response, name, _locked(lock, getattr(S3Response, name)))
 
 
-def _alone(lock: threading.RLock, method: Callable[..., Any]) -> Callable[..., Any]:
+def _locked(lock: threading.RLock, method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def alone(*args: Any, **options: Any) -> Any:
         with lock:

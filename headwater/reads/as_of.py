@@ -4,8 +4,9 @@ There are three ways to name a moment. Offsets and times narrow a new cut:
 
 - **a saved cut** is used as it is;
 - **offsets**, one per partition: the rows below these offsets. Every partition must be named, and
-  each offset must be between the partition's start and its high watermark. Offsets from before
-  partitions were added name those that there were; of the others no row belongs to the moment;
+  each offset must be between the partition's start and its high watermark. If partitions were added
+  to the stream later, name only those that it had then: no row of an added one belongs to the
+  moment;
 - **a time**: in each partition, the rows below the first offset whose timestamp is at or after the
   time, or all rows if there is no such offset yet. Timestamps need not be in order: a record after
   that offset does not belong to the moment, even if its timestamp is older, and every record before

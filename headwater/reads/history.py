@@ -125,7 +125,7 @@ class History:
         assert self._snapshot is not None, "a table was opened at the cut's version"
         wanted = OffsetRange(start, part.cold_stop)
         if self._snapshot.is_encrypted and not self._table.store.config.key_provider:
-            # The broker has the keys that this process has not.
+            # This process lacks the keys of the encrypted table, so the broker serves the rows.
             names = schema.names
             yield from served_batches(self._client, self.cut, part.partition, wanted, names)
             return

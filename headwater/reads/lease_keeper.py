@@ -23,7 +23,7 @@ from broker.model.ids import LeaseId
 
 LEASE_TTL_MS_DEFAULT: Final = 600_000  # ten minutes: outlives a restart of the broker
 _RENEWALS_PER_TTL: Final = 3  # two may fail before the lease is in danger
-_LOOK_S: Final = 5.0  # how often the thread checks whether the sessions still run
+_CHECK_S: Final = 5.0  # how often the thread checks whether the sessions still run
 _RETRY_S: Final = 2.0  # pause after a broker did not answer
 
 _log = logging.getLogger("headwater.read")
@@ -176,7 +176,7 @@ class LeaseKeeper:
                     return
                 now_s = self._monotonic_s()
                 due_s = [held.renew_at_s - now_s for held in self._held.values() if not held.lost]
-                self._changed.wait(min(_LOOK_S, max(0.0, min(due_s, default=_LOOK_S))))
+                self._changed.wait(min(_CHECK_S, max(0.0, min(due_s, default=_CHECK_S))))
             self.tick()
 
 

@@ -22,8 +22,8 @@ def tail_batches(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the records ``[cold end, hot stop)`` of a partition, in order; none if it is empty.
 
-    Of a stream without a table, key compaction may have removed records: ``on_hole`` is told. Of
-    any other stream, and without ``on_hole``, that is an error.
+    If the stream has no table, key compaction may have removed records: ``on_hole`` gets each hole.
+    Missing records of any other stream are an error, and so are holes without an ``on_hole``.
 
     Raises:
         GapError: after the last batch, if the broker sent another number of records.

@@ -28,7 +28,7 @@ def read_table(
 ) -> tuple[pa.Table, Certificate]:
     """Read every record of a stream, each once, from its Delta table and the broker's tail.
 
-    The rows are in the memory of this process. ``headwater.read`` is for what does not fit.
+    The rows are in the memory of this process. If they do not fit, use ``headwater.read``.
 
     Args:
         stream: The stream's name.

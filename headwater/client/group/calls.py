@@ -34,7 +34,7 @@ _CALL_MS: Final = 10_000
 
 
 def monotonic_ms() -> int:
-    """Return a time that never goes back, and does not stand still while the machine sleeps.
+    """Return a time that never goes back, and goes on while the machine is suspended.
 
     A member must not believe, after its machine was suspended, that its session has just begun.
     """

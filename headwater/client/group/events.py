@@ -49,7 +49,7 @@ class CommitWanted:
 
 @dataclass(frozen=True, slots=True)
 class GivenUp:
-    """The application has stopped with these partitions, as :class:`StopReading` asked for."""
+    """The application has stopped reading these partitions, as :class:`StopReading` asked."""
 
     keys: tuple[str, ...]
 
@@ -169,14 +169,14 @@ class BeginReading:
 
 @dataclass(frozen=True, slots=True)
 class StopReading:
-    """Stop with these partitions, tell the application, and answer with :class:`GivenUp`."""
+    """Stop reading these partitions, tell the application, and answer with :class:`GivenUp`."""
 
     claims: tuple[ToldClaim, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimsLost:
-    """These partitions are not the member's any more, without having been given up."""
+    """The member has lost these partitions before it could give them up."""
 
     claims: tuple[ToldClaim, ...]
 

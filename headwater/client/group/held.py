@@ -1,4 +1,4 @@
-"""What a group member holds: its claims, and its progress in each; and how it behaves."""
+"""The claims that a group member holds, its progress in each, and its settings."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Final
 from broker.model.groups import NO_LEADER_EPOCH, ToldClaim, ToldPosition
 from broker.model.offsets import Offset
 
-UNSETTLED_MS: Final = 100  # between heartbeats while partitions are on their way
+UNSETTLED_MS: Final = 100  # between heartbeats while partitions move between members
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberTerms:
-    """How a member behaves."""
+    """The settings of a member."""
 
     session_ms: int
     commit_ms: int | None  # between two commits; None: only the application commits
@@ -42,7 +42,7 @@ class Held:
 
     @property
     def is_dirty(self) -> bool:
-        """Whether a commit has something to say about the partition."""
+        """Whether the next commit has something to store for the partition."""
         moved = self.done is not None and self.done != self.committed
         return moved or (self.given_up and not self.released)
 

@@ -84,7 +84,7 @@ class MemberCore:
         self.last_refusal: HeadwaterError | None = None
         self._terms = terms
         self._membership = 0  # how many ended before this one
-        self._epoch_min = 0  # what an older view says is over
+        self._epoch_min = 0  # a view of an older group epoch is ignored
         self._lease_until_ms = -1
         self._polled_ms: int | None = None
         self._lost: list[str] = []
@@ -374,8 +374,8 @@ class MemberCore:
             stale = [one.key for one in sent if one.key in refused and self._is_of_now(one)]
             for key in stale:
                 held = self.held[key]
-                held.committed, held.back = held.done, False  # it is somebody else's to say
-            if stale:  # else it was sent under earlier claims, and is told as lost
+                held.committed, held.back = held.done, False  # another member commits it now
+            if stale:  # else it was sent under earlier claims, which are reported as lost
                 self.epoch, self._next_beat_ms = 0, now_ms  # ask for all claims
                 self._refused(error)
             return []
@@ -411,7 +411,7 @@ class MemberCore:
         return self._lose(self.held)
 
     def _begin_again(self, now_ms: int) -> None:
-        """Join under the next number, so that what is under way about this membership is late."""
+        """Join under the next number, so that requests of this membership change nothing."""
         if self.phase != "joining":
             self._membership += 1
             self.phase, self._next_join_ms, self.epoch = "joining", now_ms, 0

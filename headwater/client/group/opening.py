@@ -83,4 +83,7 @@ def check_terms(
             field="session_ms",
         )
     if commit_ms is not None and commit_ms < 0:
-        raise InvalidRequestError(f"commit_ms cannot be {commit_ms}", field="commit_ms")
+        raise InvalidRequestError(
+            f"commit_ms must not be negative, and is {commit_ms}; None means no automatic commits",
+            field="commit_ms",
+        )

@@ -1,4 +1,4 @@
-"""What the member of a group is given: rows, and records as Python values."""
+"""The values that a group member returns: rows, and records as Python values."""
 
 from __future__ import annotations
 

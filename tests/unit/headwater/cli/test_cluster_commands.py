@@ -210,7 +210,7 @@ def test_controllers_are_shown_added_removed_and_replaced(run: Run, voters: Vote
     removed = run("controllers", "remove", "d").output
     assert "are a, b, c." in removed
     assert "nothing was changed" not in removed
-    assert "d was none of them: nothing was changed" in run("controllers", "remove", "d").stderr
+    assert "d was not a controller: nothing was changed" in run("controllers", "remove", "d").stderr
     assert "are b, c, d." in run("controllers", "replace", "a", "d").output
     assert "are b, c, d." in run("controllers", "replace", "d", "d").output
     shown = map(json.loads, run("controllers", "--json").stdout.splitlines())

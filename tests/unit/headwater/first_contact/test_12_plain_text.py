@@ -39,4 +39,4 @@ def test_what_is_no_utf8_is_a_usage_error() -> None:
     command = [sys.executable.encode(), b"-m", b"headwater", b"query", b"select '\xff'"]
     done = subprocess.run(command, capture_output=True, timeout=60, check=False)
     assert done.returncode == 2
-    assert b"this is no UTF-8 text" in done.stderr
+    assert b"the text is not valid UTF-8" in done.stderr
