@@ -8,7 +8,7 @@ line, run the s3a smoke test.
 :func:`fetch` resolves the jars with Spark's own Ivy into a folder that is named after the set, and
 writes a receipt there: a file with the names and sizes of the jars. While these jars are present,
 no resolver runs, so no network is needed. Each session's start compares every jar with its pinned
-hash: code that runs in Spark with the bucket's credentials is not taken from a cache on trust.
+hash, because the jars run with the bucket's credentials and a cache may have been changed.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def fetch(folder: Path | None = None, *, conf: Mapping[str, str] | None = None) 
         conf: Spark settings; ``spark.jars.ivySettings`` and ``spark.jars.repositories`` are used.
 
     Raises:
-        JarsMissingError: the resolver failed; what it said is in the message.
+        JarsMissingError: the resolver failed; the message has the resolver's reason.
         UnavailableError: it took too long, or brought no jars.
         InvalidConfigError: a jar is not the pinned one.
     """
@@ -131,7 +131,7 @@ def _checked(jars: list[Path]) -> list[Path]:
             known = "has other bytes than its release" if jar.name in SHA256 else "is not pinned"
             raise InvalidConfigError(
                 f"{jar} {known}: it may have been exchanged. Remove {jar.parent.parent} and run "
-                "the command again; if the jars come from a mirror, look at the mirror",
+                "the command again; if the jars come from a mirror, check the mirror",
                 path=str(jar),
             )
     return jars

@@ -49,7 +49,7 @@ class FollowedPartition:
         self._reverse = reverse
         self._patience_s = patience_s
         self._until_s: float | None = None  # when it gives up, while no call succeeds
-        self._floor = -1  # messages below are not wanted: a server may begin lower than asked
+        self._offset_min = -1  # lower messages are dropped: a server may begin lower than asked
         self.accepted = False  # the call that runs was accepted
 
     @property
@@ -60,7 +60,7 @@ class FollowedPartition:
     def newest(self, offset: int) -> None:
         """Begin behind the newest offset; -1: of an empty log."""
         self._start = Since.offset(offset + 1)
-        self._floor = offset + 1
+        self._offset_min = offset + 1
 
     def request(self, consumer: api.Consumer | None = None) -> api.SubscribeRequest:
         """Return the request of the next call."""
@@ -85,9 +85,9 @@ class FollowedPartition:
     def wants(self, message: Message) -> bool:
         """Note a message; tell whether the subscriber gets it."""
         if not self._reverse:
-            if message.offset < self._floor:
+            if message.offset < self._offset_min:
                 return False
-            self._floor = message.offset + 1
+            self._offset_min = message.offset + 1
             self._start = Since.offset(message.offset + 1)
         else:
             self._start = Since.offset(message.offset - 1)
@@ -127,7 +127,7 @@ class FollowedPartition:
         """Whether a next call could only be refused, because the stop is behind."""
         if self._reverse:
             return self._start.value < 0
-        return self._stop.kind == "offset" and self._floor > self._stop.value
+        return self._stop.kind == "offset" and self._offset_min > self._stop.value
 
     def _over(self, now_s: float) -> bool:
         if self._until_s is None:

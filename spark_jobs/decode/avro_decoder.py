@@ -157,7 +157,7 @@ class _Mapping:
         if kind in {"record", "error", "enum", "fixed"}:
             return self._define(body, namespace, depth)
         if kind == "array":
-            self._refuse_weightless(body.get("items"), namespace)
+            self._refuse_empty_items(body.get("items"), namespace)
             inner = self.kind_of(body.get("items"), namespace, depth + 1)
             return pa.list_(pa.field("element", inner))
         if kind == "map":
@@ -226,15 +226,15 @@ class _Mapping:
             )
         return self.kind_of(kinds[0], namespace, depth + 1)
 
-    def _refuse_weightless(self, items: Any, namespace: str) -> None:
-        if not self._weighs(items, namespace, depth=0):
+    def _refuse_empty_items(self, items: Any, namespace: str) -> None:
+        if not self._takes_bytes(items, namespace, depth=0):
             raise InvalidRequestError(
                 "an Avro array has items that take no bytes; a few bytes could then claim a "
                 "billion items, so this schema is refused"
             )
 
-    def _weighs(self, body: Any, namespace: str, *, depth: int) -> bool:
-        """Tell whether each datum of the type takes at least one byte."""
+    def _takes_bytes(self, body: Any, namespace: str, *, depth: int) -> bool:
+        """Tell whether each datum of the type is encoded in at least one byte."""
         if depth > self._depth_max:
             return False
         if isinstance(body, dict):
@@ -242,14 +242,14 @@ class _Mapping:
                 return int(body.get("size", 0)) > 0
             if body.get("type") in {"record", "error"}:
                 return any(
-                    self._weighs(each.get("type"), namespace, depth=depth + 1)
+                    self._takes_bytes(each.get("type"), namespace, depth=depth + 1)
                     for each in body.get("fields", [])
                 )
-            return self._weighs(body.get("type"), namespace, depth=depth + 1)
+            return self._takes_bytes(body.get("type"), namespace, depth=depth + 1)
         if isinstance(body, str) and body not in _SIMPLE:
             full = body if "." in body or not namespace else f"{namespace}.{body}"
             known = self._named.get(full) or self._named.get(body)
             if known is not None:
-                return self._weighs(known[0], namespace, depth=depth + 1)
+                return self._takes_bytes(known[0], namespace, depth=depth + 1)
             return body in {"array", "map", "enum"}
         return bool(body)  # True: a union writes its branch, a simple type its value

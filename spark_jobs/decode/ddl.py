@@ -67,7 +67,7 @@ class _DdlReader:
             if separator and self.here == separator:
                 self._advance()
             found.append(pa.field(name, self._type(depth)))
-            self._read_over()
+            self._skip_constraints()
             if self.here != "," or self.kind != "mark":
                 break
             self._advance()
@@ -125,7 +125,7 @@ class _DdlReader:
         self._advance()
         return value
 
-    def _read_over(self) -> None:
+    def _skip_constraints(self) -> None:
         """Skip ``NOT NULL`` and ``COMMENT '…'``."""
         if self.kind == "word" and self.here.lower() == "not":
             self._advance()

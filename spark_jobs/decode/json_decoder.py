@@ -169,15 +169,15 @@ def _texts(values: pa.Array, bounds: DecodeBounds) -> tuple[pa.Array, dict[int, 
         framed = _framed(texts)
     for at in pc.indices_nonzero(pc.invert(framed)).to_pylist():
         refused[at] = Reason.of(MALFORMED, "the text is not one JSON object")
-    for at in _crowded(texts, bounds.depth_max):
+    for at in _with_many_brackets(texts, bounds.depth_max):
         depth = _depth(texts[at].as_py().encode())
         if depth > bounds.depth_max and at not in refused:
             refused[at] = Reason.of(TOO_DEEP, f"depth {depth}, the limit is {bounds.depth_max}")
     return _taken(texts, _all_but(refused, len(texts))), refused
 
 
-def _crowded(texts: pa.Array, openers_max: int) -> list[int]:
-    """Return which texts have more opening brackets than that; no other text can be too deep."""
+def _with_many_brackets(texts: pa.Array, openers_max: int) -> list[int]:
+    """Return which texts have more than ``openers_max`` opening brackets: only they can be too deep."""
     ends = _ends(texts)
     body = np.frombuffer(texts.buffers()[2] or b"", np.uint8)[ends[0] : ends[-1]]
     openers = np.flatnonzero((body == ord("{")) | (body == ord("[")))

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 NAME: Final = "ingest"
 _INTERVAL: Final = re.compile(r"(\d{1,6})\s*(ms|s|m|h)\Z")
-_LOOK_S: Final = 1  # how often the main thread checks for the query's end and for a stop
+_CHECK_S: Final = 1  # how often the main thread checks for the query's end and for a stop
 _CHECKPOINTS: Final = "_headwater/checkpoints"
 _CONCURRENT: Final = "CONCURRENT_STREAM_LOG_UPDATE"  # Spark's name for two queries, one checkpoint
 
@@ -153,20 +153,20 @@ def run(spark: SparkSession, args: argparse.Namespace, report: Report) -> Facts:
         report=report,
         behind=lambda ends: _behind(client.describe(source.stream), ends, pin.starts),
     )
-    gate = _Gate(batches, report.stop)
+    runner = _BatchRunner(batches, report.stop)
     behind = _behind(described, batches.totals.ends, pin.starts)
     report.progress("reading", stream=source.stream, table=target.uri, behind=behind)
     query = _started(
         spark,
         args,
-        gate,
+        runner,
         source=source,
         trigger=trigger,
         starting=starting_offsets(batches.totals.ends, pin, firsts),
         checkpoint=args.checkpoint
         or f"{target.uri}/{_CHECKPOINTS}/{target.app}-{source.stream_uuid}",
     )
-    _finish(query, gate, report)
+    _finish(query, runner, report)
     totals = batches.totals
     return {
         "stream": source.stream,
@@ -187,7 +187,7 @@ def run(spark: SparkSession, args: argparse.Namespace, report: Report) -> Facts:
     }
 
 
-class _Gate:
+class _BatchRunner:
     """Runs the batches one at a time; after a stop, the current batch ends and no other begins."""
 
     def __init__(self, batches: Batches, stop: Stop) -> None:
@@ -215,7 +215,7 @@ class _Gate:
 def _started(
     spark: SparkSession,
     args: argparse.Namespace,
-    gate: _Gate,
+    runner: _BatchRunner,
     *,
     source: Source,
     trigger: dict[str, Any],
@@ -234,26 +234,26 @@ def _started(
     return (
         reader.load()
         .writeStream.queryName(f"headwater-ingest-{source.stream}-{uuid.uuid4().hex[:8]}")
-        .foreachBatch(gate)
+        .foreachBatch(runner)
         .option("checkpointLocation", _spark_path(checkpoint))
         .trigger(**trigger)
         .start()
     )
 
 
-def _finish(query: StreamingQuery, gate: _Gate, report: Report) -> None:
+def _finish(query: StreamingQuery, runner: _BatchRunner, report: Report) -> None:
     """Wait for the query's end, or stop the query on request; raise the error of a failed query."""
     from pyspark.errors import StreamingQueryException  # noqa: PLC0415  (--help needs no PySpark)
 
     try:
-        while not query.awaitTermination(_LOOK_S):
+        while not query.awaitTermination(_CHECK_S):
             if report.stop.event.is_set():
                 report.progress("stopping", signal=report.stop.signal)
-                gate.wait()
+                runner.wait()
                 query.stop()
                 break
     except StreamingQueryException as error:
-        ours = gate.error or typed(error)
+        ours = runner.error or typed(error)
         if isinstance(ours, ShuttingDownError) and report.stop.event.is_set():
             return
         if ours is None and _CONCURRENT in str(error):
@@ -267,8 +267,8 @@ def _finish(query: StreamingQuery, gate: _Gate, report: Report) -> None:
     finally:
         if query.isActive:
             query.stop()
-    if gate.error is not None and not isinstance(gate.error, ShuttingDownError):
-        raise gate.error
+    if runner.error is not None and not isinstance(runner.error, ShuttingDownError):
+        raise runner.error
 
 
 def _behind(

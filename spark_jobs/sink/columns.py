@@ -3,8 +3,8 @@
 Pure. Imports pyarrow late, because Spark's planner loads this file too.
 
 The stream's partition of a row is the column ``partition`` if it is given and not null. Else it is
-the partition of its key (broker/model/partitioner.py). Rows without a key go round by task and
-micro-batch, so that a repeated task chooses as its first attempt did.
+the partition of its key (broker/model/partitioner.py). Rows without a key get a partition by task
+and micro-batch, so that a repeated task chooses the same partition as its first attempt.
 """
 
 from __future__ import annotations

@@ -183,11 +183,11 @@ def _stored(planned: SinkPlan, origin: Origin, batches: Iterator[pa.RecordBatch]
     client = client_of(planned.server)
     # Release 0.1 hashed keys as crc32 does, and gave a task's rows without a key to one partition.
     turn = origin.task + (origin.batch if planned.partitioner == "crc32" else 0)
-    lanes: dict[int, tuple[Cutter, PartitionSender]] = {}
+    targets: dict[int, tuple[Cutter, PartitionSender]] = {}
     with ExitStack() as stack:
 
-        def lane(partition: int) -> tuple[Cutter, PartitionSender]:
-            if partition not in lanes:
+        def target_of(partition: int) -> tuple[Cutter, PartitionSender]:
+            if partition not in targets:
                 sender = PartitionSender(
                     client,
                     origin,
@@ -197,8 +197,8 @@ def _stored(planned: SinkPlan, origin: Origin, batches: Iterator[pa.RecordBatch]
                     timeout_ms=planned.timeout_ms,
                 )
                 stack.callback(sender.abandon)
-                lanes[partition] = Cutter(), sender
-            return lanes[partition]
+                targets[partition] = Cutter(), sender
+            return targets[partition]
 
         for rows in batches:
             records = columns.to_records(rows)
@@ -206,15 +206,15 @@ def _stored(planned: SinkPlan, origin: Origin, batches: Iterator[pa.RecordBatch]
             for partition in np.unique(partitions).tolist():
                 chosen = partitions == partition
                 part = records if chosen.all() else records.filter(pa.array(chosen))
-                cutter, sender = lane(partition)
+                cutter, sender = target_of(partition)
                 for cut in cutter.add(part):
                     sender.send(cut)
-        for cutter, sender in lanes.values():
+        for cutter, sender in targets.values():
             for cut in cutter.finish():
                 sender.send(cut)
-        for _, sender in lanes.values():
+        for _, sender in targets.values():
             sender.finish()
     return StoredRows(
-        records={partition: sender.records_count for partition, (_, sender) in lanes.items()},
-        repeated=sum(sender.repeated_count for _, sender in lanes.values()),
+        records={partition: sender.records_count for partition, (_, sender) in targets.items()},
+        repeated=sum(sender.repeated_count for _, sender in targets.values()),
     )

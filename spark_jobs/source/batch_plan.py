@@ -58,7 +58,7 @@ class StreamPlan:
     uuid: StreamUuid
     ranges: Mapping[int, OffsetRange]
     lease_id: LeaseId | None  # None: the caller holds a lease, or only ranges are returned
-    # Of a stream that may lack records: its slices, and what is left of each.
+    # If the stream may lack records: its slices, and the records that each still has.
     left: tuple[tuple[OffsetSlice, LeftRecords], ...] | None = None
 
 
@@ -103,7 +103,7 @@ def at_moment(given: SourceOptions, client: Client) -> SourceOptions:
 
     name = given.selection.single
     assert name is not None, "the options were checked"
-    assert given.as_of is not None, "the caller looked"
+    assert given.as_of is not None, "the caller has checked this"
     moment = None if given.as_of == NOW else parse_as_of(given.as_of)
     make_contact(client)
     if isinstance(moment, Cut):
@@ -186,7 +186,7 @@ def _with_left(
     if given.compacted_rows is not None:
         return replace(plan, left=left.from_text(given.compacted_rows))
     if given.lease is not None or given.emit == "ranges":
-        return plan  # headwater.read has looked; a range that is only named is not read
+        return plan  # headwater.read has counted them; a range that is only named is not read
     stream = patiently(lambda: client.stream(plan.stream), patience_s)
     if not left.may_lack_records(stream):
         return plan

@@ -60,7 +60,7 @@ RANGE_COLUMNS: Final[dict[str, str]] = {
     "end": "bigint",
 }
 
-# One row per stream that there is.
+# One row per stream of the broker.
 STREAMS_COLUMNS: Final[dict[str, str]] = {
     "stream": "string",
     "stream_uuid": "string",

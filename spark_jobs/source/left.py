@@ -1,6 +1,7 @@
-"""What key compaction has left of a range of a stream without a table: counted, then read exactly.
+"""The records that key compaction has left in a range: counted first, then read exactly.
 
-Replicas compact by themselves, so two brokers may have different superseded records of one range.
+This is for streams without a table; a table has every record. Replicas compact by themselves, so
+two brokers may have different superseded records of one range.
 Nevertheless a read has the same rows in every task and every action. When the read is planned, the
 records of each slice are counted, with a checksum of their offsets. A task returns exactly these
 records, or fails with a typed error. The lease of the read keeps each replica as it is; so only a
@@ -38,7 +39,7 @@ _SLICES_MAX: Final = 100_000  # of one option
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """A slice, what is left of it, and the range of the batches that lack records."""
+    """A slice, the records that it still has, and the range of the batches that lack records."""
 
     piece: OffsetSlice
     left: LeftRecords

@@ -98,7 +98,9 @@ class SourceOptions:
     bytes_per_trigger_max: int | None
     fail_on_data_loss: bool
     keyring_file: str = ""  # where executors find the keys of an encrypted table
-    compacted_rows: str | None = None  # what the caller, who has the lease, found to be left
+    compacted_rows: str | None = (
+        None  # the records that the lease's holder has counted, see left.py
+    )
 
     def known_columns(self) -> Mapping[str, str]:
         """Return all columns that this read can have, with their types."""
@@ -272,7 +274,7 @@ def _check_bound(bound: Bound, selection: Selection, option: str) -> None:
 
 
 def _emit(given: dict[str, str]) -> Emit:
-    """Return what the rows are; without a name, ``streams`` are all that there are."""
+    """Return what a row stands for; with ``streams`` and no name, every stream is listed."""
     match _word(given, "emit", ("records", "ranges", "streams")):
         case "ranges":
             return "ranges"

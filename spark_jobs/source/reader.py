@@ -126,7 +126,7 @@ def read_tasks(
             with kept_alive(client, stream, lease_id):
                 for task in group:
                     if task.left is not None:
-                        yield from shapes.dress(_left(client, task, columns), columns, stream)
+                        yield from shapes.add_columns(_left(client, task, columns), columns, stream)
                         continue
                     records = read_slice(
                         client,
@@ -138,14 +138,14 @@ def read_tasks(
                         keyring_file=task.keyring_file,
                         fail_on_data_loss=fail_on_data_loss,
                     )
-                    yield from shapes.dress(records, columns, stream)
+                    yield from shapes.add_columns(records, columns, stream)
 
     yield from rows() if len(tasks) == 1 else join_small(rows())
 
 
 def _left(client: Client, task: SliceTask, columns: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
     """Yield what key compaction has left of a slice, as :func:`read_slice` does."""
-    assert task.left is not None, "the caller looked"
+    assert task.left is not None, "the caller has checked this"
     assert task.stream_uuid is not None, "the plan of a batch read has it"
     stored = shapes.stored(columns)
     schema = arrow_schema(stored)

@@ -23,7 +23,7 @@ def stored(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name in names if name in ROW_COLUMNS) or ("offset",)
 
 
-def dress(
+def add_columns(
     batches: Iterable[pa.RecordBatch], names: Sequence[str], stream: str
 ) -> Iterator[pa.RecordBatch]:
     """Yield the batches with exactly the columns ``names``, including added columns."""

@@ -48,9 +48,9 @@ class HeadwaterDataSource(DataSource):
         A batch read is planned here, so that its rows are those of the moment of ``load()``: this
         is the only call in ``load()`` whose object Spark keeps. It is not known yet whether the
         read will be a batch. So an error of planning is ignored here; it is raised again later if
-        the read is a batch. With ``asOf`` it is raised here: a table of the catalog that is not
-        there is so for batches and for streams, and the cut that is taken fixes the read in Spark
-        Connect, too, for as long as Spark keeps this object, which is one statement.
+        the read is a batch. With ``asOf`` it is raised here, because a missing table of the catalog
+        is an error for a batch and for a stream. The cut that ``asOf`` takes also fixes the read in
+        Spark Connect, for as long as Spark keeps this object: one statement.
         """
         try:
             names, known = columns_of(self.options)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _YOUNG_S: Final = 120.0  # a lease older than this is replaced
 _CUT_TTL_MS: Final = 1000  # for a cut that is taken only to find the table's location
-_TABLE_AGAIN_S: Final = 60.0  # pause before the table is searched again after a failure
+_TABLE_RETRY_S: Final = 60.0  # pause before the table is searched again after a failure
 
 _log = logging.getLogger("headwater.read")
 
@@ -101,7 +101,7 @@ class StreamHolds:
             ref = find_table(self._client, stream, uuid) if cold else None
         except HeadwaterError as error:
             _log.info("table_not_known stream=%s error=%s", stream, error)
-            self._table_again_s = self._monotonic_s() + _TABLE_AGAIN_S
+            self._table_again_s = self._monotonic_s() + _TABLE_RETRY_S
             return None
         if ref is not None:
             self._tables[uuid] = ref

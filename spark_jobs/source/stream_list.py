@@ -1,4 +1,4 @@
-"""``emit=streams``: the streams that there are, a row each; what lists a catalog's tables."""
+"""``emit=streams``: a row for each stream of the broker; Spark's catalog lists its tables by it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class StreamListReader(DataSourceReader):
-    """Asks for the streams when Spark plans; the one task returns what was answered."""
+    """Asks the broker for the streams when Spark plans; the only task returns the answer."""
 
     def __init__(self, given: SourceOptions, server: str | None) -> None:
         """Keep the selection of streams and the broker's address."""

@@ -120,7 +120,11 @@ class CommittingTable:
             return found
         target = self._target
         if not target.create:
-            raise ObjectMissingError(f"there is no table at {target.uri}", key="_delta_log")
+            raise ObjectMissingError(
+                f"there is no table at {target.uri}, and the target has create=False: create the "
+                "table, correct the URI, or leave create out",
+                key="_delta_log",
+            )
         self._table.create(
             schema_match.new_table(rows, target.partition_by),
             partition_by=target.partition_by,
@@ -266,12 +270,12 @@ class CommittingTable:
                 found = self._table.committed_as(commit_id, above=base)
                 if found is None:
                     raise
-                return self._is(found, base)
+                return self._note_own_version(found, base)
             if done:
-                return self._is(base + 1, base)
+                return self._note_own_version(base + 1, base)
             found = self._table.committed_as(commit_id, above=base)
             if found is not None:  # the commit was written, and only the answer was lost
-                return self._is(found, base)
+                return self._note_own_version(found, base)
             pause = min(_BACKOFF_S_MAX, _BACKOFF_S * 2**attempt)
             threading.Event().wait(random.uniform(0, pause))  # noqa: S311  (no secret)
             again = self.find(planned.mine)
@@ -307,7 +311,7 @@ class CommittingTable:
         except UnavailableError as error:
             _log.warning("orphans_left uri=%s folder=%s: %s", self._target.uri, folder, error)
 
-    def _is(self, version: int, base: int) -> int:
+    def _note_own_version(self, version: int, base: int) -> int:
         """Note a version of our own: if its base was counted, its rows need no counting."""
         if version == base + 1 and self._proved == base:
             self._proved = version
@@ -359,7 +363,7 @@ class CommittingTable:
         files = []
         for file in self._table.files(snapshot, positions):
             least, greatest = file.least[partition], file.greatest[partition]
-            rows = _minus(file.records_count, file.nulls[offset])
+            rows = _rows_with_offset(file.records_count, file.nulls[offset])
             if rows is None:  # a file without statistics, or from before the column was added
                 rows = self._counted.get(file.path)
                 if rows is None:
@@ -384,7 +388,7 @@ class CommittingTable:
         )
 
 
-def _minus(count: int | None, nulls: int | None) -> int | None:
+def _rows_with_offset(count: int | None, nulls: int | None) -> int | None:
     """Return the number of rows with an offset; None if the file has no such statistics."""
     if count == 0:
         return 0

@@ -25,7 +25,12 @@ from spark_jobs.decode.bounds import (
     WRONG_TYPE,
     DecodeBounds,
 )
-from spark_jobs.decode.json_decoder import JsonDecoder, _crowded, _pieces, check_json_schema
+from spark_jobs.decode.json_decoder import (
+    JsonDecoder,
+    _pieces,
+    _with_many_brackets,
+    check_json_schema,
+)
 from spark_jobs.decode.outcome import DecodeOutcome
 
 SCHEMA = ddl.parse(
@@ -189,7 +194,7 @@ def test_crowded_texts_are_those_with_many_brackets(
     texts: list[str], start: int, openers_max: int
 ) -> None:
     """The quick count over the data buffer equals one text after the other, in slices too."""
-    found = _crowded(pa.array(texts, pa.string()).slice(start), openers_max)
+    found = _with_many_brackets(pa.array(texts, pa.string()).slice(start), openers_max)
     counts = [text.count("{") + text.count("[") for text in texts[start:]]
     assert found == [at for at, count in enumerate(counts) if count > openers_max]
 
