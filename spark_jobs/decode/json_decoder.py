@@ -177,7 +177,7 @@ def _texts(values: pa.Array, bounds: DecodeBounds) -> tuple[pa.Array, dict[int, 
 
 
 def _with_many_brackets(texts: pa.Array, openers_max: int) -> list[int]:
-    """Return which texts have more than ``openers_max`` opening brackets: only they can be too deep."""
+    """Return which texts have more than ``openers_max`` opening brackets, so may be too deep."""
     ends = _ends(texts)
     body = np.frombuffer(texts.buffers()[2] or b"", np.uint8)[ends[0] : ends[-1]]
     openers = np.flatnonzero((body == ord("{")) | (body == ord("[")))

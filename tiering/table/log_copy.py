@@ -2,8 +2,8 @@
 
 Without the copy, each commit costs four requests: delta-rs reads it twice, and our readers of
 transactions and of the proof read it again. Here each file of the log is fetched once, several at a
-time, and so are the listings that the proof asks for. delta-rs opens the copy in a local folder, and
-our own readers get the same bytes, so all checks see what the store gave.
+time, and so are the listings that the proof asks for. delta-rs opens the copy in a local folder,
+and our own readers get the same bytes, so all checks see what the store gave.
 """
 
 from __future__ import annotations
