@@ -134,4 +134,4 @@ def test_a_failed_handshake_is_one_error_without_the_log_of_grpc(address: str) -
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 3, done.stderr
     assert done.stderr.startswith("NoAnswerError: "), done.stderr
-    assert "the TLS handshake failed: perhaps it speaks no TLS (grpc://)" in done.stderr
+    assert "the TLS handshake failed: perhaps the broker has no TLS (grpc://)" in done.stderr
