@@ -137,7 +137,7 @@ class Walk:
         actions = list(actions_in(body, version, self._uri))
         if self._foreign is not None:
             self._now = _applied(self._now, actions)
-            self._accept_if_undone()
+            self._accept_if_undone(good=self._foreign[1])
         else:
             try:
                 self._prove(actions, version)
@@ -157,10 +157,8 @@ class Walk:
             raise _foreign_error(self._uri, self._foreign[0], history=kept)
         return self._now
 
-    def _accept_if_undone(self) -> None:
+    def _accept_if_undone(self, good: Provenance) -> None:
         """Drop the foreign change if the table is again as it was before that change."""
-        assert self._foreign is not None
-        _, good = self._foreign
         same = {path: one.file for path, one in self._now.files.items()} == {
             path: one.file for path, one in good.files.items()
         }
