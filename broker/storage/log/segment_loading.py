@@ -27,7 +27,6 @@ from broker.errors import IndexCorruptError, SegmentCorruptError
 from broker.model.offsets import Offset, OffsetRange
 from broker.ports.system import File
 from broker.storage.log_folder import LogFolder
-from broker.storage.no_room import PROCESS_LIMITS
 from broker.storage.promises.promises import Promised
 from broker.storage.segments.damage import (
     DamagedRange,
@@ -132,10 +131,6 @@ class SegmentLoader:
             return read_index(self._folder, base)
         except IndexCorruptError:
             return None
-        except OSError as cause:
-            if cause.errno in PROCESS_LIMITS:
-                raise
-            return None  # a cache that cannot be read
 
     def _from_index(self, index: IndexFile, *, load_entries: bool) -> Segment:
         summary = index.summary

@@ -13,6 +13,7 @@ from broker.model.epochs import EpochStart, LeaderEpoch
 from broker.model.offsets import Offset, OffsetRange
 from broker.ports.partition import SegmentInfo
 from broker.storage.log_folder import LogFolder
+from broker.storage.no_room import PROCESS_LIMITS
 from broker.storage.segments.index import SegmentIndex
 
 
@@ -111,13 +112,20 @@ def write_index(folder: LogFolder, segment: Segment) -> None:
 
 
 def read_index(folder: LogFolder, base_offset: Offset) -> IndexFile:
-    """Read a segment's index file; raises IndexCorruptError if it is missing or damaged."""
+    """Read a segment's index file.
+
+    Raises:
+        IndexCorruptError: the file is missing, damaged or not readable: rebuild the index.
+        OSError: the process has no free descriptor or memory now; the file may be whole.
+    """
     path = folder.segment_file(base_offset, "index")
     try:
         index = decode_index(folder.read(path))
     except FileNotFoundError as cause:
         raise IndexCorruptError(f"the index {path} is missing", path=path) from cause
     except OSError as cause:
+        if cause.errno in PROCESS_LIMITS:
+            raise
         raise IndexCorruptError(f"the index {path} cannot be read: {cause}", path=path) from cause
     except HeadwaterError as cause:
         raise IndexCorruptError(f"the index {path}: {cause}", path=path) from cause

@@ -7,6 +7,7 @@ No acknowledged record is lost, and no other record appears.
 
 from __future__ import annotations
 
+import errno
 import random
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,7 +17,7 @@ import pytest
 from broker.errors import DescriptorsExhaustedError, NoRoomError
 from broker.model.epochs import LeaderEpoch
 from broker.model.offsets import Offset
-from broker.ports.system import Files
+from broker.ports.system import File, Files
 from broker.storage.cached_files import CachedFiles
 from broker.storage.log.partition_log import PartitionLog
 from broker.storage.log_folder import EPOCHS_NAME
@@ -134,3 +135,34 @@ def test_an_open_without_descriptors_changes_nothing(wrap: Callable[[Files], Fil
         if not scarce.refused_count:
             return
     raise AssertionError("an open needs fewer descriptors")
+
+
+class ShortOfIndexes(ScarceFiles):
+    """While ``is_short``, has a descriptor for every file but a segment's index."""
+
+    is_short = False
+
+    def open(self, path: str, *, create: bool = False) -> File:
+        """Refuse an index; open every other file."""
+        if self.is_short and path.endswith(".index"):
+            raise OSError(errno.EMFILE, "simulated: too many open files", path)
+        return super().open(path, create=create)
+
+
+def test_an_index_that_cannot_be_opened_now_is_not_taken_for_a_lost_index() -> None:
+    """An index proves that bytes were durable; a read without it would scan the segment."""
+    life = Life(WRAPS["plain"])
+    for _ in range(8):
+        life.append()
+    files = ShortOfIndexes(life.disk.files())
+    files.is_short = True
+    with pytest.raises(DescriptorsExhaustedError):
+        PartitionLog.open(files, FOLDER, PARTITION, SMALL)
+    files.is_short = False
+    log = PartitionLog.open(files, FOLDER, PARTITION, SMALL)
+    assert not log.recovery.rebuilt
+    files.is_short = True
+    with pytest.raises(DescriptorsExhaustedError):
+        log.read(Offset(0), Offset(1), bytes_max=1)
+    files.is_short = False
+    assert read_all(log) == read_all(life.log)
