@@ -38,7 +38,7 @@ class _Batches:
     def add(self, base_sequence: int, records_count: int, base_offset: int) -> int:
         """Add the newest batch; return by how many batches the list grew."""
         before = len(self.offsets)
-        if base_sequence != self.next_sequence:  # the producer began anew: forget older batches
+        if base_sequence != self.next_sequence:  # the producer started again: forget older batches
             self.offsets, self.counts = array("q"), array("q")
         elif before == BATCHES_KEPT:
             del self.offsets[0], self.counts[0]
@@ -178,7 +178,8 @@ def sequence_gap(
     """Return the error for a batch that is neither stored nor next."""
     return SequenceGapError(
         f"producer {producer} sent sequence {base_sequence} ({records_count} records), but its "
-        f"next sequence is {expected} and no stored batch matches: an earlier batch is missing",
+        f"next sequence is {expected} and no stored batch matches: an earlier batch is missing, or "
+        "the batch was stored so long ago that the broker has forgotten it",
         producer_id=producer,
         expected=expected,
         got=base_sequence,
@@ -186,7 +187,7 @@ def sequence_gap(
 
 
 class ProducerPlan:
-    """What a group of batches will change in a producer table, applied once the group is written.
+    """The changes of a producer table by a group of batches, applied once the group is written.
 
     After a failed write or a crash of the writing thread, the table is as it was before the group.
     """

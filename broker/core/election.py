@@ -74,11 +74,13 @@ class ElectionTiming:
 
 
 @dataclass(slots=True)
-class _Race:
-    """One partition without a leader, in one partition epoch."""
+class _OpenElection:
+    """The election of one partition, in one partition epoch: times and answers so far."""
 
     partition_epoch: int
-    first_epoch: LeaderEpoch  # the first without a leader: a replica that knows it follows none
+    first_epoch: (
+        LeaderEpoch  # the first leader epoch without a leader; whoever knows it follows none
+    )
     status: str
     since_ms: int
     asked_ms: int
@@ -97,7 +99,7 @@ class _Race:
         return _NEVER if found is None else (found[1].last_epoch, found[1].log_end)
 
     def settled(self) -> tuple[LogAnswer, ...]:
-        """Return the answers of replicas that no longer followed the former leader.
+        """Return the answers of replicas that had stopped to follow the former leader.
 
         Another replica may still fetch from that leader, and the leader may then commit records
         which that replica did not have when it answered.
@@ -109,7 +111,7 @@ class _Race:
         )
 
 
-_RACES_MAX: Final = 64  # elections under way at a time
+_ELECTIONS_MAX: Final = 64  # elections that run at the same time
 _NEVER: Final = (LeaderEpoch(-1), Offset(0))
 
 
@@ -130,11 +132,11 @@ class ElectionCore:
         self._sessions: dict[BrokerId, tuple[BrokerEpoch, int]] = {}
         self._reports: dict[tuple[PartitionId, LeaderEpoch], dict[BrokerId, int]] = {}
         # Partitions without a leader, the longest leaderless first. Offline ones are kept apart.
-        self._troubled: dict[PartitionId, None] = {}
+        self._leaderless: dict[PartitionId, None] = {}
         self._offline: dict[PartitionId, None] = {}
-        self._races: dict[PartitionId, _Race] = {}
+        self._elections: dict[PartitionId, _OpenElection] = {}
         self._fencing_ms: dict[BrokerId, int] = {}  # time of the last proposal to fence or unfence
-        self._handing_ms: dict[BrokerId, int] = {}
+        self._handed_ms: dict[BrokerId, int] = {}
 
     def step(self, event: ElectionEvent) -> list[ElectionEffect]:
         """Take one event; return the effects, in the order in which they are performed."""
@@ -155,7 +157,7 @@ class ElectionCore:
                 return list(self._take_log_end(event))
         return []
 
-    # ------------------------------------------------------------------ what is heard
+    # ------------------------------------------------------------------ events
 
     def _take_office(self, now_ms: int) -> None:
         """Restart all sessions, because this controller has received no heartbeats so far."""
@@ -163,21 +165,21 @@ class ElectionCore:
         self._tick_ms = now_ms
         self._restart_sessions(now_ms)
         self._reports.clear()
-        self._races.clear()
+        self._elections.clear()
 
     def _take_state(self, state: MetadataState, now_ms: int) -> Iterator[ElectionEffect]:
-        """Take a newer state; partitions without a leader get their next step at once."""
+        """Take a newer state, and take the next step for each partition without a leader."""
         for change in partition_changes(self._state, state):
             before, one = change.before, change.after
             partition_id = change.partition_id
             if before is not None and (one is None or one.leader_epoch != before.leader_epoch):
                 self._reports.pop((partition_id, before.leader_epoch), None)
             if one is None or one.status == "online":
-                self._races.pop(partition_id, None)
+                self._elections.pop(partition_id, None)
             if one is None or one.status not in ("election", "candidate_found"):
-                self._troubled.pop(partition_id, None)
+                self._leaderless.pop(partition_id, None)
             else:
-                self._troubled.setdefault(partition_id)
+                self._leaderless.setdefault(partition_id)
             if one is not None and one.status == "offline":
                 self._offline.setdefault(partition_id)
             else:
@@ -188,12 +190,12 @@ class ElectionCore:
                 self._sessions[broker] = (registered.epoch, now_ms)
         self._state = state
         if self._in_office:
-            yield from self._settle(now_ms)
+            yield from self._act(now_ms)
 
     def _hear(
         self, broker: BrokerId, broker_epoch: BrokerEpoch, now_ms: int
     ) -> Iterator[ElectionEffect]:
-        """Note that a broker is alive; a former process of it, or a fenced one, gets no lease."""
+        """Note a heartbeat. A former process of a broker, or a fenced broker, gets no lease."""
         registered = self._state.brokers.get(broker)
         if not self._in_office or registered is None or registered.epoch != broker_epoch:
             return
@@ -211,12 +213,12 @@ class ElectionCore:
         if report.leader_epoch != one.leader_epoch or report.broker_epoch != registered.epoch:
             return
         # Eligible replicas count too. A leader that is cut off from its followers shrinks its ISR
-        # to itself before it is reported. It could otherwise lead for ever, below the minimum ISR.
+        # to itself before it is reported. Otherwise it could lead for ever, below the minimum ISR.
         members = {*one.isr, *one.eligible}
         if reporter not in members or reporter == one.leader or registered.fenced:
             return
-        if len(self._troubled) >= _RACES_MAX:
-            return  # other partitions have no leader at all; the replica will report again
+        if len(self._leaderless) >= _ELECTIONS_MAX:
+            return  # partitions without any leader come first; the replica will report again
         reports = self._reports.setdefault((partition_id, report.leader_epoch), {})
         reports[reporter] = now_ms
         recent = [
@@ -238,13 +240,13 @@ class ElectionCore:
         )
 
     def _take_log_end(self, told: LogEndAnswered) -> Iterator[ElectionEffect]:
-        race = self._races.get(told.partition_id)
+        election = self._elections.get(told.partition_id)
         answer = told.answer
         registered = self._state.brokers.get(answer.broker)
-        if race is None or registered is None or registered.epoch != answer.broker_epoch:
-            return  # from a former process, whose records the disk may have lost since
-        race.take(told.leader_epoch, answer)
-        yield from self._look_after(told.partition_id, told.now_ms)
+        if election is None or registered is None or registered.epoch != answer.broker_epoch:
+            return  # of a former process: its disk may have lost records since
+        election.take(told.leader_epoch, answer)
+        yield from self._take_step(told.partition_id, told.now_ms)
 
     def _tick(self, now_ms: int) -> Iterator[ElectionEffect]:
         """Handle the passing of time. After a stall of this process all sessions are restarted."""
@@ -252,27 +254,27 @@ class ElectionCore:
             self._restart_sessions(now_ms)
         self._tick_ms = now_ms
         if self._in_office:
-            yield from self._settle(now_ms)
+            yield from self._act(now_ms)
             yield from self._try_offline(now_ms)
 
     # ------------------------------------------------------------------ acting
 
-    def _settle(self, now_ms: int) -> Iterator[ElectionEffect]:
-        """Fence silent brokers, and take the next step of at most ``_RACES_MAX`` elections.
+    def _act(self, now_ms: int) -> Iterator[ElectionEffect]:
+        """Fence silent brokers, and take the next step of at most ``_ELECTIONS_MAX`` elections.
 
         If all elections ran at once, each of a thousand would take longer than its timers allow,
         and would begin again without an end.
         """
         yield from self._judge_sessions(now_ms)
-        for partition_id in list(itertools.islice(self._troubled, _RACES_MAX)):
-            yield from self._look_after(partition_id, now_ms)
+        for partition_id in list(itertools.islice(self._leaderless, _ELECTIONS_MAX)):
+            yield from self._take_step(partition_id, now_ms)
 
     def _try_offline(self, now_ms: int) -> Iterator[ElectionEffect]:
-        room = _RACES_MAX - len(self._troubled)
+        room = _ELECTIONS_MAX - len(self._leaderless)
         for partition_id in list(self._offline):
             if room <= 0:
                 return
-            effects = list(self._look_after(partition_id, now_ms))
+            effects = list(self._take_step(partition_id, now_ms))
             if effects and partition_id in self._offline:
                 del self._offline[partition_id]
                 self._offline[partition_id] = None  # move it to the end: others are tried next
@@ -296,8 +298,8 @@ class ElectionCore:
                     yield ProposeCommand(
                         UnfenceBroker(broker=broker, broker_epoch=registered.epoch)
                     )
-            if registered.stopping and self._may_repeat(self._handing_ms, broker, now_ms):
-                yield from map(ProposeCommand, hand_overs(self._state, broker)[:_RACES_MAX])
+            if registered.stopping and self._may_repeat(self._handed_ms, broker, now_ms):
+                yield from map(ProposeCommand, hand_overs(self._state, broker)[:_ELECTIONS_MAX])
 
     def _may_repeat(self, last: dict[BrokerId, int], broker: BrokerId, now_ms: int) -> bool:
         if now_ms - last.get(broker, -self._timing.retry_ms) < self._timing.retry_ms:
@@ -305,55 +307,59 @@ class ElectionCore:
         last[broker] = now_ms
         return True
 
-    def _look_after(self, partition_id: PartitionId, now_ms: int) -> Iterator[ElectionEffect]:
+    def _take_step(self, partition_id: PartitionId, now_ms: int) -> Iterator[ElectionEffect]:
         """Take the next step for a partition without a leader."""
         one = self._state.partition(partition_id)
         if not self._in_office or one is None or one.status == "online":
             return
-        race = self._races.get(partition_id)
-        asks = race is not None and now_ms - race.asked_ms >= self._ask_again_ms(one)
-        if race is None or race.partition_epoch != one.partition_epoch:
-            race = self._begin(partition_id, one, race, now_ms)
+        election = self._elections.get(partition_id)
+        asks = election is not None and now_ms - election.asked_ms >= self._ask_again_ms(one)
+        if election is None or election.partition_epoch != one.partition_epoch:
+            election = self._begin(partition_id, one, election, now_ms)
             asks = True
         if asks:
-            race.asked_ms = now_ms
-            heard = {answer.broker for answer in race.settled()}
+            election.asked_ms = now_ms
+            heard = {answer.broker for answer in election.settled()}
             for broker in members(one) or candidates(self._state, one):
                 if self._state.is_alive(broker) and broker not in heard:
                     yield AskLogEnd(broker, partition_id, one.leader_epoch)
-        command = self._next_command(partition_id, one, race, now_ms)
+        command = self._next_command(partition_id, one, election, now_ms)
         retry_ms = self._timing.retry_ms
         if command is not None and (
-            race.proposed_ms is None or now_ms - race.proposed_ms >= retry_ms
+            election.proposed_ms is None or now_ms - election.proposed_ms >= retry_ms
         ):
-            race.proposed_ms = now_ms
+            election.proposed_ms = now_ms
             yield ProposeCommand(command)
 
     def _begin(
-        self, partition_id: PartitionId, one: PartitionState, before: _Race | None, now_ms: int
-    ) -> _Race:
-        race = _Race(one.partition_epoch, one.leader_epoch, one.status, now_ms, now_ms)
+        self,
+        partition_id: PartitionId,
+        one: PartitionState,
+        before: _OpenElection | None,
+        now_ms: int,
+    ) -> _OpenElection:
+        election = _OpenElection(one.partition_epoch, one.leader_epoch, one.status, now_ms, now_ms)
         if before is not None:  # answers since the leader was lost are still valid
-            race.first_epoch = before.first_epoch
-            race.answers = {
+            election.first_epoch = before.first_epoch
+            election.answers = {
                 who: told
                 for who, told in before.answers.items()
                 if who in self._state.brokers
                 and self._state.brokers[who].epoch == told[1].broker_epoch
             }
             if (before.status, one.status) == ("offline", "offline"):
-                race.since_ms = before.since_ms
-        self._races[partition_id] = race
-        return race
+                election.since_ms = before.since_ms
+        self._elections[partition_id] = election
+        return election
 
     def _ask_again_ms(self, one: PartitionState) -> int:
         timing = self._timing
         return timing.offline_ms if one.status == "offline" else timing.ask_again_ms
 
     def _next_command(
-        self, partition_id: PartitionId, one: PartitionState, race: _Race, now_ms: int
+        self, partition_id: PartitionId, one: PartitionState, election: _OpenElection, now_ms: int
     ) -> Command | None:
-        waited_ms = now_ms - race.since_ms
+        waited_ms = now_ms - election.since_ms
         timing = self._timing
         names = {
             "stream_uuid": partition_id.stream_uuid,
@@ -362,23 +368,23 @@ class ElectionCore:
             "partition_epoch": one.partition_epoch,
         }
         living = candidates(self._state, one)
-        answers = race.settled()
+        answers = election.settled()
         if one.status == "offline":
             ready = any(is_compared(self._state, one, who, answers) for who in living)
             return StartElection(**names) if ready and waited_ms >= timing.offline_ms else None  # type: ignore[arg-type]
         if one.status == "candidate_found" and waited_ms < timing.confirm_ms:
             return None
         left = [broker for broker in living if broker not in (*one.tried, one.candidate)]
-        if waited_ms < timing.ask_ms and not self._all_told(one, race, left):
+        if waited_ms < timing.ask_ms and not self._all_told(one, election, left):
             return None
         fit = [who for who in left if is_compared(self._state, one, who, answers)]
         if not fit:
             # More brokers may come back soon: after a power loss they start one by one.
             waits = left and waited_ms < timing.confirm_ms
             return None if waits else TakeOffline(**names)  # type: ignore[arg-type]
-        best = max(fit, key=lambda who: (*race.end_of(who), -fit.index(who)))
-        if best not in race.answers and one.restarted and waited_ms < timing.confirm_ms:
-            return None  # its process may be gone, and its next process not yet registered
+        best = max(fit, key=lambda who: (*election.end_of(who), -fit.index(who)))
+        if best not in election.answers and one.restarted and waited_ms < timing.confirm_ms:
+            return None  # its process may have ended, and the next one not be registered yet
         return NameCandidate(
             **names,  # type: ignore[arg-type]
             candidate=best,
@@ -386,7 +392,7 @@ class ElectionCore:
             answers=answers if best in one.restarted else (),
         )
 
-    def _all_told(self, one: PartitionState, race: _Race, left: list[BrokerId]) -> bool:
-        """Tell whether waiting is of no use: every possible candidate has answered."""
-        settled = {answer.broker for answer in race.settled()}
-        return all(who in (settled if who in one.restarted else race.answers) for who in left)
+    def _all_told(self, one: PartitionState, election: _OpenElection, left: list[BrokerId]) -> bool:
+        """Tell whether every possible candidate has answered, so that waiting is of no use."""
+        settled = {answer.broker for answer in election.settled()}
+        return all(who in (settled if who in one.restarted else election.answers) for who in left)

@@ -33,7 +33,7 @@ class MetadataChanged:
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatCame:
-    """A broker says that it is alive."""
+    """A heartbeat of a broker came."""
 
     broker: BrokerId
     broker_epoch: BrokerEpoch
@@ -42,7 +42,7 @@ class HeartbeatCame:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaderReported:
-    """A replica says that its leader does not answer."""
+    """A replica reports that its leader does not answer."""
 
     partition_id: PartitionId
     reporter: BrokerId

@@ -1,7 +1,8 @@
 """Which member of a consumer group reads which partition. Pure, and equal on every broker.
 
-Streams in order of their names, partitions in order of their numbers: each goes to the member with
-the fewest partitions so far among those that asked for the stream; of equals, to the first name. So
+Streams are taken by name, their partitions by number. Each partition goes to the member with the
+fewest partitions so far among those that read the stream; if several have the fewest, to the first
+by name. So
 the same members always get the same partitions. Source: Liftbridge's documentation of consumer
 groups.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 Assignment = Mapping[str, Mapping[str, Sequence[int]]]
-"""Partitions by member, then by stream; a member without partitions is there, too."""
+"""Partitions by member, then by stream. A member without partitions has an empty mapping."""
 
 
 def assign(members: Mapping[str, Sequence[str]], partitions: Mapping[str, int]) -> Assignment:

@@ -1,14 +1,13 @@
 """Which members of consumer groups have been silent for too long. Pure.
 
-Only the coordinator of a group judges its members. A member's time begins when the coordinator
-first knows of the member, so a new coordinator gives every member a whole time-out, also one that
-has coordinated the group before. After a pause of the coordinator itself (a stopped process, a
-suspended machine) every time begins again, because the coordinator could not receive anything
-meanwhile.
+Only the coordinator of a group decides which members are silent. A member's time-out starts when
+the coordinator first knows of the member. So a new coordinator gives every member a whole time-out,
+also if it has coordinated the group before. After the coordinator itself was suspended, all
+time-outs start again, because it could not receive anything meanwhile.
 
-A member that was found silent is not heard any more until its removal is applied: an answer would
-let the member go on after others have its partitions. The next membership of its process is another
-one: it has a whole time-out, and is heard.
+Requests of a member that was found silent are refused until its removal is applied: with an answer
+the member would continue after others have its partitions. The next membership of its process has a
+whole time-out of its own.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from broker.core.metadata.group_state import GroupState
 from broker.core.metadata.member_commands import LeaveMember
 from broker.model.ids import BrokerId
 
-LOOK_MS: Final = 250  # between two steps of a coordinator that runs
+LOOK_MS: Final = 250  # between two steps, unless the coordinator was suspended
 _Key = tuple[str, str, str, int]  # group, member, process, membership of the process
 
 
@@ -83,7 +82,7 @@ class GroupLiveness:
                 key = (group, member, *process)
                 at_ms = now_ms if is_new else self._heard.get(key, now_ms)
                 if gap_ms > max(limit_ms // 2, 2 * LOOK_MS):
-                    at_ms = now_ms  # this broker stood still, and received nothing meanwhile
+                    at_ms = now_ms  # this broker was suspended, and received nothing meanwhile
                 heard[key] = at_ms
                 is_under_way = key in self._removals and not is_new
                 if is_under_way:

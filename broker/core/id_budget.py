@@ -1,9 +1,8 @@
-"""Sharing one budget of memory among the windows of message ids of a broker.
+"""Share one budget of memory among the windows of message ids of a broker.
 
-While there is room, every window takes the memory that it needs. Above that, the largest windows
-give way and the small ones keep all they have: no window keeps more than the *level*, which is
-chosen so that all of them fit. So a stream with many ids does not shorten the windows of the
-others.
+While the budget suffices, every window takes the memory that it needs. When it does not, no window
+may keep more than the *level*, the highest size with which all windows fit into the budget. So only
+the largest windows shrink, and a stream with many ids does not shorten the windows of the others.
 """
 
 from __future__ import annotations

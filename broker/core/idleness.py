@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Final
 
-ASK_AGAIN_MS: Final = 5_000  # the answer may be lost, or an election may refuse the pause
+ASK_AGAIN_MS: Final = 5_000  # the answer may be lost, or a change of leader may refuse the pause
 
 
 class Idleness:
-    """Watches one partition. One owner calls it, regularly."""
+    """Watches one partition. One owner calls it, at regular intervals."""
 
     def __init__(self) -> None:
         """Start without a leader that takes records."""
@@ -33,7 +33,7 @@ class Idleness:
 
         ``after_ms`` is how long it must have been idle; None: it is never paused. ``takes_records``
         is whether this broker leads it, neither paused nor read-only. ``records_count`` grows with
-        each record. ``watched`` means that somebody follows it who is to keep it from a pause.
+        each record. ``watched``: a reader follows the partition whose presence prevents a pause.
         """
         if not takes_records:
             self._since_ms = self._asked_ms = None

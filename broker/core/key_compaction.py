@@ -1,8 +1,9 @@
 """Which segments of a partition's log key compaction takes, and when. Pure.
 
-Only sealed segments below the *line* are taken, always the oldest ones without a gap. The line is
-at most the high watermark, for a tiered stream the cold end, and what leases hold. So a record that
-is not committed, not in the table, or needed by a saved cut stays; so does the active segment.
+Only sealed segments below the *line* are compacted: always the oldest ones, without a gap. The line
+is at most the high watermark, the cold end of a tiered stream, and the first offset that a lease
+holds. So a record stays if it is not committed, not in the table, or needed by a saved cut. The
+active segment stays, too.
 """
 
 from __future__ import annotations
@@ -20,22 +21,24 @@ from broker.model.stream import StreamConfig
 from broker.ports.partition import SegmentInfo
 
 _NOTHING: Final = Offset(0)
-TICKETS_MAX: Final = 16  # of a replica: requests that wait, and as many that are over
+TICKETS_MAX: Final = 16  # per replica: open requests, and as many finished ones with reports
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionRule:
     """A stream's settings for key compaction."""
 
-    tombstone_us: int | None  # how long a tombstone stays after its segment was sealed; None: ever
-    dirty_percent_min: int  # of the bytes below the line, so many must be new
+    tombstone_us: (
+        int | None
+    )  # how long a tombstone stays after its segment was sealed; None: for ever
+    dirty_percent_min: int  # a pass is due when this share of the bytes below the line is new
 
     @classmethod
     def of(cls, config: StreamConfig, *, keeps_tombstones: bool = False) -> CompactionRule:
         """Return the rule of a stream's configuration.
 
-        ``keeps_tombstones``: of a partition that was added. Its tombstones hide the older records
-        that their keys have in lower partitions (`Stream.keys_from`).
+        ``keeps_tombstones`` is for a partition that was added later: its tombstones hide older
+        records of the same keys in lower partitions (`Stream.keys_from`).
         """
         return cls(
             tombstone_us=None if keeps_tombstones else config.tombstone_delay_ms * 1000,
@@ -45,14 +48,14 @@ class CompactionRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactedSoFar:
-    """What is known of earlier passes. All of it may be forgotten: the next pass does more then."""
+    """The results of earlier passes. They may be forgotten: then the next pass has more work."""
 
     end: Offset = _NOTHING  # below it, records were compared with one another
     tombstones: frozenset[Offset] = frozenset()  # base offsets of segments that still have some
 
     @classmethod
     def found_in(cls, segments: Sequence[SegmentInfo]) -> CompactedSoFar:
-        """Return what the segments of an opened log show."""
+        """Return the results of earlier passes that the segments of an opened log show."""
         sparse = [one for one in segments if one.sparse and one.sealed]
         return cls(
             end=sparse[-1].end_offset if sparse else _NOTHING,
@@ -60,13 +63,13 @@ class CompactedSoFar:
         )
 
     def after(self, plan: CompactionPlan, tombstones: frozenset[Offset]) -> CompactedSoFar:
-        """Return what is known after a pass that left tombstones in these segments."""
+        """Return the results after one more pass, which left tombstones in these segments."""
         return replace(self, end=plan.end, tombstones=tombstones)
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedSegment:
-    """A segment to compact; ``drops_tombstones`` if those that are last of their keys may go."""
+    """A segment to compact. ``drops_tombstones``: even tombstones that are their keys' last go."""
 
     base_offset: Offset
     end_offset: Offset
@@ -127,12 +130,12 @@ def records_left(segments: Sequence[SegmentInfo], start: Offset, end: Offset) ->
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassReport:
-    """What has come of a request to compact a replica's log."""
+    """The result of a request to compact a replica's log."""
 
     state: PassState
     end: Offset = _NOTHING  # below it the log was compacted by this request
     reason: str | None = None  # why no further, or why not at all
-    segments: int = 0  # that were written anew
+    segments: int = 0  # segments that were rewritten
     removed_count: int = 0  # records
     freed_bytes: int = 0
     read_bytes: int = 0
@@ -141,9 +144,9 @@ class PassReport:
 class AskedPasses:
     """The requests to compact one replica's log now, by ticket. Pure.
 
-    A client may send a request again, with the same ticket, to hear how far it is. Requests that
-    wait at the same time share a pass. What is known of tickets is in memory: a broker that was
-    restarted begins a pass for a ticket that it does not know, which does no harm.
+    A client repeats a request, with the same ticket, to see its progress. Requests that wait at
+    the same time share a pass. Tickets are only in memory: a broker that was restarted begins a
+    new pass for an old ticket, which does no harm.
     """
 
     def __init__(self) -> None:
@@ -157,12 +160,12 @@ class AskedPasses:
         return bool(self._waiting)
 
     def state_of(self, ticket: str) -> PassReport | None:
-        """Return the report of a request that is over; None: it waits, or its pass runs.
+        """Return the report of a finished request; None: it waits, or its pass runs.
 
-        A ticket that is not known waits from now on.
+        A request with an unknown ticket waits from now on.
 
         Raises:
-            OverloadedError: too many others wait.
+            OverloadedError: too many other requests wait.
         """
         if ticket in self._over:
             return self._over[ticket]
@@ -170,7 +173,7 @@ class AskedPasses:
             if len(self._waiting) + len(self._running) >= TICKETS_MAX:
                 raise OverloadedError(
                     f"{TICKETS_MAX} requests to compact this partition wait already: try again "
-                    "when they are over"
+                    "when they have finished"
                 )
             self._waiting.append(ticket)
         return None
@@ -180,24 +183,24 @@ class AskedPasses:
         return ticket in self._running
 
     def begin(self) -> None:
-        """The pass of those that wait has begun."""
+        """Note that a pass has begun, for all requests that wait."""
         self._running += self._waiting
         self._waiting = []
 
     def begin_again(self) -> None:
-        """The pass ended before its time: those that wait for its end wait for another one."""
+        """Note that the pass was broken off: its requests wait for another pass."""
         self._waiting += self._running
         self._running = []
 
     def end(self, report: PassReport) -> None:
-        """The pass is over, or cannot begin."""
+        """Note the result of the pass for all its requests."""
         self._over.update(dict.fromkeys(self._running, report))
         self._running = []
         while len(self._over) > TICKETS_MAX:
             self._over.popitem(last=False)
 
     def end_all(self, report: PassReport) -> None:
-        """The pass is over, and none can begin for those that wait."""
+        """Note the result for running and waiting requests alike: no pass can begin."""
         self.begin()
         self.end(report)
 
@@ -222,7 +225,7 @@ def plan_compaction(
     for one, following in itertools.pairwise(segments):
         if not one.sealed or one.end_offset > line:
             break
-        drops = _is_over(following, rule, now_us)
+        drops = _may_drop_tombstones(following, rule, now_us)
         chosen.append(PlannedSegment(one.base_offset, one.end_offset, drops))
         total_bytes += one.size_bytes
         dirty_bytes += one.size_bytes if one.end_offset > so_far.end else 0
@@ -233,8 +236,8 @@ def plan_compaction(
     return CompactionPlan(segments=tuple(chosen), size_bytes=total_bytes)
 
 
-def _is_over(following: SegmentInfo, rule: CompactionRule, now_us: int) -> bool:
-    """Tell whether a segment's tombstones may go, by the time at which the next segment began.
+def _may_drop_tombstones(following: SegmentInfo, rule: CompactionRule, now_us: int) -> bool:
+    """Tell whether a segment's tombstones are old enough: since the next segment began.
 
     Timestamps of records do not count: publishers choose them.
     """

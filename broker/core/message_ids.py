@@ -10,10 +10,10 @@ acknowledged and not stored. The digest is BLAKE2b, so no publisher can construc
 by accident a new id meets one of a million others with a probability of 3e-33: at a million ids a
 second, once in 1e19 years. So the ids themselves are not compared.
 
-The entries stand in the order in which they came, so what leaves the window leaves at the front,
-and its memory is returned at once. Slots of entries that left stay in the index until it is
-rebuilt. The newest ids stand in a dictionary until they are moved, many at once, into the flat
-memory. The window is derived from the log; nothing of it is on a disk.
+The entries are in the order of arrival. So entries leave the window at the front, and their memory
+is returned at once. Slots of entries that left stay in the index until it is rebuilt. New ids are
+first in a dictionary, until they are moved, many at once, into the flat memory. The window is
+derived from the log; nothing of it is on a disk.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _NUMBER_BYTES: Final = 8  # of an offset, and of a time
 _ENTRY_BYTES: Final = _DIGEST_BYTES + 2 * _NUMBER_BYTES
 _SLOT_BYTES: Final = 8  # a tag and the number of an entry
 _HOME_AND_TAG: Final = Struct("=II8x")  # of a digest: the place of its slot, and the tag in it
-_GONE_US: Final = -(1 << 63)  # time of an entry whose id came again: the newer entry counts
+_GONE_US: Final = -(1 << 63)  # marks an entry whose id came again: the newer entry counts
 _NEW_MAX: Final = 1024  # ids in the dictionary; `expire` moves them, too
 _CHUNK_BITS: Final = 11
 _CHUNK_ENTRIES: Final = 1 << _CHUNK_BITS
@@ -49,7 +49,7 @@ _SLOTS_MIN: Final = 128
 _SLOTS_AN_ID: Final = 2.5  # in an index that was just built
 _SLOTS_AN_ID_MAX: Final = 3.2  # with more, the index is rebuilt
 _USED_MAX: Final = 0.7  # of the slots: with more, the index is rebuilt
-_MAPPED_BYTES_MIN: Final = 64 * 1024  # a mapping of its own goes back to the system when freed
+_MAPPED_BYTES_MIN: Final = 64 * 1024  # from this size on, memory is mapped and unmapped by itself
 
 _Memory = bytearray | mmap.mmap
 _Numbers = npt.NDArray[np.uint32]
@@ -78,7 +78,7 @@ class Room(Protocol):
 
 
 class Unbounded:
-    """Implements ``Room`` for a window that has its memory for itself."""
+    """Implements ``Room`` for a window without a limit."""
 
     def resized(self, size_bytes: int) -> int:  # noqa: ARG002 - every size is allowed
         """See ``Room.resized``."""
@@ -92,7 +92,7 @@ class _Chunk:
 
     def __init__(self, capacity: int) -> None:
         self.count = 0  # entries that came
-        self.live = 0  # of them those that count
+        self.live = 0  # entries that did not leave and were not replaced
         self.newest_us = _GONE_US
         self._hold(capacity)
 
@@ -155,7 +155,7 @@ class MessageIdWindow:
         self._set_index(0)
 
     def __len__(self) -> int:
-        """Number of ids in the window; one that came again may count twice for a moment."""
+        """Number of ids in the window; an id that came again may be counted twice for a moment."""
         return self._live + len(self._new)
 
     # ------------------------------------------------------------------ looking up, adding
@@ -291,7 +291,7 @@ class MessageIdWindow:
             self._place_one(int(places[row]), int(own_tags[row]), digests[row].tobytes(), number)
 
     def _place_one(self, slot: int, tag: int, digest: bytes, number: int) -> None:
-        """Do what :meth:`_place` does for one entry, beginning at ``slot``."""
+        """Give one entry a slot, as :meth:`_place` does, beginning at ``slot``."""
         tags, slots = self._tags, self._slots
         while there := tags[slot]:
             if there == tag and self._forget(slot, digest):
@@ -328,7 +328,7 @@ class MessageIdWindow:
         return None
 
     def expire(self, now_us: int) -> None:
-        """Forget ids that are older than the window, and the oldest for which there is no room."""
+        """Forget ids that are older than the window, and the oldest ids if memory is short."""
         self._settle()
         self._expire(now_us)
         self._allowed = self._room.resized(self.size_bytes)

@@ -13,7 +13,7 @@ from broker.ports.partition import SegmentInfo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalRetention:
-    """How many of the records that are in the table also stay on local disk."""
+    """How many of the records that are in the table stay on local disk as well."""
 
     keep_bytes: int
     keep_us: int | None  # None: age does not matter

@@ -2,8 +2,8 @@
 
 A **principal** is the name of somebody who has proved who they are. A **grant** lets one principal
 do some actions on the resources that a pattern names. A pattern is a name, or the beginning of
-names with ``*`` behind it. Of a subject it is a NATS pattern. A pattern that does not begin with
-``__`` names no stream that does: those are the cluster's own.
+names followed by ``*``; for a subject it is a NATS pattern. Streams whose names begin with ``__``
+are the cluster's own: only a pattern that begins with ``__`` names them.
 """
 
 from __future__ import annotations
@@ -82,13 +82,13 @@ class Grant:
 
     @property
     def key(self) -> tuple[str, str, str, str]:
-        """What two grants have in common that are one row of the metadata."""
+        """The key of the grant's row in the metadata: grants with equal keys are one row."""
         return (self.principal, self.kind, self.namespace, self.pattern)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenRow:
-    """What the metadata knows of a static token: not the token, but the digest of its secret."""
+    """A static token in the metadata, which has the digest of its secret, not the secret."""
 
     digest: str  # SHA-256 of the secret part, hexadecimal
     principal: str
@@ -124,10 +124,12 @@ class AccessState:
 
 
 def check_name(name: str, what: str) -> str:
-    """Return the name of a principal, or a pattern, if it is one.
+    """Return the name of a principal, or a pattern, if it is well-formed.
+
+    ``what`` names the field in the error.
 
     Raises:
-        InvalidRequestError: empty, too long, or with characters that cannot be told apart in a log.
+        InvalidRequestError: it is empty, too long, or has characters that look alike in a log.
     """
     if (
         not isinstance(name, str)
@@ -144,10 +146,10 @@ def check_name(name: str, what: str) -> str:
 
 
 def check_grant(grant: Grant) -> Grant:
-    """Return the grant if it can be kept.
+    """Return the grant if it is well-formed.
 
     Raises:
-        InvalidRequestError: a name is not one, or the action cannot be done to such a resource.
+        InvalidRequestError: a name is malformed, or resources of this kind lack the action.
     """
     if grant.principal != EVERYBODY:
         check_name(grant.principal, "principal")
@@ -158,11 +160,14 @@ def check_grant(grant: Grant) -> Grant:
     for action in grant.actions:
         if action not in possible:
             raise InvalidRequestError(
-                f"{action!r} is not done to a {grant.kind}: there are {', '.join(possible)}",
+                f"a {grant.kind} has no action {action!r}; its actions are {', '.join(possible)}",
                 field="actions",
             )
     if not grant.actions or list(grant.actions) != sorted(set(grant.actions)):
-        raise InvalidRequestError("a grant has actions, sorted, each once", field="actions")
+        raise InvalidRequestError(
+            "a grant must have at least one action, and its actions sorted, each once",
+            field="actions",
+        )
     return grant
 
 
@@ -171,12 +176,15 @@ def _check_pattern(grant: Grant) -> None:
     if grant.kind == "cluster":
         if pattern != CLUSTER:
             raise InvalidRequestError(
-                f"the only resource of the kind cluster is {CLUSTER!r}", field="pattern"
+                f"the pattern of a grant on the cluster must be {CLUSTER!r}", field="pattern"
             )
         return
     if grant.kind == "subject":
         if not pattern or len(pattern) > NAME_CHARS_MAX or not pattern.isprintable():
-            raise InvalidRequestError("a subject's pattern is a NATS subject", field="pattern")
+            raise InvalidRequestError(
+                "the pattern of a subject must be a NATS subject; * and > are allowed",
+                field="pattern",
+            )
         return
     stem = pattern.removesuffix("*")
     if "*" in stem or not pattern:
@@ -197,6 +205,6 @@ def actions_of_role(role: str, kind: Kind) -> tuple[Action, ...]:
     """
     if role not in ROLES:
         raise InvalidRequestError(
-            f"there is no role {role[:64]!r}: there are {', '.join(ROLES)}", field="role"
+            f"there is no role {role[:64]!r}; the roles are {', '.join(ROLES)}", field="role"
         )
     return tuple(sorted(ROLES[role].get(kind, ())))

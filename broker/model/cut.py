@@ -45,7 +45,7 @@ class PartitionCut:
     leader_epoch: LeaderEpoch
     until: Offset | None = None  # first offset that is not read; None means hot_end
     lineage_id: str | None = None  # of the leadership that committed hot_end
-    purged_end: Offset = Offset(0)  # noqa: RUF009 - below, all was deleted on purpose, everywhere
+    purged_end: Offset = Offset(0)  # noqa: RUF009 - records below it were purged from both tiers
 
     def __post_init__(self) -> None:
         if not 0 <= self.start <= self.cold_end <= self.hot_end <= OFFSET_MAX:
@@ -81,7 +81,7 @@ class PartitionCut:
 
     @property
     def empty_proof(self) -> PartitionCertificate:
-        """What is proved before anything is read: the empty range at ``start``."""
+        """The certificate before anything is read: of the empty range at ``start``."""
         return PartitionCertificate(
             partition=self.partition,
             start=self.start,
@@ -157,7 +157,7 @@ class Cut:
         return tuple(CutPosition(part.lineage_id, part.hot_end) for part in self.partitions)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON-ready values; what is not set is left out if older builds do not know it."""
+        """Return JSON-ready values, without unset fields that older builds do not know."""
         body = dataclasses.asdict(self)
         if body["keys_from"] is None:
             del body["keys_from"]
@@ -194,7 +194,10 @@ class Cut:
         """Parse the text of :meth:`save`; raises InvalidCutError for damaged or other text."""
         text = text.strip()
         if not text.startswith(_PREFIX) or len(text) > _TEXT_BYTES_MAX:
-            raise InvalidCutError("not a saved cut: a saved cut begins with hwcut1.")
+            raise InvalidCutError(
+                f"not a saved cut: a saved cut begins with {_PREFIX} and has at most "
+                f"{_TEXT_BYTES_MAX} characters"
+            )
         digest, _, body = text[len(_PREFIX) :].partition(".")
         if hashlib.sha256(body.encode()).hexdigest()[:16] != digest:
             raise InvalidCutError("the saved cut is damaged: its checksum does not match")

@@ -33,11 +33,14 @@ class DataKey:
     def __post_init__(self) -> None:
         named = (self.provider, self.wrapping_key)
         if not all(one.isprintable() and 0 < len(one) <= _NAME_CHARS_MAX for one in named):
-            raise InvalidStreamError("a data key names its provider and the key that wraps it")
+            raise InvalidStreamError("a data key must name its provider and its wrapping key")
         if not 1 <= self.version <= 2**31 - 1:
-            raise InvalidStreamError(f"data keys have versions from 1 on, not {self.version}")
+            raise InvalidStreamError(f"a data key's version must be 1 or more, not {self.version}")
         if len(self.wrapped) > _WRAPPED_CHARS_MAX:
-            raise InvalidStreamError("a wrapped data key is too long")
+            raise InvalidStreamError(
+                f"a wrapped data key has {len(self.wrapped)} characters; at most "
+                f"{_WRAPPED_CHARS_MAX} are allowed"
+            )
         try:
             base64.b64decode(self.wrapped, validate=True)
         except (binascii.Error, ValueError) as cause:
@@ -57,9 +60,13 @@ def next_version(keys: tuple[DataKey, ...]) -> int:
 def check_data_keys(keys: Sequence[DataKey]) -> None:
     """Raise InvalidStreamError unless the versions of a stream's keys count from 1, and are few."""
     if len(keys) > DATA_KEYS_MAX:
-        raise InvalidStreamError(f"a stream has at most {DATA_KEYS_MAX} data keys")
+        raise InvalidStreamError(
+            f"a stream can have {DATA_KEYS_MAX} data keys at most: no more can be added"
+        )
     if [one.version for one in keys] != list(range(1, len(keys) + 1)):
-        raise InvalidStreamError("the versions of a stream's data keys count from 1")
+        raise InvalidStreamError(
+            "the versions of a stream's data keys must be 1, 2, 3 and so on, without a gap"
+        )
 
 
 def data_keys_of(values: object) -> tuple[DataKey, ...]:
@@ -80,7 +87,7 @@ _FIELDS: Final[dict[str, type]] = {
 
 def _data_key(values: Any) -> DataKey:
     if not isinstance(values, dict) or values.keys() != _FIELDS.keys():
-        raise InvalidStreamError(f"a data key has the fields {', '.join(_FIELDS)}")
+        raise InvalidStreamError(f"a data key must have exactly the fields {', '.join(_FIELDS)}")
     for name, expected in _FIELDS.items():
         if type(values[name]) is not expected:
             raise InvalidStreamError(f"{name} of a data key must be of type {expected.__name__}")

@@ -27,7 +27,7 @@ class ToldPosition:
 
     offset: Offset
     leader_epoch: int = NO_LEADER_EPOCH  # of the record before it
-    lost: bool = False  # the history in which it was reached is not the stream's any more
+    lost: bool = False  # the stream no longer has the history that the position belongs to
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class ToldClaim:
     stream_uuid: StreamUuid
     partition: int
     epoch: int  # fences commits of earlier holders
-    wanted: bool = False  # another member waits for it: commit, and give it up
+    wanted: bool = False  # another member waits for the partition: commit, and give the claim up
     position: ToldPosition | None = None  # None: the group has never committed one
 
     @property
@@ -57,7 +57,7 @@ class MemberView:
     claims: tuple[ToldClaim, ...] | None = None  # None: as at the epoch that the member knows
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the value as JSON has it."""
+        """Return JSON-ready values."""
         return asdict(self)
 
     @classmethod
@@ -113,7 +113,7 @@ class GroupMember:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupPartition:
-    """A group's progress in one partition. The end of the partition is its leader's to tell."""
+    """A group's progress in one partition. The partition's leader knows the partition's end."""
 
     stream: str
     stream_uuid: StreamUuid
@@ -137,7 +137,7 @@ class GroupDescription:
     partitions: tuple[GroupPartition, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the value as JSON has it."""
+        """Return JSON-ready values."""
         return asdict(self)
 
     @classmethod

@@ -2,8 +2,8 @@
 
 Under ``crc32`` a record with a key goes to the CRC-32 (IEEE, that of zlib) of the key modulo the
 number of partitions, so equal keys share a partition and keep their order. Records without a key
-go to one partition after the other, by batch. Under ``each_client`` the producers choose: streams
-of release 0.1 have this, because its producers had three different rules.
+go to the partitions in turn, batch by batch. Under ``each_client`` the producers choose: streams
+of release 0.1 have this value, because the producers of that release had three different rules.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class StreamConfig:
     queue_group: str | None = None  # NATS queue group, only for load-balanced ingest
     key_header: str = "Headwater-Key"  # NATS header whose first value becomes the record's key
     puback: bool = False  # answer the NATS reply subject with a JetStream-style PubAck
-    puback_overlap: bool = False  # answer though another stream answers some of the same subjects
+    puback_overlap: bool = False  # allow puback although another such stream has the same subject
     puback_headers_only: bool = (
         False  # answer only messages with a header of JetStream's publishers
     )
@@ -70,27 +70,29 @@ class StreamConfig:
     min_isr: int = 0  # replicas that have synced a record before its ack (ALL); 0: the default
     # key compaction: of the local log, keep the last record of each key; a table stays whole
     compact: bool = False
-    tombstone_delay_ms: int = 86_400_000  # a record without value stays so long, at least
-    compact_dirty_percent: int = 50  # compact when so much of what may be compacted is new
+    tombstone_delay_ms: int = 86_400_000  # a tombstone stays for at least this long
+    compact_dirty_percent: int = 50  # compact when this share of the eligible bytes is new
     tiering: bool = True
     local_retention_bytes: int = (
         1024 * MIB
     )  # per partition; only records in the table and out of the dedup window are ever freed
     local_retention_ms: int | None = None  # also free shipped segments that are older
-    local_retention_records: int | None = None  # also free what is above so many, per partition
+    local_retention_records: int | None = None  # also free shipped records beyond this number
     unshipped_bytes_max: int | None = (
         None  # per partition; above this limit writes are refused (back-pressure)
     )
-    # Of the history: whole files leave the table, the oldest first, and only while the rest still
-    # has so much (per partition). None: no limit.
+    # Limits of the table, per partition. The oldest file leaves the table if the other files still
+    # reach the limit. None: no limit.
     remote_retention_ms: int | None = None
     remote_retention_bytes: int | None = None
     remote_retention_records: int | None = None
-    remote_delete_grace_ms: int = 604_800_000  # objects outlive their expiry; Delta's own default
-    protect_groups: bool = False  # no record that a cursor or group position waits for expires
-    # pause a partition without records for so long; None: never
+    remote_delete_grace_ms: int = (
+        604_800_000  # expired files are deleted this much later; Delta's default
+    )
+    protect_groups: bool = False  # a record at or above a cursor or group position never expires
+    # pause a partition that got no record for this long; None: never
     auto_pause_ms: int | None = None
-    auto_pause_unless_subscribed: bool = False  # not while somebody follows the partition
+    auto_pause_unless_subscribed: bool = False  # not while a reader follows the partition
 
     def __post_init__(self) -> None:
         _check_subject(self.subject)
@@ -197,7 +199,7 @@ class StreamConfig:
         return int(number) if legal and 0 < int(number) < self.partitions else None
 
     def is_kept_by(self, present: StreamConfig) -> bool:
-        """Tell whether creating a stream with this configuration again changes nothing.
+        """Tell whether creating the stream again, with this configuration, would change nothing.
 
         A stream of release 0.1 keeps its partitioner, whatever the later default is.
         """
@@ -273,7 +275,7 @@ class Stream:
         if partitions < present:
             raise FixedSettingError(
                 f"partitions of stream {self.name!r} is {present} and cannot become {partitions}: "
-                "the records of the partitions above would be gone for their readers. Create "
+                "readers would lose the records of the partitions that are removed. Create "
                 "another stream with the number that you want, and copy what is needed",
                 stream=self.name,
                 setting="partitions",
@@ -288,10 +290,10 @@ class Stream:
                 present * factor for factor in (2, 3, 4) if present * factor <= PARTITIONS_MAX
             ]
             raise InvalidStreamError(
-                f"the {present} partitions of stream {self.name!r} can be multiplied "
-                f"({', '.join(map(str, allowed)) or 'but not below the limit'}), not become "
-                f"{partitions}: with another number, keys would move between partitions that have "
-                "records, and nothing would say which record of a key is the newest",
+                f"stream {self.name!r} has {present} partitions, which cannot become {partitions} "
+                f"(possible: {', '.join(map(str, allowed)) or 'no larger number'}): unless the "
+                "number is a multiple, keys move between partitions that have records, and the "
+                "newest record of a key cannot be found any more",
                 stream=self.name,
                 present=present,
                 allowed=allowed,
@@ -304,7 +306,7 @@ class Stream:
         return self.config.encryption != "none"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON-ready values; what older builds do not know is there only if it is used."""
+        """Return JSON-ready values, without unset fields that older builds do not know."""
         return without_unset(dataclasses.asdict(self))
 
     def to_json(self) -> str:
@@ -336,7 +338,7 @@ class AlteredStream:
         return {name: (was, after[name]) for name, was in before.items() if was != after[name]}
 
 
-# What came after release 0.1, and its value while it is not used.
+# Fields that came after release 0.1, with their defaults.
 _LATER_FIELDS: Final[Mapping[str, Any]] = {"grown_from": None, "data_keys": ()}
 _LATER_SETTINGS: Final[Mapping[str, Any]] = {
     "encryption": "none",

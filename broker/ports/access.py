@@ -1,4 +1,4 @@
-"""Who a caller is, what they may do, and what is recorded of it: for every door of the broker."""
+"""Who a caller is, what the caller may do, and the audit of both: for every door of the broker."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from broker.model.access import Action, Caller, Grant, Kind, Resource, TokenRow
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Whom a proof names, and until when it is good (0: for ever)."""
+    """The principal that a token or certificate proves; ``expires_us`` 0: it never expires."""
 
     principal: str
     via: str
@@ -21,50 +21,54 @@ class Identity:
 
 
 class Authenticator(Protocol):
-    """One way to prove who one is, by a bearer token."""
+    """Checks one kind of bearer token."""
 
     def identify(self, bearer: str, now_us: int) -> Identity | None:
-        """Return whom the token names; None: it is no token of this kind.
+        """Return the identity that the token proves; None if it is not a token of this kind.
 
         Raises:
-            UnauthenticatedError: it is of this kind, and is wrong or too old.
+            UnauthenticatedError: the token is of this kind, but it is wrong or has expired.
         """
 
 
 class AccessApi(Protocol):
-    """One place decides, and every door asks it. Any thread; only the changes block."""
+    """Decides what a caller may do; every door asks it. Any thread; only changes block."""
 
     @property
     def enabled(self) -> bool:
-        """Whether anything is asked. If not, everybody may do everything."""
+        """Whether access control is on. If it is off, every caller may do everything."""
 
     @property
     def version(self) -> object:
-        """An object that is another one once grants or tokens have changed."""
+        """Stands for the present grants and tokens: after a change it is another object."""
 
     def identify(self, *, bearer: str | None, certificate: str | None, peer: str) -> Caller:
-        """Return who calls. A bearer token counts before a certificate.
+        """Return the caller. If there are a bearer token and a certificate, the token counts.
 
         Raises:
-            UnauthenticatedError: a proof was given, and it is not good.
+            UnauthenticatedError: the token or the certificate is not valid.
         """
 
     def require(self, caller: Caller, action: Action, resource: Resource) -> None:
-        """Return if the caller may do it now.
+        """Return if the caller may do the action to the resource now.
 
         Raises:
-            UnauthenticatedError: nothing was proved, or the proof is no longer good.
-            AccessDeniedError: nothing lets them do it.
+            UnauthenticatedError: the caller has no identity, or its proof has expired.
+            AccessDeniedError: no grant allows the action.
         """
 
     def require_known(self, caller: Caller) -> None:
-        """Return if the caller has proved who they are, and the proof is good now; else raise."""
+        """Return if the caller has an identity and its proof is valid now.
+
+        Raises:
+            UnauthenticatedError: there is no identity, or its proof has expired.
+        """
 
     def allows(self, caller: Caller, action: Action, resource: Resource) -> bool:
-        """Tell the same as :meth:`require`."""
+        """Tell whether :meth:`require` would return."""
 
     def stream(self, name: str) -> Resource:
-        """Return the stream of this name, present or to be created, as a resource."""
+        """Return the resource for the name of a stream, which need not exist yet."""
 
     def stream_of_lease(self, lease_id: str) -> str | None:
         """Return the name of the stream that a lease is on; None if there is no such lease."""
@@ -75,18 +79,18 @@ class AccessApi(Protocol):
         """Add grants, durably; tell whether anything changed.
 
         Raises:
-            InvalidRequestError: a grant is not one, or this broker asks nobody.
+            InvalidRequestError: a grant is malformed, or access control is off on this broker.
             MetadataFullError, FeatureLevelError, UnavailableError.
         """
 
     def revoke(self, grants: Sequence[Grant]) -> bool:
-        """Take grants away, durably; tell whether anything changed. Raises as :meth:`grant`."""
+        """Remove grants, durably; tell whether anything changed. Raises as :meth:`grant`."""
 
     def grants(self) -> Sequence[Grant]:
         """Return the grants, sorted."""
 
     def who_can(self, action: Action, kind: Kind, name: str) -> list[str]:
-        """Return the principals that may do it; ``*``: each."""
+        """Return the principals that may do the action; ``*`` stands for every principal."""
 
     def create_token(
         self,
@@ -98,17 +102,20 @@ class AccessApi(Protocol):
         note: str,
         created_by: str,
     ) -> bool:
-        """Let the holder of a token be a principal, durably. Raises as :meth:`grant`."""
+        """Store the digest of a token, whose holder acts as ``principal``, durably.
+
+        Returns whether anything changed. Raises as :meth:`grant`.
+        """
 
     def revoke_token(self, token_id: str) -> bool:
-        """Forget a token, durably; tell whether it was there. Raises as :meth:`grant`."""
+        """Delete a token, durably; tell whether it existed. Raises as :meth:`grant`."""
 
     def tokens(self) -> Mapping[str, TokenRow]:
-        """Return the tokens by id. None of them can be made of these rows."""
+        """Return the tokens by id. The rows have digests only: no token can be made from them."""
 
 
 class AuditSink(Protocol):
-    """Takes what happened at a door. Must not block and must not raise."""
+    """Records the calls at the doors. Must not block and must not raise."""
 
     def note(
         self, *, caller: Caller, door: str, call: str, resources: Sequence[str], result: str

@@ -52,7 +52,7 @@ class PartitionPlace:
     readonly: bool = False  # takes no records until an operator allows them
     # The first and the latest time of an event, in microseconds; 0: never.
     pause_us: tuple[int, int] = (0, 0)  # paused or resumed
-    readonly_us: tuple[int, int] = (0, 0)  # told to be read-only, or to be so no longer
+    readonly_us: tuple[int, int] = (0, 0)  # made read-only, or writable again
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +76,7 @@ class StreamsApi(Protocol):
         ``exclusive`` raise StreamExistsError instead.
 
         Raises:
+            StreamExistsError: a stream with this name has another configuration.
             EncryptionKeyError, KeyProviderUnavailableError: the stream is to be encrypted, and no
                 key can be used now; nothing was created.
         """
@@ -139,7 +140,11 @@ class StreamsApi(Protocol):
         """
 
     def delete(self, name: str) -> Stream:
-        """Delete a stream's local log and metadata. Its table stays in the lake."""
+        """Delete a stream's local log and metadata. Its table stays in the lake.
+
+        Raises:
+            UnknownStreamError, StreamRecreatedError, UnavailableError.
+        """
 
     def get(self, name: str) -> Stream:
         """Return a stream.
@@ -224,7 +229,9 @@ class CutsApi(Protocol):
         positions: Sequence[CutPosition],
         believe_forgotten: bool = False,
     ) -> None:
-        """Confirm that a cut with these positions, by partition, belongs to this history.
+        """Check that a saved cut belongs to the present history of its stream.
+
+        ``positions`` has the position of each partition, by number.
 
         A position of a leadership that is too old to be remembered is refused; with
         ``believe_forgotten`` it is accepted.
@@ -258,7 +265,10 @@ class ColdTierApi(Protocol):
     def flush(
         self, name: str, *, timeout_ms: int, is_wanted: Callable[[], bool] = lambda: True
     ) -> list[TierStatus]:
-        """Ship every committed record into the table now."""
+        """Ship every committed record into the table now, in at most ``timeout_ms``.
+
+        The call ends early when ``is_wanted`` returns False, because its caller no longer waits.
+        """
 
 
 class BrokerApi(Protocol):

@@ -68,7 +68,7 @@ class PartitionReader(Protocol):
 
     @property
     def remote_start(self) -> Offset:
-        """First offset that remote retention has left, in every tier; 0: it has left all."""
+        """First offset that remote retention did not expire, in both tiers; 0: none expired."""
 
     @property
     def high_watermark(self) -> Offset:
@@ -195,7 +195,7 @@ class PartitionHandle(Protocol):
         """When publishers' records were stored by this process, first and last; 0: never."""
 
     def followed(self) -> AbstractContextManager[None]:
-        """Count a read without an end, for as long as the context is open."""
+        """Count one reader that follows the partition, while the context is open."""
 
     @property
     def lost_leadership(self) -> HeadwaterError | None:

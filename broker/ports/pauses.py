@@ -31,7 +31,7 @@ class PausesApi(Protocol):
         """Make partitions read-only, or let them take records again."""
 
     def rests(self, name: str, partition: int) -> bool:
-        """Tell whether a publish to a partition has to :meth:`wake` it. Does not block."""
+        """Tell whether a publisher must :meth:`wake` the partition first. Does not block."""
 
     def wake(self, name: str, partition: int) -> None:
         """Resume a paused partition, because somebody publishes to it; quick if it is not paused.

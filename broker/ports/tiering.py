@@ -61,7 +61,7 @@ class TierSource(Protocol):
         """
 
     def learn_expired(self, remote_start: Offset) -> None:
-        """Show no record below this remote start, which the metadata has. Does not block."""
+        """Hide all records below ``remote_start``, which the metadata has. Does not block."""
 
     def admit(self, lineage_id: str) -> None:
         """Let this leadership take writes: its claim in the lake is settled, or timed out.
@@ -75,11 +75,11 @@ class TierSource(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionStanding:
-    """What the metadata says about the retention of one partition, all of one state."""
+    """The retention of one partition, read from one state of the metadata."""
 
     config: StreamConfig
     cold_end: Offset
-    remote_start: Offset  # decided: no reader gets a record below it
+    remote_start: Offset  # no reader gets a record below it, even if the table still has it
     limit: Offset  # records may expire below it: in the table, and held by no reader
 
 
@@ -134,7 +134,7 @@ class TierCatalog(Protocol):
         """The remote starts of the partitions that this broker leads."""
 
     def on_leading(self, callback: Callable[[PartitionId, Lineage], bool]) -> None:
-        """Register a callback: this broker begins to lead, or its leading process was suspended.
+        """Register a callback for leaderships of this broker that have begun or were suspended.
 
         The callback gets the starts of leadership; the last one is this broker's. It runs on any
         thread and must be quick. It returns whether ``admit`` or ``refuse_writes`` of the
@@ -215,7 +215,7 @@ class RemoteLog(Protocol):
     ) -> list[TierStatus]:
         """Ship every committed record now; return when all are in the table.
 
-        Ends with RemoteTierUnavailableError once ``is_wanted`` says that nobody waits any more.
+        Raises RemoteTierUnavailableError when ``is_wanted`` returns False: its caller has gone.
         """
 
     def status(self, stream: Stream) -> list[TierStatus]:

@@ -1,4 +1,4 @@
-"""The principal that a client certificate names, by the rule of gRPC, as at Flight's door."""
+"""The principal that a client certificate names; the rule is gRPC's, so all doors agree."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _COMMON_NAME: Final = "commonName"
 def principal_of(certificate: Mapping[str, Any]) -> str | None:
     """Return the first name of a certificate's SAN, else its common name, else None.
 
-    ``certificate`` is what Python's ``ssl`` tells of a certificate that it has verified.
+    ``certificate`` has the form of ``ssl.SSLSocket.getpeercert``, and was verified.
     """
     for _, name in certificate.get("subjectAltName", ()):
         return str(name)

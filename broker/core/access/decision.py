@@ -1,16 +1,15 @@
-"""May this principal do this to that resource? Pure, and quick: answers are remembered.
+"""Decide whether a principal may do an action to a resource. Pure; decisions are cached.
 
-The rules, in their order. Nothing else lets anybody do anything:
+The rules, in this order. An action that no rule allows is denied.
 
-1. A caller who has proved nothing may do nothing.
-2. Nobody publishes on the audit: brokers write it.
-3. Who may administer the cluster, by a grant or by the broker's configuration, may do everything.
-4. A subject that other people's requests use (``>``, ``$…``, ``_INBOX``) is for rule 3 only.
-5. A grant on the resource lets its principal do the grant's actions. Any of them includes to
-   describe.
+1. A caller without an identity may do nothing.
+2. Nobody may publish to the audit stream: only brokers write it.
+3. An administrator of the cluster, by a grant or by the broker's configuration, may do everything.
+4. A subject that carries other clients' requests (``>``, ``$…``, ``_INBOX``) needs rule 3.
+5. A grant on the resource allows its principal the grant's actions, and to describe the resource.
 
-A judge judges by one state of the grants. Whoever holds it takes another judge when the state
-changes, so a revocation is in force with the next question.
+A judge uses one state of the grants. The owner of the judge makes another one when the state
+changes, so a revocation is in force from the next decision on.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ _REMEMBERED_MAX: Final = 65_536
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """The principal may do it."""
+    """The principal may do the action."""
 
 
 @dataclass(frozen=True, slots=True)
 class Denied:
-    """The principal may not do it; the reason is a sentence for the caller and for the audit."""
+    """The principal may not do the action; the caller and the audit get the reason."""
 
     reason: str
 
@@ -77,7 +76,7 @@ class Judge:
         return found
 
     def who_can(self, action: Action, resource: Resource) -> list[str]:
-        """Return the principals that may do it, sorted; ``*`` for every principal."""
+        """Return the principals that may do the action, sorted; ``*`` stands for everybody."""
         known = self._admins | self._grants.keys()
         return sorted(one for one in known if self.decide(one, action, resource) is ALLOWED)
 
@@ -85,12 +84,12 @@ class Judge:
         if principal == ANONYMOUS:
             return _NOBODY
         if action == "publish" and resource.kind == "stream" and resource.name == AUDIT_STREAM:
-            return Denied("only brokers write the audit")
+            return Denied("only brokers write to the audit stream")
         if self._administers(principal):
             return ALLOWED
         if resource.kind == "subject" and is_shared(resource.name):
             return Denied(
-                f"{resource} may carry other people's requests, so it is for administrators only"
+                f"{resource} may carry other clients' requests, so only administrators may use it"
             )
         for grant in self._of(principal):
             if (action in grant.actions or action == "describe") and reaches(grant, resource):

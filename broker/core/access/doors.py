@@ -1,7 +1,7 @@
-"""What each call of each door asks: one table, from the name of a call to (action, resource). Pure.
+"""The rights that each call of each door needs: a table from a call to (action, resource). Pure.
 
-``asks``: the caller needs each of these rights. ``known``: every caller who has proved who they
-are. ``filtered``: the same, and the answer has only what they may describe. ``open``: anybody.
+``asks``: the caller needs each of these rights. ``known``: every caller with an identity may call.
+``filtered``: the same, and the answer has only what the caller may describe. ``open``: anybody may.
 A call that has no row here is refused, and ``tests/tidy/test_access_table.py`` names it.
 """
 
@@ -29,7 +29,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class CallRow:
-    """What one call asks. An audited call is recorded also if it was allowed."""
+    """The rights that one call needs. A refused call is always audited, others if ``audited``."""
 
     asks: tuple[Ask, ...] = ()
     way: Way = "asks"
@@ -47,7 +47,7 @@ def _field(name: str) -> Names:
 
 
 def _subject_of_config(values: Values) -> Iterable[str]:
-    """Return the subject of a stream to create; one that is not a text is refused later."""
+    """Return the subject of a stream to create. The check of the body refuses other types later."""
     config = values.get("config")
     subject = config.get("subject") if isinstance(config, dict) else None
     return (subject,) if isinstance(subject, str) else ()
@@ -129,7 +129,7 @@ FLIGHT: Final[Mapping[str, CallRow]] = {
     "cluster_controllers": _on_cluster("describe", audited=False),
     "change_controller": _on_cluster("admin"),
     "cluster_replicas": _on_cluster("describe", audited=False),
-    "compact_replicas": _on_stream("alter", audited=False),  # asked again until it is over
+    "compact_replicas": _on_stream("alter", audited=False),  # clients repeat it to see progress
     "move_partition": _on_cluster("admin"),
     "transfer_leader": _on_cluster("admin"),
     "balance_leaders": _on_cluster("admin"),

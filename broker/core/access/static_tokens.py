@@ -22,8 +22,8 @@ _DIGEST: Final = re.compile(r"[0-9a-f]{64}\Z")
 
 
 def make_token(random: bytes) -> str:
-    """Return a token of 40 random bytes: 8 for its id, 32 for its secret."""
-    assert len(random) == TOKEN_BYTES, "8 bytes and 32"
+    """Return a token made of 40 random bytes: 8 for its id, 32 for its secret."""
+    assert len(random) == TOKEN_BYTES, "8 bytes for the id, 32 for the secret"
     text = random.hex()
     return f"hw_{text[:TOKEN_ID_CHARS]}_{text[TOKEN_ID_CHARS:]}"
 
@@ -51,7 +51,7 @@ def split_token(text: str) -> tuple[str, str]:
     """
     found = _TOKEN.match(text)
     if found is None:
-        raise UnauthenticatedError("the token is not one of this cluster")
+        raise UnauthenticatedError("the bearer token is not a Headwater token, hw_<id>_<secret>")
     return found[1], digest_of(found[2])
 
 

@@ -1,8 +1,8 @@
 """Apply the commands about grants and tokens. Pure.
 
-Grants with one principal, kind, namespace and pattern are one row. The rows are sorted, so that
-equal logs give equal text. Each change makes a new ``AccessState``, and the version grows: whoever
-remembers answers asks whether the state is still the same object.
+Grants with equal principal, kind, namespace and pattern are one row. The rows are sorted, so that
+equal logs give equal text. Each change makes a new ``AccessState`` with a higher version. So a
+cache of decisions is valid as long as the state is the same object.
 """
 
 from __future__ import annotations
@@ -79,14 +79,14 @@ def _granted(access: AccessState, command: GrantAccess) -> AccessState:
         return access
     if len(rows) > GRANTS_MAX:
         raise MetadataFullError(
-            f"a cluster has at most {GRANTS_MAX} grants: revoke some, or grant patterns",
+            f"a cluster has at most {GRANTS_MAX} grants: revoke some, or use patterns with *",
             limit=GRANTS_MAX,
         )
     for principal in {one.principal for one in command.grants}:
         if sum(one.principal == principal for one in rows.values()) > GRANTS_OF_PRINCIPAL_MAX:
             raise MetadataFullError(
-                f"{principal!r} has {GRANTS_OF_PRINCIPAL_MAX} grants, which is the most: revoke "
-                "some, or grant patterns",
+                f"a principal has at most {GRANTS_OF_PRINCIPAL_MAX} grants; {principal!r} would "
+                "have more: revoke some, or use patterns with *",
                 limit=GRANTS_OF_PRINCIPAL_MAX,
             )
     return _with_rows(access, rows)
@@ -113,21 +113,27 @@ def _with_rows(access: AccessState, rows: Mapping[_Key, Grant]) -> AccessState:
 
 def _with_token(access: AccessState, command: CreateToken) -> AccessState:
     if not is_token_id(command.token_id) or not is_digest(command.digest):
-        raise InvalidRequestError("the id or the digest is not that of a token", field="token_id")
+        raise InvalidRequestError(
+            "token_id or digest does not have the form of a token's id or digest", field="token_id"
+        )
     check_name(command.principal, "principal")
     for text in (command.note, command.created_by):
         if len(text) > NOTE_CHARS_MAX or (text and not text.isprintable()):
             raise InvalidRequestError(
-                f"a note is at most {NOTE_CHARS_MAX} printable characters", field="note"
+                f"note and created_by must have at most {NOTE_CHARS_MAX} printable characters",
+                field="note",
             )
     if command.expires_us < 0 or command.created_us < 0:
-        raise InvalidRequestError("a time is not negative", field="expires_us")
+        raise InvalidRequestError(
+            "expires_us and created_us must not be negative", field="expires_us"
+        )
     present = access.tokens.get(command.token_id)
     if present is not None:
         if (present.digest, present.principal) == (command.digest, command.principal):
             return access
         raise InvalidRequestError(
-            f"another token has the id {command.token_id}: make a new one", field="token_id"
+            f"another token has the id {command.token_id}: create a token with another id",
+            field="token_id",
         )
     if len(access.tokens) >= TOKENS_MAX:
         raise MetadataFullError(

@@ -9,7 +9,7 @@ from broker.model.access import Grant
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrantAccess:
-    """Add grants. Actions that a principal has on a pattern already stay."""
+    """Add grants. A principal keeps the actions that it has on the same pattern already."""
 
     grants: tuple[Grant, ...]
     weight_max: int | None = None  # as in CreateStream
@@ -17,14 +17,14 @@ class GrantAccess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RevokeAccess:
-    """Take actions away; what a principal does not have is no error."""
+    """Remove actions from grants. An action that is not granted is no error."""
 
     grants: tuple[Grant, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreateToken:
-    """Let the holder of a secret with this digest be ``principal``.
+    """Store a token: the holder of the secret with this digest acts as ``principal``.
 
     The same command again changes nothing. An id that is taken by another token is refused.
     """
@@ -41,7 +41,7 @@ class CreateToken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RevokeToken:
-    """Forget a token; does nothing if it is unknown."""
+    """Delete a token; does nothing if it is unknown."""
 
     token_id: str
 

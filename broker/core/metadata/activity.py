@@ -1,14 +1,15 @@
-"""Notes what happens to streams and groups in an outbox, for the activity stream. Pure.
+"""Puts an event of each change of streams and groups into an outbox, for the activity stream. Pure.
 
-The outbox is a part of the metadata. So an event is noted exactly when its command is applied, on
-every broker alike, and outlives every change of controllers. It begins with the creation of the
-activity stream, which is the first event. The leader of that stream stores the events, the oldest
-first, and then trims the outbox; what it has stored twice has the same id.
+The outbox is a part of the metadata. So an event is added exactly when its command is applied, on
+every broker alike, and survives every change of controllers. The first event is the creation of the
+activity stream. The leader of that stream stores the events, the oldest first, and then trims the
+outbox. After a crash it may store an event again: both records have the same event id.
 
-The outbox is bounded. If the activity stream takes no records for long, the oldest events are given
-up: no command is ever refused for an event. Ids follow each other, so a reader sees how many were.
+The outbox is bounded. If the activity stream takes no records for long, the oldest events are
+dropped, because an event must never be the reason to refuse a command. Ids have no gap, so a reader
+sees how many events were dropped.
 
-Liftbridge reads its Raft log instead, and stops with a panic if an entry is gone by then.
+Liftbridge reads its Raft log instead, and stops with a panic if an entry was compacted before.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def trim_activity(state: MetadataState, command: TrimActivity) -> Applied:
     left = tuple(one for one in outbox.events if one.id > command.through)
     if len(left) == len(outbox.events):
         return state, {}
-    return _with(state, replace(outbox, events=left)), {}
+    return _with_outbox(state, replace(outbox, events=left)), {}
 
 
 def noted(before: MetadataState, command: Any, after: MetadataState) -> MetadataState:
@@ -55,8 +56,8 @@ def noted(before: MetadataState, command: Any, after: MetadataState) -> Metadata
     outbox = after.activity
     made = ACTIVITY_STREAM in after.streams
     if outbox is None or outbox.open != made:
-        if not made and outbox is not None:  # what waits has no place to go
-            return _with(after, replace(outbox, open=False, events=()))
+        if not made and outbox is not None:  # the activity stream was deleted
+            return _with_outbox(after, replace(outbox, open=False, events=()))
         if (
             not made
             or ACTIVITY_STREAM in before.streams  # an older build let users make one
@@ -70,7 +71,7 @@ def noted(before: MetadataState, command: Any, after: MetadataState) -> Metadata
     if not found:
         return after
     events, given_up = _bounded((*outbox.events, *found))
-    return _with(
+    return _with_outbox(
         after,
         replace(outbox, events=events, last_id=found[-1].id, given_up=outbox.given_up + given_up),
     )
@@ -85,7 +86,7 @@ def _bounded(events: tuple[ActivityEvent, ...]) -> tuple[tuple[ActivityEvent, ..
     return events[first:], first
 
 
-def _with(state: MetadataState, outbox: ActivityOutbox) -> MetadataState:
+def _with_outbox(state: MetadataState, outbox: ActivityOutbox) -> MetadataState:
     weight = sum(one.weight for one in outbox.events)
     former = 0 if state.activity is None else state.activity.weight
     return replace(
@@ -96,7 +97,7 @@ def _with(state: MetadataState, outbox: ActivityOutbox) -> MetadataState:
 def _events(
     before: MetadataState, command: Any, after: MetadataState, next_id: int
 ) -> Iterator[ActivityEvent]:
-    """Yield the events of a command that was applied: of what it has changed."""
+    """Yield the events of an applied command: one for each change that it made."""
     match command:
         case JoinGroup() | JoinMember():
             present = before.groups.get(command.group)
@@ -122,7 +123,7 @@ def _events(
                 flag=expelled,
             )
         case PausePartitions() | ResumePartitions() | SetReadonly():
-            yield from _stopped(before, command, after, next_id)
+            yield from _pause_events(before, command, after, next_id)
         case _ if before.streams is not after.streams:
             for name in sorted(after.streams.keys() - before.streams.keys()):
                 count = after.streams[name].config.partitions
@@ -135,7 +136,7 @@ def _events(
                 next_id += 1
 
 
-def _stopped(
+def _pause_events(
     before: MetadataState,
     command: PausePartitions | ResumePartitions | SetReadonly,
     after: MetadataState,

@@ -1,4 +1,4 @@
-"""The command of the leader of the activity stream, which stores what the outbox holds."""
+"""The command of the leader of the activity stream, after it has stored events of the outbox."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from broker.model.ids import StreamUuid
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrimActivity:
-    """Forget the events up to an id: this incarnation of the activity stream has them.
+    """Remove the events up to id ``through``: this incarnation of the activity stream has them.
 
     The command needs ``FEATURE_LEVEL_STREAMS``.
     """

@@ -1,4 +1,4 @@
-"""Which stream may answer the publishers of a subject: checked when a stream is created. Pure."""
+"""Which stream may answer the publishers of a subject; checked when streams are made. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from broker.model.subjects import any_overlap, is_shared
 
 
 def refused_answers(wanted: Stream, present: Iterable[Stream]) -> InvalidStreamError | None:
-    """Return an error if ``wanted`` would answer another stream's publishers, or None.
+    """Return the error if ``wanted`` would answer publishers of another stream or service, or None.
 
     Two streams of one queue group share the messages, so each message has one answer.
     """
@@ -19,9 +19,10 @@ def refused_answers(wanted: Stream, present: Iterable[Stream]) -> InvalidStreamE
         return None
     if is_shared(config.subject) and not config.puback_headers_only:
         return InvalidStreamError(
-            f"with puback, subject {config.subject!r} would answer other people's requests, before "
-            "their services do: set puback_headers_only (--puback-headers-only), to answer only "
-            "messages with a header of JetStream's publishers, or name a narrower subject",
+            f"with puback, a stream on subject {config.subject!r} would answer other clients' "
+            "requests, before their services do: set puback_headers_only "
+            "(--puback-headers-only), to answer only messages with a header of JetStream's "
+            "publishers, or name a narrower subject",
             subject=config.subject,
         )
     if config.puback_overlap:

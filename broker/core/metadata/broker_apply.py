@@ -49,7 +49,7 @@ def apply_broker(state: MetadataState, command: BrokerCommand) -> Applied:
             if not 1 <= command.count <= _IDS_MAX or state.next_id > INT_MAX - command.count:
                 return state, Rejected(
                     InvalidRequestError(
-                        f"{command.count} ids were asked for; one command allocates 1 to {_IDS_MAX}"
+                        f"one command allocates 1 to {_IDS_MAX} ids, not {command.count}"
                     )
                 )
             return replace(state, next_id=state.next_id + command.count), {"first": state.next_id}
@@ -135,14 +135,14 @@ def _refused_registration(command: RegisterBroker, level: int) -> HeadwaterError
 
 
 def _restarted(one: PartitionState, broker: BrokerId, *, keeps_data: bool) -> PartitionState:
-    """Return a partition after one of its brokers came back as a new process."""
+    """Return a partition after one of its brokers has registered a new process."""
     if not keeps_data:
         return rules.without(one, broker, keeps_data=False)
     return rules.restarted(one, broker)
 
 
 def _continued(one: PartitionState, broker: BrokerId) -> PartitionState:
-    """Return a partition after the only broker of the cluster came back: it still leads.
+    """Return a partition after the only broker of the cluster has restarted: it leads again.
 
     It leads in a new epoch. Records that it had written and not synced may be gone, and one epoch
     must never have two different records at an offset.
@@ -183,7 +183,7 @@ def _unmarked(one: PartitionState, broker: BrokerId) -> PartitionState:
 def _mapped(
     rows: tuple[PartitionState, ...], step: Callable[[PartitionState], PartitionState]
 ) -> tuple[PartitionState, ...]:
-    """Return the rows after a step; the same object if no row changed."""
+    """Return the partitions after a step; the same object if no partition changed."""
     changed = tuple(map(step, rows))
     same = all(new is old for new, old in zip(changed, rows, strict=True))
     return rows if same else changed
@@ -244,9 +244,9 @@ def _set_feature_level(state: MetadataState, command: SetFeatureLevel) -> Applie
     if command.expected != state.feature_level or command.level < state.feature_level or refusing:
         return state, Rejected(
             FeatureLevelError(
-                f"the feature level is {state.feature_level}; it cannot become {command.level}. It "
-                "moves only up, and only if every broker understands the new level; brokers that "
-                f"do not: {refusing}",
+                f"the feature level is {state.feature_level} and cannot become {command.level}. A "
+                "level only rises, and only if every broker understands the new level. Brokers "
+                f"that do not: {', '.join(refusing) or 'none'}; upgrade them first",
                 level=state.feature_level,
                 refusing=refusing,
             )

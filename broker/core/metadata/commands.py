@@ -248,7 +248,7 @@ class ExpireRecords:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakeLease:
-    """Hold a stream from its recorded cold ends on. The command also drops expired leases."""
+    """Keep the records of a stream from its recorded cold ends on. Also drops expired leases."""
 
     lease_id: LeaseId
     stream_uuid: StreamUuid
@@ -299,7 +299,7 @@ Command = (
 )
 _LATER_FIELDS: Final = ("membership",)  # left out while they have their default
 _STREAM_FIELDS: Final = frozenset({"stream", "expected", "wanted"})
-_LIMITED: Final = (  # commands that may make the metadata grow
+_LIMITED: Final = (  # commands that may make the metadata larger
     AlterStream
     | AddPartitions
     | RotateDataKey

@@ -1,7 +1,7 @@
 """Apply the commands about cursors and consumer groups. Pure.
 
 Every change of a group's members or of its coordinator gives the group the next group epoch of the
-whole cluster. So a group that ended and began again has a higher epoch than it ever had before.
+whole cluster. So a group that ended and began again has a higher epoch than before.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from broker.core.metadata.group_positions import (
     written,
 )
 from broker.core.metadata.group_state import GroupPosition, GroupState, cursor_key
-from broker.core.metadata.member_apply import regrouped
-from broker.core.metadata.outcome import Applied, CommandReply, Rejected, refused_level
+from broker.core.metadata.member_apply import regrouped, reply_of, with_group
+from broker.core.metadata.member_rules import NAME_CHARACTERS_MAX
+from broker.core.metadata.outcome import Applied, Rejected, refused_level
 from broker.core.metadata.size import refused_growth, weight_of_cursor, weight_of_group
 from broker.core.metadata.state import FEATURE_LEVEL_LIFTBRIDGE, MetadataState
 from broker.errors import (
@@ -35,8 +36,6 @@ from broker.errors import (
 )
 from broker.model.groups import partition_key
 from broker.model.offsets import OFFSET_MAX, Offset
-
-NAME_CHARACTERS_MAX = 256
 
 
 def apply_group(state: MetadataState, command: GroupCommand) -> Applied:
@@ -78,8 +77,8 @@ def without_stream(state: MetadataState, name: str) -> MetadataState:
 def _without_readers(state: MetadataState, name: str) -> MetadataState:
     """Give each group that reads a stream, which is about to be deleted, its next epoch.
 
-    Members with Headwater's client stay readers of the name: a stream that is created under it is
-    given out again.
+    Members with Headwater's client keep the name among their streams: if a stream of this name is
+    created again, its partitions are given out to them.
     """
     groups, epoch, weight = dict(state.groups), state.group_epoch, state.weight
     remaining = {one: stream for one, stream in state.streams.items() if one != name}
@@ -103,7 +102,7 @@ def _without_readers(state: MetadataState, name: str) -> MetadataState:
 
 
 def with_new_partitions(state: MetadataState, name: str) -> MetadataState:
-    """Return the state after a stream got more partitions: its groups divide them anew.
+    """Return the state after a stream got more partitions: its groups assign them anew.
 
     A member whose group epoch is older is refused, so no two members of one epoch disagree about
     who reads a partition.
@@ -130,7 +129,7 @@ def _set_cursors(state: MetadataState, command: SetCursors) -> Applied:
         refused = _refused_names(one.cursor_id, one.stream)
         if refused is None and (one.partition < 0 or not -1 <= one.offset < OFFSET_MAX):
             refused = InvalidRequestError(
-                f"a cursor's partition must be at least 0 and its offset at least -1, not "
+                f"a cursor's partition must be 0 or more and its offset -1 or more, not "
                 f"{one.partition} and {one.offset}"
             )
         if refused is not None:
@@ -155,10 +154,11 @@ def _with_cursor(state: MetadataState, one: CursorWrite) -> MetadataState:
 
 
 def _with_position(state: MetadataState, group: str, one: CursorWrite) -> MetadataState:
-    """Store the position of a group, as a member with Liftbridge's client has told it.
+    """Store the position of a group that a member with Liftbridge's client has sent.
 
-    These clients name no epoch. While the group has members a lower position is a late one of a
-    former reader, and changes nothing: all below the present position was processed.
+    These clients send no epoch. So while the group has members, a lower position counts as a late
+    message of a former reader, and changes nothing: all records below the present position were
+    processed.
     """
     stream, offset = state.streams[one.stream], Offset(one.offset + 1)
     before = position_of(state, group, stream, one.partition)
@@ -238,34 +238,22 @@ def _report(state: MetadataState, command: ReportCoordinator) -> Applied:
     changed = replace(present, reports=reports)
     weight = weight_of_group(command.group, changed) - weight_of_group(command.group, present)
     groups = {**state.groups, command.group: changed}
-    return replace(state, groups=groups, weight=state.weight + weight), _reply(changed)
+    return replace(state, groups=groups, weight=state.weight + weight), reply_of(changed)
 
 
 def _put(state: MetadataState, group: str, changed: GroupState) -> Applied:
     """Return the state with a changed group, under the next epoch; a group without members ends."""
     epoch = state.group_epoch + 1
     changed = replace(changed, epoch=epoch, reports=())
-    groups, weight = dict(state.groups), state.weight
-    before = groups.pop(group, None)
-    if before is not None:
-        weight -= weight_of_group(group, before)
-    if changed.members:
-        groups[group] = changed
-        weight += weight_of_group(group, changed)
-    after = replace(state, groups=groups, group_epoch=epoch, weight=weight)
-    return after, _reply(changed)
-
-
-def _reply(group: GroupState) -> CommandReply:
-    return {"group_epoch": group.epoch, "coordinator": group.coordinator}
+    return with_group(state, group, changed, epoch), reply_of(changed)
 
 
 def _refused_kind(group: str, present: GroupState | None) -> GroupChangedError | None:
     if present is None or not present.is_own:
         return None
     return GroupChangedError(
-        f"group {group!r} has members with Headwater's client; a group has members of one kind at "
-        "a time: end them first, and the group goes on at their positions",
+        f"group {group!r} has members with Headwater's client, and a group cannot have members "
+        "with both clients at once: stop those first, and the group goes on at their positions",
         group=group,
     )
 

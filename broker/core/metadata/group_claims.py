@@ -1,8 +1,9 @@
-"""Which member of a group claims which partition, with as few moves as a fair share allows. Pure.
+"""Which member of a group claims which partition: fair shares, with as few moves as possible. Pure.
 
-A partition stays where it is, unless its member has two more than another one that reads its
-stream. A partition whose holder lives does not move at once: the holder keeps its claim, and the
-claim names an heir. A partition without a living holder goes to its member under a new epoch.
+A partition moves only if its member has at least two partitions more than another member that reads
+the same stream. If the holder of the partition is a member still, the partition does not move at
+once: the holder keeps its claim, and the claim names an heir. A partition without a holder goes to
+its new member under a new epoch.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def rebalanced(
 def handed_over(
     claims: Mapping[str, PartitionClaim], key: str, epoch: int
 ) -> dict[str, PartitionClaim]:
-    """Return the claims after a holder gave a partition up to its heir, under ``epoch``."""
+    """Return the claims after a holder has released a partition to its heir, under ``epoch``."""
     return {**claims, key: PartitionClaim(member=claims[key].heir, epoch=epoch)}
 
 
@@ -68,7 +69,7 @@ def _kept(
     readers: Mapping[str, Sequence[str]],
     read: Mapping[str, str],
 ) -> dict[str, str]:
-    """Return the members that keep what they have, or what they are about to get."""
+    """Return the member of each partition whose heir or holder may still read the partition."""
     kept: dict[str, str] = {}
     for key, claim in claims.items():
         able = readers.get(read.get(key, ""), ())
@@ -88,24 +89,24 @@ def _level(
 ) -> None:
     """Move partitions from members with many to members with few, until no move helps.
 
-    A partition that is on its way to its member goes first: nobody reads it there yet. Each move
-    takes from the sum of the squares of the loads, so the moves end.
+    A partition that its new member does not read yet is moved before others. Each move lowers the
+    sum of the squares of the loads, so the loop ends.
     """
-    shelves: dict[str, list[str]] = {member: [] for member in loads}
+    assigned: dict[str, list[str]] = {member: [] for member in loads}
     settled = [key for key in read if _holder(claims, key) == wanted[key]]
     on_the_way = [key for key in read if _holder(claims, key) != wanted[key]]
     for key in (*settled, *on_the_way):
-        shelves[wanted[key]].append(key)
+        assigned[wanted[key]].append(key)
     moved = True
     while moved:
         moved = False
         for member in sorted(loads, key=lambda one: (-loads[one], one)):
-            for key in reversed(shelves[member]):
+            for key in reversed(assigned[member]):
                 least = min(readers[read[key]], key=lambda one: (loads[one], one))
                 if loads[member] < loads[least] + 2:
                     continue
-                shelves[member].remove(key)
-                shelves[least].append(key)
+                assigned[member].remove(key)
+                assigned[least].append(key)
                 loads[member] -= 1
                 loads[least] += 1
                 wanted[key] = least

@@ -45,7 +45,7 @@ class JoinGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaveGroup:
-    """Remove a member from its group, because it asked for it or is silent.
+    """Remove a member from its group: at its own request, or because it was silent for too long.
 
     With ``epoch`` the command is rejected if the group has another epoch by now.
     """

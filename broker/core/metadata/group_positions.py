@@ -1,9 +1,9 @@
-"""The positions of consumer groups in the metadata: looked up, written, dropped. Pure.
+"""Read, write and drop the positions of consumer groups in the metadata. Pure.
 
 Liftbridge's clients keep a group's position as the cursor ``__group:<group>``, whose offset is the
-last one that was processed. Such a cursor and a position are one value: `position_of` and
-`cursor_of` convert. A cursor that was set for a stream that does not exist, or at a feature level
-without positions, stays a cursor until the group's next commit.
+last one that was processed. Such a cursor and a position are the same value in two forms:
+`position_of` and `cursor_of` convert. A cursor that was set for a stream that does not exist, or at
+a feature level without positions, stays a cursor until the group's next commit.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from broker.model.stream import Stream
 
 
 def group_of_cursor(state: MetadataState, cursor_id: str, stream: str) -> str | None:
-    """Return the group whose position a cursor of Liftbridge's clients is; None: no group's."""
+    """Return the group whose position is this cursor; None if the cursor is not a group's."""
     group = cursor_id.removeprefix(GROUP_CURSOR_PREFIX)
     has_positions = state.feature_level >= FEATURE_LEVEL_STREAMS and stream in state.streams
     return group if has_positions and group and group != cursor_id else None
@@ -69,10 +69,10 @@ def positions_in(state: MetadataState, partition_id: PartitionId) -> dict[str, G
 
 
 def is_lost(state: MetadataState, key: str, position: GroupPosition) -> bool:
-    """Tell whether a position was reached in a history that the partition does not have any more.
+    """Tell whether a position belongs to a history that the partition no longer has.
 
-    An unclean election or a restored copy cuts a history off. A leadership that is too old to be
-    remembered is believed.
+    An unclean election or a restored copy ends a history early. A position of a leadership that is
+    too old to be remembered counts as not lost.
     """
     if not position.lineage_id:
         return False
@@ -96,7 +96,7 @@ def written(state: MetadataState, group: str, key: str, position: GroupPosition)
 def with_lineage(
     state: MetadataState, key: str, offset: int, *, epoch: int, number: int, leader_epoch: int
 ) -> GroupPosition:
-    """Return a position that names the leadership of its leader epoch, if that is remembered."""
+    """Return a position, with the lineage id of its leader epoch if that is still known."""
     uuid, _, partition = key.partition("/")
     row = state.partition(PartitionId(StreamUuid(uuid), PartitionNumber(int(partition))))
     lineage = () if row is None or leader_epoch == NO_LEADER_EPOCH else row.lineage
@@ -120,7 +120,7 @@ def without_group(state: MetadataState, group: str) -> MetadataState:
 
 
 def without_positions_in(state: MetadataState, stream_uuid: str) -> MetadataState:
-    """Return the state after a stream was deleted: no position is in it any more."""
+    """Return the state without positions in a deleted stream."""
     positions: dict[str, Mapping[str, GroupPosition]] = dict(state.positions)
     weight, prefix = state.weight, f"{stream_uuid}/"
     for group, before in state.positions.items():

@@ -1,7 +1,7 @@
 """The part of the metadata that is about consumer groups. Immutable values.
 
-A group has members of one kind. Members with Liftbridge's clients have names and streams only; who
-reads which partition follows from them (``broker/core/group_assignment.py``). Members with
+A group has members of one kind. Members with Liftbridge's clients have names and streams only, from
+which follows who reads which partition (``broker/core/group_assignment.py``). Members with
 Headwater's own client also have a session, and *claims*: a partition that moves stays with its
 holder, until the holder has given it up or is expelled.
 
@@ -21,22 +21,22 @@ from broker.model.offsets import Offset
 # Liftbridge's clients keep the position of a group as a cursor of this id, and of the last offset
 # that was processed instead of the next one.
 GROUP_CURSOR_PREFIX: Final = "__group:"
-REPLACED_KEPT_MAX: Final = 8  # of a static member; a join that is later than so many starts counts
+REPLACED_KEPT_MAX: Final = 8  # processes that a static member remembers, to refuse their joins
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberState:
     """A member with Headwater's own client."""
 
-    instance: str  # random, of one process: who comes back under the member's name is another one
-    session_ms: int  # so long it may be silent
-    static: bool = False  # its name is its own: the next process of this name takes its place
+    instance: str  # random id of the process; the next process of this member has another one
+    session_ms: int  # how long the member may be silent
+    static: bool = False  # the next process that joins under this name takes its place
     owner: str = ""  # user, host and process, for people
-    membership: int = 0  # of this process: how many it had in the group before this one
-    replaced: tuple[str, ...] = ()  # processes whose place it took: late joins of them are refused
+    membership: int = 0  # how many memberships this process had in the group before
+    replaced: tuple[str, ...] = ()  # former processes of the member: their late joins are refused
 
     def is_same_membership(self, other: MemberState) -> bool:
-        """Whether claims under one are claims under the other."""
+        """Whether both are one membership, so that claims under one are claims under the other."""
         return (self.instance, self.membership) == (other.instance, other.membership)
 
 
@@ -68,7 +68,7 @@ class GroupState:
     epoch: int  # grows with every change of members, claims or coordinator
     members: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # sorted streams, by id
     reports: tuple[str, ...] = ()  # sorted; members to whom the coordinator does not answer
-    appointed: int = 0  # the epoch at which the coordinator was named; of own groups only
+    appointed: int = 0  # group epoch at which the coordinator was named; own groups only
     sessions: Mapping[str, MemberState] = field(default_factory=dict)  # by id; all members or none
     claims: Mapping[str, PartitionClaim] = field(
         default_factory=dict

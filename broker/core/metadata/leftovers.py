@@ -14,7 +14,7 @@ from broker.model.ids import BrokerId, PartitionId
 
 
 class Belongs(Enum):
-    """To what a log belongs."""
+    """The partition that a log on a disk belongs to, seen from its broker."""
 
     HERE = "here"
     ELSEWHERE = "elsewhere"  # the partition has its replicas on other brokers
@@ -23,7 +23,7 @@ class Belongs(Enum):
 
 
 def where_belongs(state: MetadataState, partition_id: PartitionId, me: BrokerId) -> Belongs:
-    """Return to what a log on the disk of ``me`` belongs."""
+    """Return where a log belongs that is on the disk of broker ``me``."""
     one = state.partition(partition_id)
     if one is not None:
         return Belongs.HERE if me in one.replicas else Belongs.ELSEWHERE

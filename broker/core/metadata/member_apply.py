@@ -1,8 +1,9 @@
 """Apply the commands about groups whose members use Headwater's own client. Pure.
 
-A partition changes hands in three steps: the claim gets an heir (somebody joined), the holder
-commits and gives it up, the heir holds it under a new epoch. The last two are one command, so the
-heir begins exactly at the holder's last position. A holder that is expelled skips the middle.
+A partition moves to another member in three steps. The claim gets an heir, because a member joined.
+The holder commits its position and releases the claim. The heir gets the claim under a new epoch.
+The last two steps are one command, so the heir begins exactly at the holder's last position. If the
+holder is expelled, the second step is missing.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ def _join(state: MetadataState, command: JoinMember) -> Applied:
         replaced=_replaced(known, command.instance),
     )
     if known == session and present.members[command.member] == streams:
-        return state, _reply(present)
+        return state, reply_of(present)
     epoch = state.group_epoch + 1
     claims = dict(present.claims)
     if known is not None and not known.is_same_membership(session):
@@ -124,12 +125,12 @@ def _join(state: MetadataState, command: JoinMember) -> Applied:
         claims=claims,
     )
     changed = regrouped(state, changed, epoch)
-    after = _put(state, command.group, changed, epoch)
+    after = with_group(state, command.group, changed, epoch)
     if after.weight > state.weight:
         full = refused_growth(after.weight, command.weight_max)
         if full is not None:
             return state, Rejected(full)
-    return after, _reply(changed)
+    return after, reply_of(changed)
 
 
 def _replaced(known: MemberState | None, instance: str) -> tuple[str, ...]:
@@ -144,7 +145,7 @@ def _leave(state: MetadataState, command: LeaveMember) -> Applied:
     refused = refused_leave(present, command)
     if refused is not None:
         return state, Rejected(refused)
-    assert present is not None, "nobody leaves a group that is not there"
+    assert present is not None, "refused_leave refuses an absent group"
     epoch = state.group_epoch + 1
     changed = replace(
         present,
@@ -152,7 +153,7 @@ def _leave(state: MetadataState, command: LeaveMember) -> Applied:
         sessions={one: it for one, it in present.sessions.items() if one != command.member},
     )
     changed = regrouped(state, changed, epoch)
-    return _put(state, command.group, changed, epoch), _reply(changed)
+    return with_group(state, command.group, changed, epoch), reply_of(changed)
 
 
 def _commit(state: MetadataState, command: CommitPositions) -> Applied:
@@ -162,7 +163,9 @@ def _commit(state: MetadataState, command: CommitPositions) -> Applied:
         return state, Rejected(stale_member(command.group, command.member, replaced=bool(known)))
     if len(command.writes) > COMMIT_WRITES_MAX:
         return state, Rejected(
-            InvalidRequestError(f"a commit has at most {COMMIT_WRITES_MAX} positions")
+            InvalidRequestError(
+                f"a commit has at most {COMMIT_WRITES_MAX} positions, not {len(command.writes)}"
+            )
         )
     after, refused, claims = state, [], dict(present.claims)
     epoch = state.group_epoch + 1
@@ -184,8 +187,8 @@ def _commit(state: MetadataState, command: CommitPositions) -> Applied:
             return state, Rejected(full)
     if claims != present.claims:
         present = replace(present, claims=claims, epoch=epoch, reports=())
-        after = _put(after, command.group, present, epoch)
-    reply = _reply(present)
+        after = with_group(after, command.group, present, epoch)
+    reply = reply_of(present)
     reply["refused"] = refused
     return after, reply
 
@@ -195,14 +198,14 @@ def _holds(claim: PartitionClaim, member: str, write: PositionCommit) -> bool:
 
 
 def _moved(state: MetadataState, group: str, write: PositionCommit) -> MetadataState | None:
-    """Return the state with a new position; None: it would move back, and nobody asked for it."""
+    """Return the state with a new position; None if it would move back and ``back`` is not set."""
     if write.offset is None:
         return state
     if not 0 <= write.offset <= OFFSET_MAX:
         return None
     before = state.positions.get(group, {}).get(write.key)
     if before is not None and (write.epoch, write.number) <= (before.epoch, before.number):
-        return state  # done before
+        return state  # a retry, or older than the stored position
     if before is None:
         before = _from_cursor(state, group, write.key)
     lower = before is not None and write.offset < before.offset
@@ -229,7 +232,11 @@ def _from_cursor(state: MetadataState, group: str, key: str) -> GroupPosition | 
 
 def _reset(state: MetadataState, command: ResetPositions) -> Applied:
     if not 0 < len(command.group) <= NAME_CHARACTERS_MAX or not command.group.isprintable():
-        return state, Rejected(InvalidRequestError("a group's name is a short printable text"))
+        return state, Rejected(
+            InvalidRequestError(
+                f"a group's name must have 1 to {NAME_CHARACTERS_MAX} printable characters"
+            )
+        )
     present = state.groups.get(command.group)
     streams = {one.uuid: one for one in state.streams.values()}
     after = state
@@ -238,13 +245,16 @@ def _reset(state: MetadataState, command: ResetPositions) -> Applied:
         if stream is None or not 0 <= write.partition < stream.config.partitions:
             return state, Rejected(
                 UnknownPartitionError(
-                    f"no partition {write.partition} of {write.stream_uuid} exists",
+                    f"there is no partition {write.partition} of a stream with uuid "
+                    f"{write.stream_uuid}: was the stream deleted or created again?",
                     partition=write.partition,
                 )
             )
         if not 0 <= write.offset <= OFFSET_MAX:
             return state, Rejected(
-                InvalidRequestError(f"{write.offset} is not an offset", field="offset")
+                InvalidRequestError(
+                    f"an offset must be 0 to {OFFSET_MAX}, not {write.offset}", field="offset"
+                )
             )
         if present is not None and any(stream.name in one for one in present.members.values()):
             return state, Rejected(
@@ -260,7 +270,7 @@ def _reset(state: MetadataState, command: ResetPositions) -> Applied:
             state, key, write.offset, epoch=state.group_epoch, number=0, leader_epoch=-1
         )
         before = state.positions.get(command.group, {}).get(key)
-        if before is not None:  # a late commit must not come after it
+        if before is not None:  # so that a late commit has a lower number
             position = replace(position, number=before.number)
         after = written(after, command.group, key, position)
     full = refused_growth(after.weight, command.weight_max)
@@ -292,13 +302,13 @@ def _rebalance(state: MetadataState, command: RebalanceGroup) -> Applied:
     if present.epoch != command.epoch:
         return state, Rejected(other_epoch(command.group, command.epoch, present.epoch))
     if not lacks_claims(state, present):
-        return state, _reply(present)
+        return state, reply_of(present)
     epoch = state.group_epoch + 1
     changed = regrouped(state, present, epoch)
-    return _put(state, command.group, changed, epoch), _reply(changed)
+    return with_group(state, command.group, changed, epoch), reply_of(changed)
 
 
-def _put(state: MetadataState, group: str, changed: GroupState, epoch: int) -> MetadataState:
+def with_group(state: MetadataState, group: str, changed: GroupState, epoch: int) -> MetadataState:
     """Return the state with a changed group; a group without members ends."""
     groups, weight = dict(state.groups), state.weight
     before = groups.pop(group, None)
@@ -310,5 +320,6 @@ def _put(state: MetadataState, group: str, changed: GroupState, epoch: int) -> M
     return replace(state, groups=groups, group_epoch=epoch, weight=weight)
 
 
-def _reply(group: GroupState) -> CommandReply:
+def reply_of(group: GroupState) -> CommandReply:
+    """Return the reply to a command about a group."""
     return {"group_epoch": group.epoch, "coordinator": group.coordinator}

@@ -53,10 +53,10 @@ class LeaveMember:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitPositions:
-    """Store positions under claims, and give claims up. Each write stands for itself.
+    """Store positions under claims, and release claims. Each write is checked for itself.
 
-    A write whose claim is over is refused, the others are stored. A write that is not newer than
-    the stored position (by claim and number) has been done before.
+    A write whose claim has ended is refused; the other writes are stored. A write that is not newer
+    than the stored position (by claim and number) is a retry, and changes nothing.
     """
 
     group: str
@@ -84,7 +84,7 @@ class DeleteGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebalanceGroup:
-    """Give out the partitions of a group anew, because its streams have gained partitions.
+    """Assign the partitions of a group anew, because its streams have more partitions than before.
 
     The command is rejected if the group has another epoch by now.
     """

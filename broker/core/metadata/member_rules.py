@@ -1,8 +1,8 @@
-"""Who may join a group of Headwater's own client, and which membership a command can end. Pure.
+"""The rules for joining and leaving a group of Headwater's own client. Pure.
 
-A process counts its memberships of a group. A command is under way for a while: a broker that stood
-still proposes it late. So a command that names an earlier membership than the present one changes
-nothing, and so does a process whose place another one has taken.
+A process counts its memberships of a group. A command may arrive late, for example from a broker
+that was suspended. So a command of an earlier membership than the present one is refused, and so is
+a command of a process that another process has replaced.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ def refused_join(state: MetadataState, command: JoinMember) -> HeadwaterError | 
     present = state.groups.get(command.group)
     if present is not None and not present.is_own:
         return GroupChangedError(
-            f"group {command.group!r} has members with Liftbridge's clients; a group has members "
-            "of one kind at a time: end them first, and the group goes on at their positions",
+            f"group {command.group!r} has members with Liftbridge's clients, and a group cannot "
+            "have members with both clients at once: stop those first, and the group goes on at "
+            "their positions",
             group=command.group,
         )
     for name in command.streams:
@@ -43,7 +44,7 @@ def refused_join(state: MetadataState, command: JoinMember) -> HeadwaterError | 
 
 
 def refused_leave(present: GroupState | None, command: LeaveMember) -> HeadwaterError | None:
-    """Return the error of a command that ends no membership of now, or None."""
+    """Return the error of a command that would not end a present membership, or None."""
     known = None if present is None else present.sessions.get(command.member)
     if present is None or known is None or known.instance != command.instance:
         return stale_member(command.group, command.member, replaced=known is not None)
@@ -67,16 +68,22 @@ def _malformed(command: JoinMember) -> InvalidRequestError | None:
                 "printable characters"
             )
     if len(command.owner) > NAME_CHARACTERS_MAX or not command.owner.isprintable():
-        return InvalidRequestError("the owner of a member is a short printable text")
+        return InvalidRequestError(
+            f"the owner of a member must have at most {NAME_CHARACTERS_MAX} printable characters"
+        )
     if not 0 < len(command.streams) <= MEMBER_STREAMS_MAX:
-        return InvalidRequestError(f"a member reads 1 to {MEMBER_STREAMS_MAX} streams")
+        return InvalidRequestError(
+            f"a member must name 1 to {MEMBER_STREAMS_MAX} streams, not {len(command.streams)}"
+        )
     if not SESSION_MS_MIN <= command.session_ms <= SESSION_MS_MAX:
         return InvalidRequestError(
-            f"a session lasts {SESSION_MS_MIN} to {SESSION_MS_MAX} ms, not {command.session_ms}",
+            f"session_ms must be {SESSION_MS_MIN} to {SESSION_MS_MAX}, not {command.session_ms}",
             field="session_ms",
         )
     if command.membership < 0:
-        return InvalidRequestError("memberships are counted from 0", field="membership")
+        return InvalidRequestError(
+            f"membership must be 0 or more, not {command.membership}", field="membership"
+        )
     return None
 
 
@@ -89,7 +96,7 @@ def _refused_process(known: MemberState, command: JoinMember) -> HeadwaterError 
         return None
     return GroupChangedError(
         f"{known.owner or 'another process'} is member {command.member!r} of group "
-        f"{command.group!r} already; leave the member's name out to get one of its own",
+        f"{command.group!r} already: choose another name, or none to get one of your own",
         group=command.group,
     )
 

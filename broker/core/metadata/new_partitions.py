@@ -1,4 +1,4 @@
-"""The rows of new partitions: of a new stream, and of a stream that gets more partitions. Pure."""
+"""The first states of partitions: of a new stream, or of a stream that gets more. Pure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def new_partitions(
     assignment: Sequence[tuple[BrokerId, ...]],
     min_isr: int,
 ) -> tuple[PartitionState, ...] | HeadwaterError:
-    """Return a stream's new partitions, by number, or why they cannot be.
+    """Return a stream's new partitions, by number, or the error why they cannot be created.
 
     ``assignment`` has the replicas of each of them; empty: ``leader`` alone.
     """
@@ -62,7 +62,8 @@ def new_partitions(
         row = first_partition(replicas, living, min_isr, lineage_id=lineage_id)
         if row is None:
             return NotEnoughReplicasError(
-                f"fewer of the replicas {replicas} are alive than the min ISR {min_isr}",
+                f"of the replicas {', '.join(replicas)} fewer are alive than the minimum ISR of "
+                f"{min_isr}: start their brokers, or choose a lower min_isr",
                 isr=sorted(set(replicas) & living),
                 min_isr=min_isr,
             )

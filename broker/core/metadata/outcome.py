@@ -25,11 +25,11 @@ class CommandReply(TypedDict, total=False):
     uuid: str  # CreateStream: of the stream
     purged_from: int  # PurgeRecords: the purged end before the command
     remote_start: int  # ExpireRecords
-    changed: bool  # AlterStream, RotateDataKey, grants, tokens: False if it was like that
+    changed: bool  # AlterStream, RotateDataKey, grants, tokens: False: it was so already
     expires_us: int  # RenewLease
     group_epoch: int  # commands about groups
     coordinator: str  # the same
-    refused: list[str]  # CommitPositions: partitions whose claim is over, or that would move back
+    refused: list[str]  # CommitPositions: partitions whose claim has ended, or would move back
     feature_level: int  # SetFeatureLevel
     first: int  # AllocateIds: the first of the ids
     partition_epoch: int  # every command about one partition sets this key and the next three
@@ -46,6 +46,7 @@ def refused_level(state: MetadataState, needed: int, purpose: str) -> FeatureLev
     if state.feature_level >= needed:
         return None
     return FeatureLevelError(
-        f"{purpose} needs feature level {needed}; the cluster is at {state.feature_level}",
+        f"{purpose} needs feature level {needed}; the cluster is at level {state.feature_level}: "
+        "upgrade every broker, then try again",
         level=state.feature_level,
     )

@@ -1,4 +1,4 @@
-"""Apply commands about one partition: compare the sender's epochs, then take the step."""
+"""Apply commands about one partition: compare the sender's epochs, then change the partition."""
 
 from __future__ import annotations
 
@@ -45,9 +45,7 @@ def find(
     """Return the partition, or the error if there is none."""
     rows = state.partitions.get(stream_uuid)
     if rows is None:
-        return UnknownStreamError(
-            f"no stream has uuid {stream_uuid} (any more)", stream_uuid=stream_uuid
-        )
+        return unknown_uuid(stream_uuid)
     if not 0 <= partition < len(rows):
         return UnknownPartitionError(
             f"stream {stream_uuid} has no partition {partition}; it has {len(rows)} partitions",
@@ -55,6 +53,13 @@ def find(
             partitions_count=len(rows),
         )
     return rows[partition]
+
+
+def unknown_uuid(stream_uuid: StreamUuid) -> UnknownStreamError:
+    """Return the error about a uuid that no stream has, for example because it was deleted."""
+    return UnknownStreamError(
+        f"no stream has uuid {stream_uuid} (any more)", stream_uuid=stream_uuid
+    )
 
 
 def put(
@@ -101,7 +106,9 @@ def _step(state: MetadataState, present: PartitionState, command: PartitionComma
         case TakeOffline():
             stale = _stale_partition(present, command)
             if stale is not None or present.status not in ("election", "candidate_found"):
-                return stale or InvalidRequestError(f"the partition is {present.status}")
+                return stale or InvalidRequestError(
+                    f"only a partition in an election goes offline; this one is {present.status}"
+                )
             return rules.taken_offline(present)
         case ElectUnclean():
             return _elect_unclean(state, present, command)
@@ -114,9 +121,7 @@ def _change_isr(state: MetadataState, present: PartitionState, command: ChangeIs
     if stale is not None:
         return stale
     if present.leader != command.broker:
-        return NotLeaderError(
-            f"broker {command.broker} does not lead the partition; {present.leader} does"
-        )
+        return _not_leader(present, command.broker)
     stale = _stale_partition(present, command)
     if stale is not None:
         return stale
@@ -146,7 +151,7 @@ def _start_election(present: PartitionState, command: StartElection) -> Step:
     if stale is not None:
         return stale
     if present.status not in ("online", "offline"):
-        return InvalidRequestError(f"the partition is {present.status} already")
+        return InvalidRequestError(f"an election is under way: the partition is {present.status}")
     if command.suspect is not None and command.suspect == present.leader:
         # Its log may be the longest, but this election must choose another replica.
         opened = rules.without(present, command.suspect, keeps_data=True)
@@ -193,12 +198,12 @@ def _confirm_leader(state: MetadataState, present: PartitionState, command: Conf
     if command.lineage_id and not is_lineage_id(command.lineage_id):
         return InvalidRequestError(f"not a lineage id: {command.lineage_id!r}")
     if not 0 <= command.log_end <= OFFSET_MAX:
-        return InvalidRequestError(f"{command.log_end} is not a log end")
+        return InvalidRequestError(f"a log end must be 0 to {OFFSET_MAX}, not {command.log_end}")
     return rules.leader_confirmed(present, lineage_id=command.lineage_id, log_end=command.log_end)
 
 
 def begin_leaderships(state: MetadataState, command: BeginLeaderships) -> Applied:
-    """Note the leaderships of a lone broker's partitions: all of them, or none."""
+    """Record the leaderships of a lone broker's partitions: all of them, or none."""
     stale = stale_broker(state, command.broker, command.broker_epoch)
     if stale is not None:
         return state, Rejected(stale)
@@ -208,11 +213,7 @@ def begin_leaderships(state: MetadataState, command: BeginLeaderships) -> Applie
         if isinstance(present, HeadwaterError):
             return state, Rejected(present)
         if present.leader != command.broker:
-            return state, Rejected(
-                NotLeaderError(
-                    f"broker {command.broker} does not lead the partition; {present.leader} does"
-                )
-            )
+            return state, Rejected(_not_leader(present, command.broker))
         if present.leader_epoch != one.leadership.leader_epoch:
             return state, Rejected(stale_leader(present, one.leadership.leader_epoch))
         led = rules.with_leadership(present, one.leadership.lineage_id, one.leadership.start)
@@ -237,8 +238,8 @@ def _elect_unclean(state: MetadataState, present: PartitionState, command: Elect
     possible = living if present.status != "offline" else clean
     if present.status not in ("election", "offline") or possible:
         return InvalidRequestError(
-            f"an unclean election is not needed: the partition is {present.status} and "
-            f"{possible} can still lead without a loss"
+            f"an unclean election is not needed: the partition is {present.status}, and without a "
+            f"loss may lead: {', '.join(possible) or 'its present leader or candidate'}"
         )
     if command.broker not in present.replicas:
         return IneligibleReplicaError(
@@ -273,7 +274,7 @@ def refused_replicas(
     wrong = [f"broker {name} is not registered" for name in unknown]
     wrong += [f"broker {name} is named twice" for name in twice]
     if not 1 <= min_isr <= len(replicas):
-        wrong.append(f"{len(replicas)} are fewer than the min ISR of {min_isr}")
+        wrong.append(f"{len(replicas)} replica(s) are fewer than the minimum ISR of {min_isr}")
     if not wrong:
         return None
     return InvalidAssignmentError(
@@ -309,6 +310,11 @@ def _stale_partition(
     if command.partition_epoch != present.partition_epoch:
         return _stale_epoch(present, command.partition_epoch)
     return None
+
+
+def _not_leader(present: PartitionState, broker: BrokerId) -> NotLeaderError:
+    leader = f"broker {present.leader} does" if present.leader else "no broker does now"
+    return NotLeaderError(f"broker {broker} does not lead the partition; {leader}")
 
 
 def stale_leader(present: PartitionState, got: int) -> HeadwaterError:

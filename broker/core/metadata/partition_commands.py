@@ -90,7 +90,7 @@ class SetFeatureLevel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocateIds:
-    """Take ``count`` numbers that were never given out before; the reply has the first number."""
+    """Allocate ``count`` numbers, unique in the cluster for ever; the reply has the first one."""
 
     count: int
 
@@ -121,7 +121,7 @@ class ChangeIsr:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WithdrawReplica:
-    """A replica cannot vouch for its log (failed fsync, rot): it leaves ISR and eligible now."""
+    """A replica has a bad log (failed fsync, rot): it leaves ISR and eligible now."""
 
     stream_uuid: StreamUuid
     partition: int
@@ -213,7 +213,7 @@ class TakeOffline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElectUnclean:
-    """An operator gives up records: a replica that may lack committed records becomes leader."""
+    """An operator accepts a loss: a replica that may lack committed records becomes leader."""
 
     stream_uuid: StreamUuid
     partition: int

@@ -301,7 +301,7 @@ def reassigned_to(partition: PartitionState, target: tuple[BrokerId, ...]) -> Pa
 def _with_isr(partition: PartitionState, isr: Iterable[BrokerId]) -> PartitionState:
     members = tuple(sorted(isr))
     eligible: set[BrokerId] = set()
-    if len(members) < partition.min_isr:  # no commits from here on: leaving replicas have all
+    if len(members) < partition.min_isr:  # no record is committed now: replicas that leave have all
         eligible = (set(partition.eligible) | set(partition.isr)) - set(members)
     return replace(partition, isr=members, eligible=tuple(sorted(eligible)))
 

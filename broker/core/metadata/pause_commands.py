@@ -30,7 +30,7 @@ class PausePartitions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumePartitions:
-    """Let paused partitions take records again; all of the stream if it was paused so."""
+    """Let paused partitions take records again; all of the stream if ``resume_all`` was set."""
 
     stream_uuid: StreamUuid
     partitions: tuple[int, ...] = ()  # none: all

@@ -25,7 +25,7 @@ from broker.model.stream import Stream
 STATE_WEIGHT_MAX: Final = 64 * 1024 * 1024
 SNAPSHOT_BYTES_MAX: Final = 4 * STATE_WEIGHT_MAX
 PARTITION_WEIGHT: Final = 2048  # a new partition takes 600 bytes, one with a long lineage 7,000
-_STREAM_WEIGHT: Final = 256  # names of fields, the uuid twice, times
+_STREAM_WEIGHT: Final = 256  # names of the fields, the uuid twice, timestamps
 _DATA_KEY_WEIGHT: Final = 128
 _LEASE_WEIGHT: Final = 256
 _CURSOR_WEIGHT: Final = 64
@@ -143,14 +143,12 @@ class WeighedState(Protocol):
 
 def weight_of_stream(stream: Stream, partitions_count: int) -> int:
     """Return the weight of a stream with its partitions."""
-    settings = stream.to_dict()[
-        "config"
-    ]  # what an unencrypted stream does not store weighs nothing
-    told = (stream.name, stream.name, stream.table_name, stream.namespace, settings)
+    settings = stream.to_dict()["config"]  # without those that are not stored
+    stored = (stream.name, stream.name, stream.table_name, stream.namespace, settings)
     keys = sum(
         _DATA_KEY_WEIGHT + len(one.wrapping_key) + len(one.wrapped) for one in stream.data_keys
     )
-    return _STREAM_WEIGHT + len(json.dumps(told)) + keys + PARTITION_WEIGHT * partitions_count
+    return _STREAM_WEIGHT + len(json.dumps(stored)) + keys + PARTITION_WEIGHT * partitions_count
 
 
 def weight_of_lease(lease: WeighedLease) -> int:
@@ -168,9 +166,9 @@ def weight_of_cursor(cursor_id: str, positions: Mapping[str, int]) -> int:
 
 def weight_of_group(group_id: str, group: WeighedGroup) -> int:
     """Return the weight of a consumer group; it grows with its members and their streams."""
-    told = (group_id, group.coordinator, dict(group.members), group.reports)
+    stored = (group_id, group.coordinator, dict(group.members), group.reports)
     sessions = [(one.instance, one.owner, *one.replaced) for one in group.sessions.values()]
-    weight = _GROUP_WEIGHT + len(json.dumps(told)) + _CLAIM_WEIGHT * len(group.claims)
+    weight = _GROUP_WEIGHT + len(json.dumps(stored)) + _CLAIM_WEIGHT * len(group.claims)
     return weight + (len(json.dumps(sessions)) + _GROUP_WEIGHT * len(sessions) if sessions else 0)
 
 
@@ -213,7 +211,7 @@ def refused_growth(weight: int, weight_max: int | None) -> MetadataFullError | N
         return None
     return MetadataFullError(
         f"the cluster's metadata would need {weight} bytes; the limit is {weight_max}. Delete "
-        "streams, or wait until leases have ended",
+        "streams, consumer groups or tokens, or wait until leases have ended",
         weight_bytes=weight,
         limit_bytes=weight_max,
     )

@@ -39,7 +39,9 @@ def encode_snapshot(state: MetadataState, index: int) -> bytes:
     """
     body = state.to_json().encode()
     if len(body) > SNAPSHOT_BYTES_MAX:
-        raise InvalidRequestError(f"a metadata state of {len(body)} bytes is too large")
+        raise InvalidRequestError(
+            f"a metadata state of {len(body)} bytes exceeds the limit of {SNAPSHOT_BYTES_MAX}"
+        )
     head = _HEAD.pack(MAGIC, FORMAT, 0, index, _hash(body), len(body))
     return head + _CRC.pack(crc32c(head)) + body
 
@@ -75,7 +77,7 @@ def require_supported(state: MetadataState) -> None:
     if state.feature_level > FEATURE_LEVEL_MAX:
         raise FeatureLevelError(
             f"the cluster is at feature level {state.feature_level}; this build understands levels "
-            f"up to {FEATURE_LEVEL_MAX}: install the newer release on this node",
+            f"up to {FEATURE_LEVEL_MAX}: install the release that the other brokers run",
             level=state.feature_level,
             features_max=FEATURE_LEVEL_MAX,
         )

@@ -37,7 +37,7 @@ FEATURE_LEVEL_ALONE: Final = 1  # one broker that leads everything
 FEATURE_LEVEL_REPLICATED: Final = 2  # partitions with several replicas
 FEATURE_LEVEL_ALTERED: Final = 3  # streams that are changed or purged: AlterStream, PurgeRecords
 FEATURE_LEVEL_LIFTBRIDGE: Final = 4  # writes handed to leaders, cursors, groups, paused streams
-FEATURE_LEVEL_STREAMS: Final = 5  # what streams gained after Liftbridge's API: see the commands
+FEATURE_LEVEL_STREAMS: Final = 5  # later features of streams and groups: see the commands
 FEATURE_LEVEL_ACCESS: Final = 6  # grants and tokens: see access_commands.py
 FEATURE_LEVEL_MAX: Final = 6  # the highest level that this build understands
 
@@ -91,7 +91,7 @@ class PartitionState:
     restarted: tuple[BrokerId, ...] = ()  # sorted; members of ISR and eligible, not yet compared
     min_isr: int = 1
     candidate: BrokerId | None = None
-    tried: tuple[BrokerId, ...] = ()  # no candidates in this election: reported, or not confirmed
+    tried: tuple[BrokerId, ...] = ()  # were reported or did not confirm: not to be named again
     last_known_leader: BrokerId | None = None
     target: tuple[BrokerId, ...] = ()  # replicas after the reassignment in progress, if any
     losses: tuple[Loss, ...] = ()  # a few, the newest last
@@ -102,8 +102,8 @@ class PartitionState:
     paused: bool = False  # takes no records until it is resumed
     resumes_all: bool = False  # a publish to this partition resumes all partitions of its stream
     readonly: bool = False  # takes no records until an operator allows them again
-    # When the partition was paused or resumed, and when it was told to be read-only or not: the
-    # first and the latest time; 0: never.
+    # The first and the latest time at which the partition was paused or resumed, and at which it
+    # was made read-only or writable. 0: never.
     pause_first_us: int = 0
     pause_latest_us: int = 0
     readonly_first_us: int = 0
@@ -144,12 +144,12 @@ class LeaseState:
     owner: str
     expires_us: int
     floors: tuple[Offset, ...]  # by partition
-    taken_us: int = 0  # objects in the table at this time are held too; 0: not known, so all are
+    taken_us: int = 0  # objects in the table at this time are held too; 0: unknown, so all objects
 
     def floor(self, partition: int) -> Offset:
-        """Return the lowest offset that is held; everything of a partition that is newer.
+        """Return the lowest offset that the lease holds; 0 for a partition that was added later.
 
-        Its reader may go on into partitions that were added after the lease was taken.
+        The reader may continue in partitions that were added after the lease was taken.
         """
         return self.floors[partition] if partition < len(self.floors) else Offset(0)
 
@@ -173,7 +173,7 @@ class MetadataState:
     # Of groups, by group, then by "<stream uuid>/<partition>": see group_positions.py.
     positions: Mapping[str, Mapping[str, GroupPosition]] = field(default_factory=dict)
     activity: ActivityOutbox | None = None  # None: there never was an activity stream
-    access: AccessState | None = None  # None: nothing was ever granted
+    access: AccessState | None = None  # None: no grant or token was ever stored
     weight: int = field(default=0, compare=False)  # of the whole state, not stored: see size.py
 
     @property

@@ -44,25 +44,25 @@ FIXED: Final[Mapping[str, str]] = {
     "partitioner": "old and new records of one key would be in two partitions, and the latest "
     f"record of a key would be found twice; {_COPY}",
     "queue_group": "messages would be lost or stored twice while the subscriptions are exchanged; "
-    "create another stream in that group, then delete this one",
-    "index_interval_bytes": "the indexes on the disks have the distance that they were written "
-    f"with; {_COPY}",
-    "flush": "the brokers would take the change at different moments, and meanwhile an "
+    "create another stream with the wanted queue group, then delete this one",
+    "index_interval_bytes": "the indexes on the disks have entries at the interval that they were "
+    f"written with; {_COPY}",
+    "flush": "the brokers would apply the change at different moments, and meanwhile an "
     f"acknowledgement would not say whether its record is on disk; {_COPY}",
-    "encryption": "records that are stored would stay as they were written, and the setting would "
-    f"not say how the disks have them; {_COPY}",
-    "table_encryption": "the files of the table would be of both kinds, and the setting would not "
-    f"say which; {_COPY}",
+    "encryption": "records that are stored already would not change, so the setting would not "
+    f"say whether they are encrypted; {_COPY}",
+    "table_encryption": "files that are in the table already would not change, so the setting "
+    f"would not say whether they are encrypted; {_COPY}",
     "replication_factor": "each partition gets its replicas by name: use `headwater cluster move "
     "STREAM PARTITION --to BROKER,...`, with as many brokers as you want replicas",
 }
 _TIERING_STAYS_ON: Final = (
-    "its table is part of the history: readers take old records from there, and an upload may be "
+    "the table is part of the history: readers take old records from there, and an upload may be "
     "under way. Create another stream without tiering; to keep little on local disk, lower "
     "local_retention_bytes"
 )
 _COMPACTED: Final = (
-    "key compaction has removed records for good, and a table of this stream could never be whole: "
+    "key compaction has removed records for good, so a table of this stream would lack them: "
     f"{_COPY}"
 )
 _PURGED: Final = (
@@ -151,7 +151,7 @@ def refused_compaction(state: MetadataState, wanted: Stream) -> HeadwaterError |
 
 
 def refused_change(present: Stream, wanted: Stream) -> HeadwaterError | None:
-    """Return why a stream cannot become another one, whatever its records are; None if it can.
+    """Return why settings of a stream cannot change in this way, whatever its records are; or None.
 
     A table's name may change only while the stream gets its first table.
     """
@@ -163,8 +163,8 @@ def refused_change(present: Stream, wanted: Stream) -> HeadwaterError | None:
     named = replace(wanted, config=present.config, table_name=present.table_name)
     if named != present or (wanted.table_name != present.table_name and not begins):
         return InvalidRequestError(
-            f"only the settings of stream {present.name!r} can change: readers find its records by "
-            "its name, uuid, namespace, table and time of creation",
+            f"only the settings of stream {present.name!r} can change, not its name, uuid, "
+            "namespace, table or time of creation: readers find its records by these",
             stream=present.name,
         )
     before, after = present.config.to_dict(), wanted.config.to_dict()
@@ -194,7 +194,7 @@ def _fixed(stream: Stream, name: str, present: Any, wanted: Any, reason: str) ->
 def _refused_sender(
     state: MetadataState, command: AlterStream | AddPartitions, present: Stream | None
 ) -> HeadwaterError | None:
-    """Return why the cluster or the stream is not as the sender expects, or None."""
+    """Return the error if the cluster or the stream is not as the sender expects, or None."""
     name, expected = command.expected.name, command.expected
     adds = isinstance(command, AddPartitions)
     needed = FEATURE_LEVEL_STREAMS if adds else FEATURE_LEVEL_ALTERED
@@ -203,7 +203,7 @@ def _refused_sender(
     if low is not None:
         return low
     if adds is (expected.config.partitions == command.wanted.config.partitions):
-        return InvalidRequestError("AddPartitions alone changes the number of partitions")
+        return InvalidRequestError("only AddPartitions may change the number of partitions")
     if present is None:
         return UnknownStreamError(f"no stream is named {name!r}", stream=name)
     if present.uuid != expected.uuid:
@@ -223,7 +223,7 @@ def _refused_sender(
 def _refused_min_isr(
     present: Stream, wanted: Stream, rows: tuple[PartitionState, ...]
 ) -> HeadwaterError | None:
-    """Return the error if a partition has fewer replicas than its ISR would need, or None."""
+    """Return the error if a partition has fewer replicas than the new minimum ISR, or None."""
     if not _differ(present, wanted, ("min_isr",)):
         return None
     fewest = min(len(one.target or one.replicas) for one in rows)
@@ -241,7 +241,7 @@ def _refused_min_isr(
 def _refused_table(
     present: Stream, wanted: Stream, rows: tuple[PartitionState, ...]
 ) -> HeadwaterError | None:
-    """Return the error if a stream that begins to be tiered lacks its first records, or None."""
+    """Return the error if tiering would begin without the first records of a partition, or None."""
     purged = [number for number, one in enumerate(rows) if one.purged_end]
     if present.config.tiering == wanted.config.tiering or not purged:
         return None

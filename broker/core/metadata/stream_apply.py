@@ -25,7 +25,7 @@ from broker.core.metadata.commands import (
 from broker.core.metadata.group_apply import without_stream
 from broker.core.metadata.new_partitions import new_partitions
 from broker.core.metadata.outcome import Applied, Rejected
-from broker.core.metadata.partition_apply import find, put, stale_leader
+from broker.core.metadata.partition_apply import find, put, stale_leader, unknown_uuid
 from broker.core.metadata.size import refused_growth, weight_of_lease, weight_of_stream
 from broker.core.metadata.state import (
     DELETED_KEPT_MAX,
@@ -179,7 +179,8 @@ def _record_cold_end(state: MetadataState, command: RecordColdEnd) -> Applied:
     if command.cold_end < present.cold_end:
         return state, Rejected(
             StaleColdEndError(
-                f"cold end {command.cold_end} is below the recorded cold end {present.cold_end}",
+                f"cold end {command.cold_end} is below the recorded cold end {present.cold_end}: a "
+                "cold end only grows",
                 expected=command.cold_end,
                 found=present.cold_end,
             )
@@ -191,7 +192,7 @@ def _record_cold_end(state: MetadataState, command: RecordColdEnd) -> Applied:
 def _take_lease(state: MetadataState, command: TakeLease) -> Applied:
     rows = state.partitions.get(command.stream_uuid)
     if rows is None:
-        return state, Rejected(_unknown_uuid(command.stream_uuid))
+        return state, Rejected(unknown_uuid(command.stream_uuid))
     alive = {key: one for key, one in state.leases.items() if one.expires_us > command.now_us}
     alive.pop(command.lease_id, None)
     taken = LeaseState(
@@ -212,7 +213,7 @@ def _take_lease(state: MetadataState, command: TakeLease) -> Applied:
 def _shared(
     leases: dict[LeaseId, LeaseState], stream_uuid: StreamUuid, floors: tuple[Offset, ...]
 ) -> tuple[Offset, ...]:
-    """Return the equal floors of a newer lease if there is one, so that leases share memory."""
+    """Return the floors of a recent lease if they are equal, so that both share the memory."""
     for one in itertools.islice(reversed(leases.values()), _SHARED_WITH_MAX):
         if one.stream_uuid == stream_uuid and one.floors == floors:
             return one.floors
@@ -231,8 +232,8 @@ def _renew_lease(state: MetadataState, command: RenewLease) -> Applied:
     if present is None or present.expires_us <= command.now_us:
         return state, Rejected(
             UnknownLeaseError(
-                f"lease {command.lease_id} has expired or was dropped; data that it held may be "
-                "deleted",
+                f"lease {command.lease_id} has expired or was dropped, so records that it held may "
+                "be deleted: take a new lease or cut",
                 lease_id=command.lease_id,
             )
         )
@@ -240,9 +241,3 @@ def _renew_lease(state: MetadataState, command: RenewLease) -> Applied:
     return replace(state, leases={**state.leases, command.lease_id: renewed}), {
         "expires_us": renewed.expires_us
     }
-
-
-def _unknown_uuid(stream_uuid: StreamUuid) -> UnknownStreamError:
-    return UnknownStreamError(
-        f"no stream has uuid {stream_uuid} (any more)", stream_uuid=stream_uuid
-    )

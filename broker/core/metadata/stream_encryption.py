@@ -24,11 +24,11 @@ _PURPOSE = "an encrypted stream"
 def refused_encryption(state: MetadataState, wanted: Stream) -> HeadwaterError | None:
     """Return the error if a new stream lacks keys, or older builds could not read it, or None."""
     if bool(wanted.data_keys) != wanted.is_encrypted:
-        return InvalidStreamError("a stream has data keys if it is encrypted, and only then")
+        return InvalidStreamError("an encrypted stream must have data keys, any other stream none")
     if not wanted.is_encrypted:
         if wanted.config.table_encryption != "plaintext":
             return InvalidStreamError(
-                "table_encryption is for a stream that is encrypted: set encryption, too"
+                "table_encryption needs an encrypted stream: set encryption to xaes-256-gcm, too"
             )
         return None
     return refused_level(state, FEATURE_LEVEL_STREAMS, _PURPOSE)
@@ -77,5 +77,5 @@ def _refusal(
     added = len(wanted.data_keys) - len(expected.data_keys)
     same = replace(wanted, data_keys=expected.data_keys) == expected
     if not same or added != 1 or not expected.is_encrypted:
-        return InvalidRequestError("RotateDataKey adds one data key and changes nothing else")
+        return InvalidRequestError("RotateDataKey must add one data key and change nothing else")
     return None

@@ -1,7 +1,7 @@
 """Expire the records of a partition below an offset: which conditions must hold. Pure.
 
-Remote retention is decided here, and carried out in the table afterwards. So leases, protected
-positions and the decision are in one order: a lease or a position that comes after the decision
+Remote retention is decided here, and carried out in the table afterwards. So decisions, leases and
+protected positions have one order: a lease or a position that comes after the decision
 begins at or above the remote start, and one that came before it holds the decision back. The remote
 start only grows; no restart, change of leaders or replaced replica brings expired records back.
 """
@@ -109,8 +109,8 @@ def _refused_by_readers(state: MetadataState, command: ExpireRecords) -> Headwat
         ]
         owners = sorted({one.owner for one in live})
         return HeldByLeaseError(
-            f"a lease holds the records of partition {command.partition} from {held} on, so they "
-            f"do not expire below {command.before}",
+            f"a lease holds the records of partition {command.partition} from {held} on, so the "
+            f"records below {command.before} cannot expire before the lease ends",
             owners=owners[:5],
             lease_ids=[],
             floor=held,

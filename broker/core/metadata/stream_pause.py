@@ -1,13 +1,13 @@
 """Pause, resume and read-only: which partitions take records. Pure.
 
-A paused partition is at rest: its broker does not listen on NATS for it, and subscribers are sent
-away; a publish by way of a broker resumes it. A read-only partition is finished: it is read as
-before, and nothing is written until an operator allows it. Both are properties of the partition in
+A paused partition takes no records: its broker does not listen on NATS for it, and the broker ends
+subscriptions. A publish to a broker resumes the partition. A read-only partition is read as before,
+and takes no records until an operator allows it. Both are properties of the partition in
 the metadata, so they survive every restart and every change of leaders, and neither changes the
 leader or the ISR. The leader refuses writes from the moment that it applies the change.
 
-Liftbridge is the model (PauseStream, SetStreamReadonly): the names of the event times are its own.
-Here they are in the metadata; there the leader forgets them.
+Liftbridge is the model (PauseStream, SetStreamReadonly), and the times of these events have its
+names. Here the times are in the metadata; in Liftbridge a new leader does not know them.
 """
 
 from __future__ import annotations
@@ -44,12 +44,14 @@ def apply_pause(state: MetadataState, command: PauseCommand) -> Applied:
         case ResumePartitions():
             return _resume(state, command, numbers)
         case SetReadonly():
-            after = _changed(state, command.stream_uuid, numbers, lambda one: _set(one, command))
+            after = _changed(
+                state, command.stream_uuid, numbers, lambda one: _with_readonly(one, command)
+            )
             return after, {}
 
 
 def _numbers(state: MetadataState, command: PauseCommand) -> frozenset[int] | HeadwaterError:
-    """Return the partitions that a command names, or why it cannot be about them."""
+    """Return the partitions that a command names, or the error if one of them does not exist."""
     first = find(state, command.stream_uuid, 0)
     if isinstance(first, HeadwaterError):
         return first
@@ -66,15 +68,15 @@ def _pause(state: MetadataState, command: PausePartitions, numbers: frozenset[in
     rows = state.partitions[uuid]
     if epoch is not None:
         if len(command.partitions) != 1 or command.resume_all:
-            reason = "a leader pauses one partition, its own, and nothing else"
+            reason = "a leader may pause exactly one partition, without resume_all"
             return state, Rejected(InvalidRequestError(reason))
         (row,) = (rows[number] for number in numbers)
         if row.leader is None or row.leader_epoch != epoch:
             return state, Rejected(stale_leader(row, epoch))
     after = _changed(state, uuid, numbers, lambda one: _paused(one, True, command.now_us))
     if epoch is None:
-        wakes = command.resume_all
-        after = _changed(after, uuid, frozenset(range(len(rows))), lambda one: _wakes(one, wakes))
+        every = frozenset(range(len(rows)))
+        after = _changed(after, uuid, every, lambda one: _resuming(one, command.resume_all))
     return after, {}
 
 
@@ -84,7 +86,7 @@ def _resume(state: MetadataState, command: ResumePartitions, numbers: frozenset[
     if any(one.resumes_all for one in state.partitions[uuid]):
         numbers = every
     after = _changed(state, uuid, numbers, lambda one: _paused(one, False, command.now_us))
-    return _changed(after, uuid, numbers, lambda one: _wakes(one, False)), {}
+    return _changed(after, uuid, numbers, lambda one: _resuming(one, False)), {}
 
 
 def _paused(row: PartitionState, paused: bool, now_us: int) -> PartitionState:
@@ -98,12 +100,12 @@ def _paused(row: PartitionState, paused: bool, now_us: int) -> PartitionState:
     )
 
 
-def _wakes(row: PartitionState, wakes: bool) -> PartitionState:
-    return row if row.resumes_all == wakes else replace(row, resumes_all=wakes)
+def _resuming(row: PartitionState, resumes_all: bool) -> PartitionState:
+    return row if row.resumes_all == resumes_all else replace(row, resumes_all=resumes_all)
 
 
-def _set(row: PartitionState, command: SetReadonly) -> PartitionState:
-    """Return the partition as it was told to be; the time counts also if it was so already."""
+def _with_readonly(row: PartitionState, command: SetReadonly) -> PartitionState:
+    """Return the partition read-only or writable; the latest time changes in any case."""
     return replace(
         row,
         readonly=command.readonly,

@@ -7,9 +7,9 @@ even if a disk still has them; their segments are freed as retention frees segme
 Kafka's DeleteRecords moves the log start of the leader, which its followers learn with their next
 fetch; the request waits until all of them have, and a segment that holds the offset stays on disk
 (KIP-107). JetStream's purge removes messages below a sequence (``seq``, exclusive; also ``keep``
-and ``filter``) and leaves the sequence numbers alone (ADR-10). Neither knows of readers. Here
-readers have leases, and the history may be in a table: so a purge never deletes what a lease holds,
-and never makes a hole in a table.
+and ``filter``) and leaves the sequence numbers alone (ADR-10). Neither protects readers. Here
+readers have leases, and the history may be in a table. So a purge never deletes records that a
+lease holds, and never makes a hole in a table.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which publishers may be answered now. The shell asks immediately before it answers."""
+"""Which publishers may get their ack now. The shell asks immediately before it sends acks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _Heap: TypeAlias = list[tuple[Offset, int, _T]]  # by end, then in the order of 
 
 
 class AckQueue(Generic[_T]):
-    """Tokens of publishers that wait for an ack; each waits for a log end.
+    """The publishers that wait for an ack, as opaque tokens. Each waits for a log end.
 
     With ack policy LEADER it waits for the leader's synced end, with ALL for the high watermark.
     With NONE a publisher never waits and is never answered. A retry of a stored batch waits too,

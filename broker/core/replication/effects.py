@@ -1,7 +1,7 @@
 """The effects that the replication machines return to their shell, and the facts of a log.
 
 The order of a list of effects is part of the contract: a shell performs them one by one. If an
-effect says that something must be durable before, the shell must wait until it is durable.
+effect says that something must be durable first, the shell must wait until it is durable.
 """
 
 from __future__ import annotations

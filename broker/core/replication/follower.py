@@ -189,7 +189,7 @@ class PartitionFollower:
 
     def _go_on_after_truncation(self, now_ms: int) -> list[Effect]:
         if self.phase != "truncating":
-            return []  # an earlier follower asked for it
+            return []  # the truncation of an earlier follower
         self._facts = self._read_facts()
         return self._fetch(now_ms) if self._fetch_after_truncation else self._ask(now_ms)
 
@@ -280,7 +280,7 @@ class PartitionFollower:
 
     def _take(self, answer: FetchAnswer, now_ms: int) -> Iterator[Effect]:
         if answer.refusal == "diverged":
-            # This cannot happen after an alignment. If it does, align the log again.
+            # This should not happen, because a follower aligns before it fetches. Align again.
             self._ask_epoch = self._facts.epochs.latest
             yield from self._ask(now_ms)
             return
@@ -306,7 +306,7 @@ class PartitionFollower:
         yield from self._advance(answer.high_watermark)
 
     def _continues(self, batches: Sequence[Any]) -> bool:
-        """Tell whether the batches extend this log without a gap, an overlap or an odd epoch."""
+        """Tell whether the batches extend this log without a gap, an overlap or a wrong epoch."""
         at = self._facts.log_end
         epoch = self._facts.epochs.latest
         for batch in batches:

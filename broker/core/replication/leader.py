@@ -103,7 +103,7 @@ class PartitionLeader:
         else:
             self.high_watermark = min(known_high_watermark or Offset(0), synced_end)
 
-    # ------------------------------------------------------------------ questions of the shell
+    # ------------------------------------------------------------------ facts for the shell
 
     def is_fenced(self, now_ms: int) -> bool:
         """Tell whether the lease has expired: then no record is committed or acknowledged.
@@ -244,8 +244,8 @@ class PartitionLeader:
         follower = request.follower
         progress = self._followers.get(follower)
         if progress is None or progress.broker_epoch < request.broker_epoch:
-            # A new process of the follower: its progress starts from zero. It owes the synced end
-            # of its former process: if its log ends below that, the disk has lost records.
+            # A new process of the follower: its progress starts from zero. If its log ends below
+            # the synced end of the former process (``owed_end``), the disk has lost records.
             if progress is None:
                 progress = FollowerProgress(request.broker_epoch, caught_up_ms=self._now_ms)
             else:
@@ -254,7 +254,7 @@ class PartitionLeader:
         progress.heard(request.synced_end, self._log_end, self._now_ms)
         yield from self._advance()
         if self._proved_epoch(follower):
-            progress.owed_end = Offset(0)  # a late message with a lower end must not count as loss
+            progress.owed_end = Offset(0)  # a later message with a lower end is late, not a loss
         yield from self._propose_member(follower, progress)
         self._waiting.discard(follower)
         self._parked.pop(follower, None)
@@ -426,6 +426,6 @@ class PartitionLeader:
             for follower in self.isr - {self._me}
             if self._followers[follower].is_lagging(self._limits, self._log_end, now_ms)
         }
-        doubtful = self._proposed - self.isr  # proposed but not settled: a proposal ends the epoch
+        doubtful = self._proposed - self.isr  # of an unanswered proposal: a new one settles it
         if lagging or doubtful or self._forgotten():
             yield self._propose(self.isr - lagging)

@@ -50,7 +50,7 @@ from broker.model.replica_messages import (
     ReplicaMessage,
 )
 
-_NEW_PATIENCE = 2  # a new partition's follower waits as after so many mute leaders
+_NEW_PATIENCE = 2  # a new partition's follower waits as long as after this many mute leaders
 _CONFIRM_MS = 300  # a candidate confirms again after this
 
 

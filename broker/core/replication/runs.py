@@ -1,4 +1,4 @@
-"""In which groups a follower writes fetched batches, so that its torn tail is never taken for rot.
+"""Split fetched batches into runs with a sync in between, so that a torn tail never looks like rot.
 
 The header of a batch has the synced end of its *leader* when the leader wrote the batch. Recovery
 takes this as proof that earlier bytes were durable (docs/decisions/0002, proof b). On a follower

@@ -35,7 +35,7 @@ def drop_the_last_of_a_key() -> Any:
 
 def drop_tombstones_at_once() -> Any:
     """Do not wait for readers that are behind."""
-    return replaced(key_compaction, "_is_over", lambda *_: True)
+    return replaced(key_compaction, "_may_drop_tombstones", lambda *_: True)
 
 
 class _Unsynced:

@@ -335,14 +335,14 @@ def answers_of_former_processes() -> Any:
         return take_log_end(self, told)
 
     def begin(self: Any, partition_id: Any, one: Any, before: Any, now_ms: int) -> Any:
-        race = begin_race(self, partition_id, one, before, now_ms)
+        election = begin_election(self, partition_id, one, before, now_ms)
         if before is not None:
-            race.answers = dict(before.answers)
-        return race
+            election.answers = dict(before.answers)
+        return election
 
     original: Any = partition_rules.is_compared
     take_log_end: Any = ElectionCore._take_log_end
-    begin_race: Any = ElectionCore._begin
+    begin_election: Any = ElectionCore._begin
     return together(
         _compared(compared),
         replaced(ElectionCore, "_take_log_end", take),
@@ -356,7 +356,7 @@ def answers_of_followers() -> Any:
     def settled(self: Any) -> Any:
         return tuple(answer for _, (_, answer) in sorted(self.answers.items()))
 
-    return replaced(election_module._Race, "settled", settled)
+    return replaced(election_module._OpenElection, "settled", settled)
 
 
 def marks_cleared_too_early() -> Any:
