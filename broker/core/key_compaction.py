@@ -28,9 +28,7 @@ TICKETS_MAX: Final = 16  # per replica: open requests, and as many finished ones
 class CompactionRule:
     """A stream's settings for key compaction."""
 
-    tombstone_us: (
-        int | None
-    )  # how long a tombstone stays after its segment was sealed; None: for ever
+    tombstone_us: int | None  # how long tombstones stay after their segment was sealed; None: ever
     dirty_percent_min: int  # a pass is due when this share of the bytes below the line is new
 
     @classmethod

@@ -290,10 +290,10 @@ class Stream:
                 present * factor for factor in (2, 3, 4) if present * factor <= PARTITIONS_MAX
             ]
             raise InvalidStreamError(
-                f"stream {self.name!r} has {present} partitions, which cannot become {partitions} "
-                f"(possible: {', '.join(map(str, allowed)) or 'no larger number'}): unless the "
-                "number is a multiple, keys move between partitions that have records, and the "
-                "newest record of a key cannot be found any more",
+                f"stream {self.name!r} has {present} partitions, which can be multiplied ("
+                f"{', '.join(map(str, allowed)) or 'no number'}), but cannot become {partitions}: "
+                "with another number, keys would move between partitions that have records, and "
+                "the newest record of a key could not be found any more",
                 stream=self.name,
                 present=present,
                 allowed=allowed,

@@ -238,8 +238,8 @@ def _elect_unclean(state: MetadataState, present: PartitionState, command: Elect
     possible = living if present.status != "offline" else clean
     if present.status not in ("election", "offline") or possible:
         return InvalidRequestError(
-            f"an unclean election is not needed: the partition is {present.status}, and without a "
-            f"loss may lead: {', '.join(possible) or 'its present leader or candidate'}"
+            f"an unclean election is not needed: the partition is {present.status}, and "
+            f"without a loss can still lead: {', '.join(possible) or 'its leader or candidate'}"
         )
     if command.broker not in present.replicas:
         return IneligibleReplicaError(

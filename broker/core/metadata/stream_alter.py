@@ -62,7 +62,7 @@ _TIERING_STAYS_ON: Final = (
     "local_retention_bytes"
 )
 _COMPACTED: Final = (
-    "key compaction has removed records for good, so a table of this stream would lack them: "
+    "key compaction has removed records for good, so a table of this stream could never be whole: "
     f"{_COPY}"
 )
 _PURGED: Final = (
