@@ -1,9 +1,9 @@
-"""Records of the audit: JSON, each with the hash of the one before, and their verification.
+"""The records of the audit stream: JSON, each with the hash of the record before; and their check.
 
 A broker process writes a chain: numbers from 0, and in each record the hash of the record before.
-A record that was changed, left out or put in breaks its chain. What no chain can show: that the
-newest records of a chain are missing. A batch whose outcome was lost is sent again, so a record may
-stand there twice, and counts once.
+A record that was changed, left out or put in breaks its chain. A chain cannot show that its newest
+records are missing. A batch whose outcome was lost is sent again, so a record may be stored twice;
+then it counts once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _VALUE_BYTES_MAX: Final = 64 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditNote:
-    """What happened at a door: who, from where, did what to what, with which result."""
+    """One call at a door: who called from where, the call, its resources, and the result."""
 
     at_us: int
     broker: str
@@ -57,7 +57,7 @@ def _canonical(body: dict[str, Any]) -> bytes:
 
 
 class AuditCheck:
-    """Takes the records of the audit in their order; says what does not fit."""
+    """Checks the records of the audit stream in their order, and collects the problems."""
 
     def __init__(self) -> None:
         self.records_count = 0
@@ -68,29 +68,31 @@ class AuditCheck:
 
     @property
     def chains_count(self) -> int:
-        """How many chains there are: one for each process of a broker that wrote."""
+        """How many chains there are: one for each broker process that wrote records."""
         return len(self._chains)
 
     def take(self, value: bytes | None, where: str) -> None:
         """Check one record; ``where`` is its partition and offset, for the problem."""
         body = _parsed(value)
         if body is None:
-            self._report(where, "is no record of the audit")
+            self._report(where, "is not an audit record")
             return
-        told = body.pop("hash")
+        stored = body.pop("hash")
         chain, number, before = body["chain"], body["number"], body["before"]
-        if hashlib.sha256(_canonical(body)).hexdigest() != told:
-            self._report(where, f"{chain}/{number} was changed: its hash is another")
+        if hashlib.sha256(_canonical(body)).hexdigest() != stored:
+            self._report(
+                where, f"{chain}/{number} was changed: its hash does not match its content"
+            )
             return
-        if self._recent.get((chain, number)) == told:
-            return  # sent again
+        if self._recent.get((chain, number)) == stored:
+            return  # the same record, sent again
         expected, newest = self._chains.get(chain, (-1, _FIRST))
         if number != expected + 1:
             self._report(where, f"{chain}/{number} follows {chain}/{expected}: records are missing")
         elif before != newest:
             self._report(where, f"{chain}/{number} does not follow the record before it")
-        self._chains[chain] = (number, told)
-        self._recent[chain, number] = told
+        self._chains[chain] = (number, stored)
+        self._recent[chain, number] = stored
         if len(self._recent) > _RECENT_MAX:
             self._recent.popitem(last=False)
         self.records_count += 1

@@ -72,8 +72,8 @@ _TIMESTAMP_US_MAX: Final = 253_402_300_800_000_000  # year 10000; Spark and Parq
 class BatchHeader:
     """A decoded header. Its batch has the offsets ``[base_offset, base_offset + offset_span)``.
 
-    A dense batch has a record at each of them. A sparse batch is what key compaction left of them,
-    perhaps nothing: ``sparse.py`` makes it.
+    A dense batch has a record at each offset. A sparse batch, which key compaction wrote, lacks
+    some or all of the records (``sparse.py``).
     """
 
     base_offset: Offset

@@ -5,8 +5,8 @@
 
 Little-endian. The cipher is XAES-256-GCM. The size stays a multiple of 8. The body's CRC in the
 header is of these bytes, so scans, followers and promises need no key. The header is not encrypted.
-All its values that say what the batch is are authenticated with the body, and so are the stream and
-the partition: a body that was moved to another place, or whose header was changed, does not open.
+Its values that identify the batch are authenticated with the body, and so are the stream and the
+partition. So a body that was moved to another place, or whose header was changed, does not open.
 Frozen by tests/golden.
 """
 
@@ -107,7 +107,7 @@ def unseal(
         raise _not_authentic(
             header,
             f"does not open with version {version} of the stream's data key: its bytes were "
-            "changed, or they were written for another place",
+            "changed, or they were moved from another place",
         ) from cause
     opened = replace(header, encrypted=False, body_size=len(plain), body_crc=crc32c(plain))
     return opened, plain

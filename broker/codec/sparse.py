@@ -1,4 +1,4 @@
-"""Sparse batches: what key compaction leaves of record batches. Pure.
+"""Sparse batches: the record batches that key compaction writes. Pure.
 
 A sparse batch covers the offsets ``[base, base + span)`` and has a record at some of them, perhaps
 at none. So the batches of a compacted log still follow one another without a gap, and every offset

@@ -46,8 +46,8 @@ class CachedFile:
         self.writes = 0  # calls that changed the file
         self.synced = 0  # of these, how many are durable
         self.closed = False
-        self.gone = False  # its name is another file's, or nobody's
-        self.error: OSError | None = None  # of a sync that nobody asked for
+        self.gone = False  # the file was removed, or replaced under its name
+        self.error: OSError | None = None  # of a sync that made room for other files
 
     @property
     def dirty(self) -> bool:
@@ -280,7 +280,7 @@ class CachedFiles:
         return file
 
     def _with_room(self, call: Callable[[], _T]) -> _T:
-        """Call; without a free descriptor give back some, wait a little, and call again."""
+        """Make a call. If no descriptor is free, give some back, wait a little, and call again."""
         for pause_s in (0.0, *_PAUSES_S):
             try:
                 return call()
@@ -308,7 +308,7 @@ class CachedFiles:
                     victim.users += 1
                     unused = None
                 else:
-                    return  # all others are in use: the limit gives way
+                    return  # all others are in use: the limit is exceeded
             if unused is not None:
                 unused.close()
             else:

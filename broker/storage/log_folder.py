@@ -40,12 +40,13 @@ _SMALL_FILE_BYTES_MAX: Final = 1024 * 1024 * 1024  # no whole-file read is large
 def cannot_open(folder: str, cause: OSError, what: str = "open") -> HeadwaterError:
     """Translate an error of the operating system for the caller that opens a log."""
     if lacks_room(cause):
-        return no_room(f"to {what} {folder}", cause, path=folder)
+        return no_room(f"cannot {what} {folder}", cause, path=folder)
     if cause.errno in PROCESS_LIMITS:
         return OverloadedError(
-            f"the process has no memory to {what} {folder} now: {cause}", path=folder
+            f"cannot {what} {folder} now, because the process has no memory: {cause}; try again",
+            path=folder,
         )
-    return LogFailedError(f"failed to {what} {folder}: {cause}", path=folder)
+    return LogFailedError(f"cannot {what} {folder}: {cause}", path=folder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +90,8 @@ class LogFolder:
     def create_segment(self, base_offset: int) -> None:
         """Make an empty segment file; its name is not durable yet.
 
-        An earlier segment with this name may have left an index. That index would vouch for bytes
-        that are not there, so it is removed first, durably.
+        An earlier segment with this name may have left an index. That index would call bytes
+        durable that are not there, so it is removed first, durably.
         """
         index = self.segment_file(base_offset, "index")
         if self.files.exists(index):

@@ -34,14 +34,16 @@ def lacks_room(error: OSError) -> bool:
 
 
 def no_room(what: str, cause: OSError, **facts: Any) -> NoRoomError:
-    """Return the error for a caller whose ``what`` found no room."""
+    """Return the error for a call that found no room; ``what`` names the call for people."""
     if lacks_descriptor(cause):
         return DescriptorsExhaustedError(
             f"the process has no free file descriptor: {what}: {cause}; too many connections or "
             "files are open, try again",
             **facts,
         )
-    return DiskFullError(f"the broker's disk is full: {what}: {cause}", **facts)
+    return DiskFullError(
+        f"the broker's disk is full: {what}: {cause}; free space, then try again", **facts
+    )
 
 
 @contextmanager

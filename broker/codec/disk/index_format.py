@@ -12,8 +12,8 @@ of that segment. A missing or damaged index is rebuilt from the segment. Little-
      | entries: (offset, position, max timestamp before)* | epochs: (leader epoch, start offset)*
 
 Entries and epochs are int64. Flag bit 0 says that the segment is sealed, bit 1 that key compaction
-wrote its batches. *went* (u32) is then one more than the records that key compaction removed; 0:
-not told. A build that does not know bit 1 or *went* rebuilds the index.
+wrote its batches. *went* (u32) is then the number of records that key compaction removed, plus
+one; 0: the number is not known. A build that does not know bit 1 or *went* rebuilds the index.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class IndexSummary:
     created_us: int
     sealed: bool
     sparse: bool
-    removed_count: int | None  # records that key compaction removed; None: not told
+    removed_count: int | None  # records that key compaction removed; None: not known
     entries_count: int
     epochs_count: int
     tables_crc: int

@@ -1,4 +1,4 @@
-"""Bytes of the promises file: how far this broker last vouched for each replica's log.
+"""Bytes of the promises file: up to which offset records may have been acknowledged, per replica.
 
 The file lies beside the logs, not in them. Little-endian; each header and each slot ends with a
 CRC-32C of the bytes before the checksum. Version 1:

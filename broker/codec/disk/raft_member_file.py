@@ -1,4 +1,4 @@
-"""Bytes of the Raft member file: its presence shows that this disk has taken part in the group.
+"""Bytes of the Raft member file, whose presence shows that this disk has been in its group.
 
     | magic | ver u8, len u8, 0 u16 | term u64 | floor term u64 | floor index u64 | owner 16 |
       crc u32 |                                                                     = 52 bytes

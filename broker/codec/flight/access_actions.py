@@ -29,19 +29,21 @@ def _optional_text(field: str) -> Check:
 
 def _kind(value: object) -> Kind:
     if value not in KINDS:
-        raise InvalidRequestError(f"kind is one of {', '.join(KINDS)}", field="kind")
+        raise InvalidRequestError(f"kind must be one of {', '.join(KINDS)}", field="kind")
     return value
 
 
 def _action(value: object) -> Action:
     if value not in ACTIONS:
-        raise InvalidRequestError(f"action is one of {', '.join(ACTIONS)}", field="action")
+        raise InvalidRequestError(f"action must be one of {', '.join(ACTIONS)}", field="action")
     return value
 
 
 def _actions(value: object) -> tuple[Action, ...]:
     if not isinstance(value, list) or len(value) > len(ACTIONS):
-        raise InvalidRequestError("actions is a list of actions", field="actions")
+        raise InvalidRequestError(
+            f"actions must be a list of {', '.join(ACTIONS)}", field="actions"
+        )
     return tuple(sorted({_action(one) for one in value}))
 
 
@@ -57,14 +59,14 @@ _GRANT: Final[Mapping[str, Check]] = {
 def _grants(value: object) -> list[Grant]:
     if not isinstance(value, list) or not 1 <= len(value) <= GRANTS_OF_CALL_MAX:
         raise InvalidRequestError(
-            f"grants is a list of 1 to {GRANTS_OF_CALL_MAX} grants", field="grants"
+            f"grants must be a list of 1 to {GRANTS_OF_CALL_MAX} grants", field="grants"
         )
     return [_grant(one) for one in value]
 
 
 def _grant(value: object) -> Grant:
     if not isinstance(value, dict):
-        raise InvalidRequestError("a grant is an object", field="grants")
+        raise InvalidRequestError("each of grants must be an object", field="grants")
     refuse_unknown(value, list(_GRANT), what="a grant")
     values: dict[str, Any] = {"namespace": "", **value}
     for name in _GRANT:
@@ -79,7 +81,7 @@ def _time(field: str) -> Check:
 
 ACCESS_ACTIONS: Final[Mapping[str, ActionSpec]] = {
     "whoami": ActionSpec(
-        "Tell who the caller is. {} -> {enabled, principal, via}; nobody has the principal ''.",
+        "Tell who the caller is. {} -> {enabled, principal, via}; '' is no identity.",
         {},
         {},
     ),
@@ -90,19 +92,19 @@ ACCESS_ACTIONS: Final[Mapping[str, ActionSpec]] = {
         {},
     ),
     "revoke_access": ActionSpec(
-        "Take actions of grants away. {grants} as grant_access -> {changed}.",
+        "Remove actions from grants. {grants} as grant_access -> {changed}.",
         {"grants": _grants},
         {},
     ),
     "list_access": ActionSpec("List the grants. {} -> one result per grant.", {}, {}),
     "who_can": ActionSpec(
-        "List the principals that may do an action; * is each. {action, kind, name} -> "
+        "List the principals that may do an action; * means every one. {action, kind, name} -> "
         "{principal} each.",
         {"action": _action, "kind": _kind, "name": _text("name")},
         {},
     ),
     "create_token": ActionSpec(
-        "Let the holder of a token be a principal. {token_id, digest, principal, expires_us?, "
+        "Store a token, whose holder acts as principal. {token_id, digest, principal, expires_us?, "
         "note?} -> {changed}; digest is the SHA-256 of the token's secret.",
         {
             "token_id": _text("token_id"),
@@ -114,10 +116,10 @@ ACCESS_ACTIONS: Final[Mapping[str, ActionSpec]] = {
         {"expires_us": 0, "note": ""},
     ),
     "revoke_token": ActionSpec(
-        "Forget a token. {token_id} -> {changed}.", {"token_id": _text("token_id")}, {}
+        "Delete a token. {token_id} -> {changed}.", {"token_id": _text("token_id")}, {}
     ),
     "list_tokens": ActionSpec(
-        "List the tokens, without what could prove anything. {} -> {token_id, principal, "
+        "List the tokens, without their digests. {} -> {token_id, principal, "
         "created_us, expires_us, created_by, note} each.",
         {},
         {},

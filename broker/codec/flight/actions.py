@@ -47,7 +47,7 @@ def _config(value: object) -> dict[str, Any]:
 def _changes(value: object) -> dict[str, Any]:
     if not isinstance(value, dict) or not value:
         raise InvalidRequestError(
-            "changes must be an object of stream settings, one at least", field="changes"
+            "changes must be an object with at least one stream setting", field="changes"
         )
     return value
 

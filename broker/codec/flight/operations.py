@@ -12,12 +12,11 @@ from typing import Any, Final
 from broker.codec.flight.protocol import short_text, stream_name, true_or_false, whole_number
 from broker.errors import InvalidRequestError
 from broker.model.ids import is_stream_name
-from broker.model.stream import PARTITIONS_MAX
+from broker.model.offsets import OFFSET_MAX
+from broker.model.stream import PARTITIONS_MAX, REPLICAS_MAX
 
 CONFIRM_MS_MAX: Final = 60_000
 _PARTITION_MAX: Final = 1 << 20
-_OFFSET_MAX: Final = (1 << 63) - 1
-_REPLICAS_MAX: Final = 7
 _OPERATOR_BYTES_MAX: Final = 256
 _TICKET_BYTES_MAX: Final = 64
 
@@ -50,9 +49,9 @@ def _broker_of(field: str) -> Check:
 
 
 def _brokers(value: object) -> list[str]:
-    if not isinstance(value, list) or not 1 <= len(value) <= _REPLICAS_MAX:
+    if not isinstance(value, list) or not 1 <= len(value) <= REPLICAS_MAX:
         raise InvalidRequestError(
-            f"target must be a list of 1 to {_REPLICAS_MAX} broker ids", field="target"
+            f"target must be a list of 1 to {REPLICAS_MAX} broker ids", field="target"
         )
     check = _broker_of("target")
     return [check(one) for one in value]
@@ -76,11 +75,11 @@ def _ticket(value: object) -> str:
 
 
 def _epoch(value: object) -> int:
-    return whole_number(value, "partition_epoch", low=0, high=_OFFSET_MAX)
+    return whole_number(value, "partition_epoch", low=0, high=OFFSET_MAX)
 
 
 def _offset(value: object) -> int:
-    return whole_number(value, "known_end", low=0, high=_OFFSET_MAX)
+    return whole_number(value, "known_end", low=0, high=OFFSET_MAX)
 
 
 def _operator(value: object) -> str:

@@ -113,7 +113,8 @@ class StreamPath:
             acks = ack_policy(_ascii(last, "acks").removeprefix(_ACKS))
         if not path or len(path) > 3:
             raise InvalidRequestError(
-                "a descriptor is a path of stream, partition and (optionally) stream uuid",
+                "a descriptor must be a path of a stream, then optionally a partition, then "
+                "optionally a stream uuid",
                 field="path",
             )
         parts = [_ascii(part, "path") for part in path]
@@ -442,7 +443,8 @@ def decode_put_mark(data: bytes | None) -> tuple[ProducerId, int]:
         return NO_PRODUCER, NO_SEQUENCE
     if len(data) != _PUT_MARK.size:
         raise InvalidRequestError(
-            f"a batch's metadata is {_PUT_MARK.size} bytes, not {len(data)}", field="app_metadata"
+            f"a batch's metadata must have {_PUT_MARK.size} bytes, not {len(data)}",
+            field="app_metadata",
         )
     producer_id, base_sequence = _PUT_MARK.unpack(data)
     if (producer_id, base_sequence) == (NO_PRODUCER, NO_SEQUENCE):
@@ -490,13 +492,13 @@ def decode_ack(frame: bytes) -> AppendResult | HeadwaterError | None:
     if frame and frame[0] == _ACK_ERROR:
         error = from_wire(frame[1:].decode(errors="replace"))
         if error is None:
-            raise EnvelopeError("an error frame without an error in it")
+            raise EnvelopeError("an error frame has no error that this build can read")
         return error
     if len(frame) != _ACK.size or frame[0] != _ACK_OK:
         raise EnvelopeError(f"these bytes are not an acknowledgement: {frame[:32].hex()}")
     _, duplicate, records_count, base_offset, leader_epoch = _ACK.unpack(frame)
     if records_count < 1 or base_offset < 0 or leader_epoch < 0 or duplicate > 1:
-        raise EnvelopeError(f"an acknowledgement with impossible values: {frame.hex()}")
+        raise EnvelopeError(f"an acknowledgement has impossible values: {frame.hex()}")
     return AppendResult(
         base_offset=Offset(base_offset),
         records_count=records_count,

@@ -1,8 +1,8 @@
 """Conditions of JetStream publishers in the headers of a message. Pure.
 
-Each header is honoured with JetStream's meaning and error, or the message is refused by the
-header's name: a positive PubAck for an unchecked condition would be a false promise. As in
-JetStream a header's name is compared with its case, and an empty value asks for nothing.
+A header is either checked, with JetStream's meaning and error, or the message is refused with the
+header's name: a positive PubAck for an unchecked condition would be false. As in JetStream the name
+of a header is case-sensitive, and an empty value is no condition.
 
     Nats-Expected-Stream          compared here
     Nats-Expected-Last-Sequence   compared when the record gets its offset; one partition only
@@ -27,8 +27,8 @@ _BAD_REQUEST: Final = (400, 10003, "bad request")
 WRONG_STREAM: Final = (400, 10060, "expected stream does not match")
 WRONG_LAST_SEQUENCE: Final = (400, 10071, "wrong last sequence")
 
-# Beginnings of names: (HTTP-like code, JetStream's error number, JetStream's description). A name
-# that begins so is refused even if no release of JetStream knows it today.
+# Prefixes of names: (HTTP-like code, JetStream's error number, JetStream's description). A header
+# with such a prefix is refused even if no release of JetStream has it today.
 _REFUSED: Final[tuple[tuple[str, tuple[int, int, str]], ...]] = (
     ("Nats-Expected-", _BAD_REQUEST),
     ("Nats-Rollup", (500, 10111, "rollup not permitted")),
@@ -38,28 +38,28 @@ _REFUSED: Final[tuple[tuple[str, tuple[int, int, str]], ...]] = (
     ("Nats-Fast-Batch-", (400, 10205, "batch publish is disabled")),
     ("Nats-Incr", (400, 10168, "message counters is disabled")),
 )
-_BEGINNINGS: Final = tuple(beginning for beginning, _ in _REFUSED)
+_PREFIXES: Final = tuple(prefix for prefix, _ in _REFUSED)
 _DIGITS_MAX: Final = len(str(OFFSET_MAX))
 
 
 def is_of_a_publisher(headers: Headers) -> bool:
     """Tell whether a header shows that a JetStream publisher waits for a PubAck."""
     return any(
-        name == MESSAGE_ID or name.startswith(_BEGINNINGS)
+        name == MESSAGE_ID or name.startswith(_PREFIXES)
         for name, _ in headers
         if name.startswith("Nats-")
     )
 
 
 def check(headers: Headers, *, stream: str, partitions: int) -> Offset | None:
-    """Return the log end at which the record may be stored; None: at any.
+    """Return the log end at which the record may be stored; None: there is no such condition.
 
     Raises:
         ConditionFailedError: a condition does not hold, or is not checked by this broker.
     """
     expected: Offset | None = None
     for name, value in headers:
-        if not value or not name.startswith(_BEGINNINGS):
+        if not value or not name.startswith(_PREFIXES):
             continue
         if name == EXPECTED_STREAM:
             if value != stream.encode():
@@ -77,8 +77,8 @@ def check(headers: Headers, *, stream: str, partitions: int) -> Offset | None:
                 raise _failed(name, WRONG_LAST_SEQUENCE, ": the header is given twice")
             expected = found
         else:
-            told = next(error for beginning, error in _REFUSED if name.startswith(beginning))
-            raise _failed(name, told, f": Headwater does not support the header {name}")
+            refusal = next(error for prefix, error in _REFUSED if name.startswith(prefix))
+            raise _failed(name, refusal, f": Headwater does not support the header {name}")
     return expected
 
 

@@ -27,7 +27,7 @@ from broker.model.epochs import LeaderEpoch
 from broker.model.offsets import Offset
 from broker.model.stream import Stream
 
-# Most specific first: (HTTP-like code, JetStream's error number).
+# The most specific error class first: (HTTP-like code, JetStream's error number).
 _CODES: Final[tuple[tuple[type[HeadwaterError], int, int], ...]] = (
     (RecordTooLargeError, 400, 10054),  # message size exceeds maximum allowed
     (DiskFullError, 500, 10047),  # insufficient storage resources available

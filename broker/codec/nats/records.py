@@ -1,8 +1,8 @@
-"""Turn NATS messages of one partition into the log's columns; find the publishers to answer. Pure.
+"""Turn NATS messages of one partition into the log's columns, and find who wants an ack. Pure.
 
 A batch of bare messages becomes one Arrow column, and no message is read twice. Headers, reply
 subjects, other subjects and envelopes cost time only for the rows that have them. A message that
-cannot be a record is taken out alone, with a typed error; the other messages are stored.
+cannot be a record is refused alone, with a typed error; the other messages are stored.
 """
 
 from __future__ import annotations

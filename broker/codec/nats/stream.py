@@ -224,7 +224,7 @@ class NatsStream:
         return length
 
     def _cut_other(self, data: bytes, position: int, end_of_line: int, others: list[bytes]) -> int:
-        """Cut one item for the client library; if it is incomplete, set ``_need`` and stay."""
+        """Cut one item for the client library; if it is incomplete, set ``_need`` and keep it."""
         words = data[position:end_of_line].split()
         end = end_of_line
         if words[0] in {b"MSG", b"HMSG"}:

@@ -145,7 +145,7 @@ def _voters(data: bytes) -> tuple[NodeId, ...]:
     except MetadataCorruptError as cause:
         raise EnvelopeError(f"a control message's voters: {cause.message}") from cause
     if any(one.disk for one in found):
-        raise EnvelopeError("a control message's voters have disks")
+        raise EnvelopeError("a control message's voters must not have disk numbers")
     return tuple(one.node for one in found)
 
 
@@ -183,7 +183,9 @@ def _about_partition(
         raise EnvelopeError("a control message counts more records than there are offsets")
     flag = flag or bool(left)
     if high_watermark and not flag:
-        raise EnvelopeError("a control message has a high watermark and says that it has none")
+        raise EnvelopeError(
+            "a control message has a high watermark, but its flag says that there is none"
+        )
     return NewestTold(
         partition_id=partition,
         request_id=request_id,

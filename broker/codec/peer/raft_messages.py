@@ -7,8 +7,8 @@ Messages about votes have two kinds: with the number of the sender's disk after 
 without. A voter of the first configuration has no disk number, and sends the kind without.
 
 The version also says which implementation of Raft the sender runs. Members of two implementations
-must not count each other's votes: nobody has proved that mixture. So a message of the other
-implementation is refused.
+must not count each other's votes: there is no proof that such a group is safe. So a message of the
+other implementation is refused.
 
 Little-endian; a flag is one byte, 0 or 1. Indexes of entries follow from `prev_index`. Lengths and
 counts are checked against the message's own size before they are used, so that no reader allocates
@@ -80,7 +80,7 @@ def encode(message: Message, *, raft: RaftName = "own") -> bytes:
     """Return the bytes of a message in a group that runs ``raft``."""
     kind = _KINDS[type(message)]
     if isinstance(message, PreVote | Vote | VoteReply) and message.disk:
-        kind = _NUMBERED[kind]
+        kind = _KINDS_WITH_DISK[kind]
     return _HEAD.pack(VERSIONS[raft], kind) + _ENCODERS[kind](message)
 
 
@@ -89,7 +89,7 @@ def other_leader(data: bytes, *, raft: RaftName = "own") -> RaftName | None:
 
     None if the message is not a leader's, or of this implementation.
     """
-    if len(data) < _HEAD.size or data[1] not in _LEADERS_KINDS:
+    if len(data) < _HEAD.size or data[1] not in _LEADER_KINDS:
         return None
     found = [name for name, version in VERSIONS.items() if version == data[0] and name != raft]
     return found[0] if found else None
@@ -164,8 +164,8 @@ _KINDS: Final[dict[type[Any], int]] = {
     Invite: 16,
     Invited: 17,
 }
-_NUMBERED: Final = {1: 13, 3: 14, 4: 15}  # the same with the number of the sender's disk
-_LEADERS_KINDS: Final = (_KINDS[Append], _KINDS[Chunk])  # only an elected leader sends these
+_KINDS_WITH_DISK: Final = {1: 13, 3: 14, 4: 15}  # the same with the number of the sender's disk
+_LEADER_KINDS: Final = (_KINDS[Append], _KINDS[Chunk])  # only an elected leader sends these
 _ENCODERS: Final[dict[int, Callable[[Any], bytes]]] = {
     1: lambda m: _PRE_VOTE.pack(m.term, m.last_index, m.last_term),
     2: lambda m: _PRE_VOTE_REPLY.pack(m.term, m.asked, m.granted),
@@ -192,14 +192,14 @@ _ENCODERS: Final[dict[int, Callable[[Any], bytes]]] = {
 
 
 def _fields(layout: struct.Struct, data: bytes, *, tail: bool = False) -> tuple[int, ...]:
-    """Unpack the fixed fields; without a ``tail`` they must be all that there is."""
+    """Unpack the fixed fields; without ``tail`` the message must end after them."""
     fields = layout.unpack_from(data, _HEAD.size)
     if not tail and len(data) != _HEAD.size + layout.size:
-        raise EnvelopeError("a Raft message is longer than it should be")
+        raise EnvelopeError("a Raft message has bytes after its fields")
     return fields
 
 
-def _counted(*numbers: int) -> None:
+def _check_numbers(*numbers: int) -> None:
     """Refuse terms and indexes that are too large to be real."""
     if any(number > _INDEX_MAX for number in numbers):
         raise EnvelopeError("a Raft message's numbers are out of bounds")
@@ -217,7 +217,7 @@ def _disk(number: int) -> int:
     return number
 
 
-def _numbered(decode_fields: Callable[[bytes], Any], data: bytes) -> Any:
+def _with_disk(decode_fields: Callable[[bytes], Any], data: bytes) -> Any:
     """Parse a message that has the number of its sender's disk behind its fields."""
     (disk,) = _DISK.unpack_from(data, max(_HEAD.size, len(data) - _DISK.size))
     return replace(decode_fields(data[: -_DISK.size]), disk=_disk(disk))
@@ -225,44 +225,44 @@ def _numbered(decode_fields: Callable[[bytes], Any], data: bytes) -> Any:
 
 def _decode_invite(data: bytes) -> Invite:
     (term,) = _fields(_INVITE, data)
-    _counted(term)
+    _check_numbers(term)
     return Invite(term)
 
 
 def _decode_invited(data: bytes) -> Invited:
     term, disk = _fields(_INVITED, data)
-    _counted(term)
+    _check_numbers(term)
     return Invited(term, _disk(disk))
 
 
 def _decode_pre_vote(data: bytes) -> PreVote:
     term, last_index, last_term = _fields(_PRE_VOTE, data)
-    _counted(term, last_index, last_term)
+    _check_numbers(term, last_index, last_term)
     return PreVote(term, last_index, last_term)
 
 
 def _decode_pre_vote_reply(data: bytes) -> PreVoteReply:
     term, asked, granted = _fields(_PRE_VOTE_REPLY, data)
-    _counted(term, asked)
+    _check_numbers(term, asked)
     return PreVoteReply(term, asked, _flag(granted))
 
 
 def _decode_vote(data: bytes) -> Vote:
     term, last_index, last_term, transfer, candidacy = _fields(_VOTE, data)
-    _counted(term, last_index, last_term)
+    _check_numbers(term, last_index, last_term)
     return Vote(term, last_index, last_term, _flag(transfer), candidacy)
 
 
 def _decode_vote_reply(data: bytes) -> VoteReply:
     term, granted, candidacy = _fields(_VOTE_REPLY, data)
-    _counted(term)
+    _check_numbers(term)
     return VoteReply(term, _flag(granted), candidacy)
 
 
 def _decode_append(data: bytes) -> Append:
     fields = _fields(_APPEND, data, tail=True)
     term, prev_index, prev_term, commit, round_number, check_index, check_hash, count = fields
-    _counted(term, prev_index, prev_term, commit, round_number, check_index)
+    _check_numbers(term, prev_index, prev_term, commit, round_number, check_index)
     at = _HEAD.size + _APPEND.size
     if count * _ENTRY.size > len(data) - at:
         raise EnvelopeError(f"an append of {len(data)} bytes cannot hold {count} entries")
@@ -308,7 +308,7 @@ def _entry_kind(kind: int) -> EntryKind:
 
 def _decode_append_reply(data: bytes) -> AppendReply:
     term, ok, index, hint_index, hint_term, round_number = _fields(_APPEND_REPLY, data)
-    _counted(term, index, hint_index, hint_term, round_number)
+    _check_numbers(term, index, hint_index, hint_term, round_number)
     return AppendReply(term, _flag(ok), index, hint_index, hint_term, round_number)
 
 
@@ -321,7 +321,7 @@ def _snapshot_id(index: int, term: int, size: int, crc: int) -> SnapshotId:
 def _decode_chunk(data: bytes) -> Chunk:
     fields = _fields(_CHUNK, data, tail=True)
     term, index, snapshot_term, size, crc, offset, round_number, length = fields
-    _counted(term, index, snapshot_term, round_number)
+    _check_numbers(term, index, snapshot_term, round_number)
     body = data[_HEAD.size + _CHUNK.size :]
     if len(body) != length or length > CHUNK_BYTES_MAX or offset + length > size:
         raise EnvelopeError(
@@ -333,7 +333,7 @@ def _decode_chunk(data: bytes) -> Chunk:
 
 def _decode_chunk_reply(data: bytes) -> ChunkReply:
     term, index, snapshot_term, size, crc, offset, round_number = _fields(_CHUNK_REPLY, data)
-    _counted(term, index, snapshot_term, round_number)
+    _check_numbers(term, index, snapshot_term, round_number)
     identity = _snapshot_id(index, snapshot_term, size, crc)
     if offset > size:
         raise EnvelopeError(f"a chunk's answer of {offset} is beyond the snapshot's end")
@@ -342,25 +342,25 @@ def _decode_chunk_reply(data: bytes) -> ChunkReply:
 
 def _decode_timeout_now(data: bytes) -> TimeoutNow:
     (term,) = _fields(_TIMEOUT_NOW, data)
-    _counted(term)
+    _check_numbers(term)
     return TimeoutNow(term)
 
 
 def _decode_read_request(data: bytes) -> ReadIndexRequest:
     term, number = _fields(_READ_REQUEST, data)
-    _counted(term)
+    _check_numbers(term)
     return ReadIndexRequest(term, number)
 
 
 def _decode_read_reply(data: bytes) -> ReadIndexReply:
     term, number, index = _fields(_READ_REPLY, data)
-    _counted(term, index)
+    _check_numbers(term, index)
     return ReadIndexReply(term, number, index)
 
 
 def _decode_forward(data: bytes) -> Forward:
     term, kind, session, sequence, length = _fields(_FORWARD, data, tail=True)
-    _counted(term)
+    _check_numbers(term)
     at = _HEAD.size + _FORWARD.size
     payload = _payload(data, at, length)
     if at + length != len(data) or kind in {EntryKind.NOOP, EntryKind.VOTERS}:
@@ -381,9 +381,9 @@ _DECODERS: Final[dict[int, Callable[[bytes], Message]]] = {
     10: _decode_read_request,
     11: _decode_read_reply,
     12: _decode_forward,
-    13: lambda data: _numbered(_decode_pre_vote, data),
-    14: lambda data: _numbered(_decode_vote, data),
-    15: lambda data: _numbered(_decode_vote_reply, data),
+    13: lambda data: _with_disk(_decode_pre_vote, data),
+    14: lambda data: _with_disk(_decode_vote, data),
+    15: lambda data: _with_disk(_decode_vote_reply, data),
     16: _decode_invite,
     17: _decode_invited,
 }

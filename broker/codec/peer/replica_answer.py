@@ -136,7 +136,9 @@ def decode(frame: bytes) -> AnswerPart:
         and is_stream_name(sender)
     )
     if not sound:
-        raise EnvelopeError("a fetch answer has values that are out of bounds or disagree")
+        raise EnvelopeError(
+            "a fetch answer has values that are out of bounds or contradict each other"
+        )
     answer = FetchAnswer(
         leader_epoch=LeaderEpoch(leader_epoch),
         request_id=request_id,

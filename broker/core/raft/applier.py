@@ -44,7 +44,7 @@ class Verdict(IntEnum):
 
     APPLIED = 0  # now, or by an earlier attempt
     UNKNOWN_SESSION = 1  # no effect now; an earlier attempt may have had one
-    FORGOTTEN = 2  # the same, for a sequence older than the window
+    FORGOTTEN = 2  # as UNKNOWN_SESSION, for a sequence that is older than the session's window
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Outcome:
 
 
 class Applier:
-    """Owner: the thread that carries out `Apply` and `Restore`."""
+    """Sessions and state machine. Owner: the thread that performs `Apply` and `Restore`."""
 
     def __init__(self, machine: StateMachine) -> None:
         self._machine = machine

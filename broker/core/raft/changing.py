@@ -24,7 +24,7 @@ from broker.model.raft_messages import Invite
 
 
 class VoterChange:
-    """The changes of one term of office. Owner: one `Leader`."""
+    """The changes of voters in one leader's term. Owner: one `Leader`."""
 
     def __init__(self, member: Member, progress: Mapping[NodeId, Progress]) -> None:
         self._m = member
@@ -62,7 +62,7 @@ class VoterChange:
     # ------------------------------------------------------------------ being asked
 
     def ask(self, wanted: ChangeVoters, *, is_handing_over: bool) -> Proposal | None:
-        """Return the entry to add now; else report a refusal, or that the voters are as wanted."""
+        """Return the entry to add now; without one, report a refusal or that the change is made."""
         found = self._next(wanted, is_handing_over=is_handing_over)
         if isinstance(found, ChangeRefusal):
             self._m.emit(VotersKept(wanted.number, found))

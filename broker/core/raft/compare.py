@@ -37,7 +37,7 @@ from broker.core.raft.rejoin import REQUEST_MAX, Told, same_moment
 from broker.core.raft.voters import majority
 from broker.model.raft import Floor, HardState, NodeId, Standing
 
-_MANY: Final = 3  # with so many voters, another voter knows of a change even if one disk forgot it
+_MANY: Final = 3  # from this many voters on, another voter knows of a change that a disk forgot
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +95,10 @@ class Compare:
             self._begin_round(None)
 
     @property
-    def _beside(self) -> tuple[NodeId, ...]:
-        """The members to ask beside the voters: perhaps only they know of a change.
+    def _also_asked(self) -> tuple[NodeId, ...]:
+        """The members to ask in addition to the voters: perhaps only they know of a change.
 
-        Empty as long as nothing shows that there was a change and the voters answer.
+        Empty while nothing shows that there was a change, and the voters answer.
         """
         if self._changed or not self._waits_for_all or len(self._voters) < _MANY:
             return tuple(one for one in self._everybody if one not in self._others)
@@ -108,16 +108,16 @@ class Compare:
     def _waited_for(self) -> tuple[NodeId, ...]:
         """The members whose answers are needed for a result."""
         few = len(self._voters) < _MANY
-        return (*self._wanted, *(self._beside if few and self._waits_for_all else ()))
+        return (*self._wanted, *(self._also_asked if few and self._waits_for_all else ()))
 
     @property
     def unanswered(self) -> tuple[NodeId, ...]:
         """The members to ask, repeatedly until this changes, with :attr:`request_id`."""
-        return tuple(one for one in (*self._wanted, *self._beside) if one not in self._told)
+        return tuple(one for one in (*self._wanted, *self._also_asked) if one not in self._told)
 
     def told(self, sender: NodeId, request_id: int, life: int, standing: Standing) -> GoOn | None:
         """Take an answer; ``life`` is the id of its process. Return the result, if any."""
-        if sender in (*self._others, *self._beside) and request_id <= self.request_id:
+        if sender in (*self._others, *self._also_asked) and request_id <= self.request_id:
             self._heard.add(sender)
         if request_id != self.request_id or sender not in self.unanswered:
             return None

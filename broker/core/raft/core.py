@@ -82,11 +82,11 @@ class RaftCore:
         self._election = Election(self._m)
         self._follower = Follower(self._m)
         self._leader: Leader | None = None
-        # A reply to a question from before a restart must not answer one from after it.
+        # Random, so that a late reply to a former process never matches a request of this one.
         self._read_number = random(0, U64_MAX >> 1)
-        self._remote_reads: dict[int, tuple[int, int]] = {}  # on the wire: barrier, deadline
+        self._remote_reads: dict[int, tuple[int, int]] = {}  # sent to the leader: barrier, deadline
 
-    # ------------------------------------------------------------------ what can be seen
+    # ------------------------------------------------------------------ facts
 
     @property
     def member(self) -> Member:
@@ -95,7 +95,7 @@ class RaftCore:
 
     @property
     def group(self) -> GroupSeen:
-        """Voters and observers; if this member leads, also how far each of them is."""
+        """Voters and observers; if this member leads, also the progress of each of them."""
         m, leader = self._m, self._leader
         members = [
             MemberSeen(one, one in m.voters, *(leader.seen(one) if leader else (None, None)))
@@ -146,7 +146,7 @@ class RaftCore:
         return self._finish()
 
     def _tell_leader(self, event: Event) -> None:
-        """Handle events that only a leader acts on."""
+        """Handle the events that only a leader acts on."""
         leader = self._leader
         match event:
             case TransferLeadership(target) if leader is not None:

@@ -88,8 +88,8 @@ class MemberAsks:
 class ChangeVoters:
     """Make ``add`` a voter, or make ``remove`` no voter; exactly one is set. For a leader only.
 
-    If a condition is missing, the change is refused, and the leader starts to fulfil the condition:
-    ask again. If the voters are already as wanted, the change has succeeded.
+    If a condition is not fulfilled, the change is refused, and the leader starts to fulfil it:
+    repeat the event. If the voters are already as wanted, the change has succeeded.
     """
 
     number: int
@@ -225,7 +225,7 @@ class BarrierFailed:
 
 @dataclass(frozen=True, slots=True)
 class RoleChanged:
-    """For logs and metrics only. A role decides nothing: decisions are entries of the log."""
+    """The role has changed. For logs and metrics only: all decisions are entries of the log."""
 
     role: str
     term: int

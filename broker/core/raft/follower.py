@@ -25,7 +25,7 @@ class Follower:
     def on_append(self, leader: NodeId, message: Append) -> None:
         """Take entries that continue the log; answer up to where both logs are or may be equal."""
         m = self._m
-        prev_index, prev_term, entries = _behind(m, message)
+        prev_index, prev_term, entries = _above_commit(m, message)
         if m.log.term_at(prev_index) != prev_term:
             hint_index, hint_term = m.log.agreement(prev_index, prev_term)
             if hint_index < m.commit:
@@ -87,7 +87,7 @@ class Follower:
         self._received = bytearray()
 
 
-def _behind(member: Member, message: Append) -> tuple[int, int, tuple[Entry, ...]]:
+def _above_commit(member: Member, message: Append) -> tuple[int, int, tuple[Entry, ...]]:
     """Drop the message's entries at or below the commit: there both logs are equal."""
     prev_index, entries = message.prev_index, message.entries
     skip = member.commit - prev_index

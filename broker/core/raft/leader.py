@@ -46,7 +46,7 @@ class _ReadRound:
 
 
 class Leader:
-    """One term of office. Owner: one `RaftCore`, which drops it when the term ends.
+    """The leader of one term. Owner: one `RaftCore`, which drops the object when the term ends.
 
     The class is not split: replication, commits, confirmed reads and the hand-over count the same
     answers of the same peers. ``progress.py`` has what is known about one peer, ``changing.py``
@@ -68,7 +68,7 @@ class Leader:
         self._progress = {peer: Progress(next_index, member.now_ms) for peer in others}
         self._change = VoterChange(member, self._progress)
         self._voters = [self._progress[peer] for peer in member.peers]
-        self._own_voice = int(member.is_voter)
+        self._own_count = int(member.is_voter)  # 1 if this leader counts itself, else 0
         self._add(Proposal(EntryKind.NOOP, 0, 0, b""))
 
     # ------------------------------------------------------------------ events
@@ -83,7 +83,7 @@ class Leader:
         if m.peers and m.disk_is_stuck:
             return False
         lately = (m.now_ms - one.heard_ms < m.config.election_ms_min for one in self._voters)
-        if self._own_voice + sum(lately) < m.quorum:
+        if self._own_count + sum(lately) < m.quorum:
             return False
         if self._target is not None and m.now_ms >= self._target_until_ms:
             self._target = None
@@ -127,7 +127,7 @@ class Leader:
         """Use the configuration that is in force now for all counts."""
         m = self._m
         self._voters = [self._progress[peer] for peer in m.peers]
-        self._own_voice = int(m.is_voter)
+        self._own_count = int(m.is_voter)
 
     def read(self, origin: NodeId, number: int) -> None:
         """Queue a barrier for the next round."""
@@ -235,7 +235,7 @@ class Leader:
 
     def _commit(self) -> None:
         m = self._m
-        own = (m.durable,) * self._own_voice
+        own = (m.durable,) * self._own_count
         synced = sorted([*own, *(one.match for one in self._voters)])
         index = synced[len(synced) - m.quorum]
         if index > m.commit and m.log.term_at(index) == m.term:
@@ -249,13 +249,13 @@ class Leader:
             found = self._open_round
             if found is not None:
                 answered = sum(one.round >= found.round for one in self._voters)
-                if self._own_voice + answered < m.quorum:
+                if self._own_count + answered < m.quorum:
                     return
                 for read in found.reads:
                     self._answer(read, found.index)
                 self._open_round = None
             if not self._waiting_reads or m.log.term_at(m.commit) != m.term:
-                return  # earlier terms' commits are known only after a commit of this term
+                return  # the commit of earlier terms is known only after a commit of this term
             reads = tuple(self._waiting_reads)
             self._waiting_reads.clear()
             self._open_round = _ReadRound(self._round + 1, m.commit, reads)

@@ -76,7 +76,7 @@ class Member:
         self.me = me
         self.disk = stored.disk
         self.history = VoterHistory(config.members, stored)
-        self._look_at_voters()
+        self._use_voters()
         self.random = random
         self.now_ms = 0
         self.role = Role.FOLLOWER
@@ -111,7 +111,7 @@ class Member:
 
     # ------------------------------------------------------------------ who votes
 
-    def _look_at_voters(self) -> None:
+    def _use_voters(self) -> None:
         """Use the configuration that is in force now."""
         config, me = self.config, self.me
         self.voters = {one.node: one.disk for one in self.history.voters}
@@ -142,7 +142,7 @@ class Member:
             self.disk = self.random(1, DISK_MAX)
             self._disk_dirty = True
 
-    # ------------------------------------------------------------------ what can be told
+    # ------------------------------------------------------------------ facts
 
     @property
     def abstains(self) -> bool:
@@ -151,7 +151,7 @@ class Member:
 
     @property
     def may_vote(self) -> bool:
-        """Tell whether it may vote; whether its vote counts, the candidate decides."""
+        """Tell whether it may vote. The candidate decides whether the vote counts."""
         return self.is_entitled and not self.abstains
 
     @property
@@ -161,7 +161,7 @@ class Member:
 
     @property
     def may_stand(self) -> bool:
-        """Tell whether it may be elected: it would vote for a log like its own."""
+        """Tell whether this member may be elected: its log reaches its own voting end."""
         own = Floor(self.log.last_term, self.log.last_index)
         return self.may_vote and self._may_be_needed and own >= self.voting_end
 
@@ -183,7 +183,7 @@ class Member:
         self.bar_until_ms = self.now_ms + self.config.bar_ms
 
     def lapse_bar(self) -> None:
-        """Drop the bar after a grace period without a leader: no member with such a log is back."""
+        """Drop the bar after a grace period without a leader: no member has such a log any more."""
         if self.bar > Floor() and self.now_ms >= self.bar_until_ms:
             self.bar = Floor()
 
@@ -211,7 +211,7 @@ class Member:
         """Add entries to the log; not durable yet."""
         self.log.append(entries)
         if self.history.appended(entries):
-            self._look_at_voters()
+            self._use_voters()
         if self._first_new is None:
             self._first_new = entries[0].index
 
@@ -220,7 +220,7 @@ class Member:
         assert index > self.commit, f"cutting {index} below the commit {self.commit}"
         self.log.truncate(index)
         if self.history.cut(index):
-            self._look_at_voters()
+            self._use_voters()
         self._lower_durable(index - 1)
         if self._first_new is not None and self._first_new >= index:
             self._first_new = None
@@ -250,7 +250,7 @@ class Member:
     def install(self, snapshot: Snapshot) -> None:
         """Install the leader's checked snapshot; keep later entries if the log agrees with it."""
         index, term = snapshot.id.index, snapshot.id.term
-        assert index > self.commit, "an installed snapshot must be news"
+        assert index > self.commit, "an installed snapshot must be above the commit"
         if self.log.term_at(index) == term:
             self.log.compact(index)
         else:
@@ -259,7 +259,7 @@ class Member:
             self._truncate = None
             self._first_new = None
         if self.history.installed(snapshot, self.log.image().entries):
-            self._look_at_voters()
+            self._use_voters()
         self.snapshot = snapshot
         self.commit = index
         self._restoring = snapshot
@@ -331,7 +331,7 @@ class Member:
     def flush(self) -> list[Effect]:
         """End the step: return its effects in the order in which they must be performed."""
         effects: list[Effect] = []
-        self._look_at_floor()
+        self._drop_reached_floor()
         self._make_save(effects)
         effects += self._now
         self._now.clear()
@@ -345,7 +345,7 @@ class Member:
             effects.append(RoleChanged(self.role.value, self.term, self.leader))
         return effects
 
-    def _look_at_floor(self) -> None:
+    def _drop_reached_floor(self) -> None:
         """Drop the floor when everything up to it is durable here."""
         if self.abstains:
             term = self.log.term_at(self.durable)

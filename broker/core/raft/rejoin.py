@@ -127,13 +127,13 @@ class Rejoin:
         if not any(one.knows for one in told.values()):
             return self._begin_anew(told)
         if not any(at.knows for one, at in told.items() if one in self._others):
-            return self._judge_orphans(told)
+            return self._judge_observers(told)
         fresh = [self._me, *(one for one, at in told.items() if at.fresh)]
         if len(fresh) >= self._quorum:
             raise _lost(fresh)
         self.behind = tuple(sorted(one for one, at in told.items() if at.behind))
         if len(fresh) + len(self.behind) >= self._quorum:
-            return None  # joining now would end a leader that the other members cannot replace
+            return None  # a join would depose the leader, and no other member could be elected
         term = max(one.term for one in told.values())
         return TakePart(term + 1, max(one.last for one in told.values()))
 
@@ -144,7 +144,7 @@ class Rejoin:
             raise _lost(fresh)
         return TakePart()
 
-    def _judge_orphans(self, told: dict[NodeId, Standing]) -> TakePart | None:
+    def _judge_observers(self, told: dict[NodeId, Standing]) -> TakePart | None:
         """Only observers know of a group: its members are all wiped, or are still starting."""
         if all(told[one].fresh for one in self._others):
             raise _lost([self._me, *self._others])
@@ -153,10 +153,10 @@ class Rejoin:
 
 def _lost(fresh: list[NodeId]) -> ControllersLostError:
     return ControllersLostError(
-        f"the disks of {', '.join(sorted(fresh))} are empty, and others have been in use: "
-        "more than a minority of the controllers is lost, and with it metadata that was "
-        "acknowledged. Bring back the data directory of one of them. If none is left, "
-        "only a new cluster can be made, of empty data directories everywhere",
+        f"the disks of {', '.join(sorted(fresh))} are empty, but their group has been in use: "
+        "more than a minority of the controllers is lost, and with them metadata that was "
+        "acknowledged. Bring back the data directory of one of them. If none is left, make a new "
+        "cluster, with empty data directories on all brokers",
         lost=",".join(sorted(fresh)),
     )
 

@@ -1,8 +1,9 @@
 """One pass of key compaction over a log, in small steps that a pump takes one by one.
 
 The pass reads the chosen segments twice. First it notes the last record of each key. Then, the
-oldest segment first, it writes each segment anew of which a record goes. A superseded record is
-gone, durably, before the tombstone that superseded it is: the segments are exchanged in order.
+oldest segment first, it rewrites each segment that loses a record. The
+segments are exchanged in order, so a superseded record is removed, durably, before the tombstone
+that superseded it.
 If the keys do not fit into memory, the pass does both for one part of the keys after the other.
 
 The pass only reads the log; it never writes to a segment. The log's owner exchanges the files.
@@ -34,7 +35,7 @@ _RUN_BYTES: Final = 1024 * 1024  # of small neighbouring batches that are decode
 
 @dataclass(frozen=True, slots=True)
 class ChosenSegment:
-    """A segment that a pass compacts; ``drops_tombstones``: those that are last of their keys."""
+    """A segment that a pass compacts; ``drops_tombstones``: even those that are keys' last."""
 
     base_offset: Offset
     end_offset: Offset
@@ -99,7 +100,7 @@ class CompactionPass:
         """Do the pass; None after each small step.
 
         After a replacement is yielded, it must be in its place before the next step. If it is not,
-        end the pass: a tombstone may only go after what it superseded.
+        end the pass: a tombstone may be removed only after the records that it superseded.
 
         Raises:
             SegmentCorruptError: a segment is damaged; nothing of it was changed.
@@ -134,7 +135,7 @@ class CompactionPass:
                 yield None
 
     def _write(self, one: ChosenSegment, known: KeyMap) -> Iterator[Replacement | None]:
-        """Write the segment anew if a record of it goes."""
+        """Rewrite the segment if it loses a record."""
         if not (yield from self._loses_any(one, known)):
             return
         self._rewriter = rewriter = self._log.rewriter(one.base_offset, self._retried)
@@ -187,14 +188,14 @@ class CompactionPass:
         group: list[StoredBatch] = []
         size = 0
         for batch in batches:
-            if group and (size >= _RUN_BYTES or not self._goes_on(group[-1], batch)):
+            if group and (size >= _RUN_BYTES or not self._continues(group[-1], batch)):
                 yield group
                 group, size = [], 0
             group.append(batch)
             size += batch.header.size
         yield group
 
-    def _goes_on(self, one: StoredBatch, other: StoredBatch) -> bool:
+    def _continues(self, one: StoredBatch, other: StoredBatch) -> bool:
         before, after = one.header, other.header
         return (
             before.columns == after.columns

@@ -1,6 +1,6 @@
 """Puts the file of a rewritten segment in the segment's place.
 
-1. The segment's index is removed, durably: it would vouch for bytes that are about to go.
+1. The segment's index is removed, durably: it describes bytes that are about to be replaced.
 2. The new file, which is synced, is renamed over the segment. Readers see the new segment.
 3. The folder is synced, and the new index is written.
 

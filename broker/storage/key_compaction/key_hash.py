@@ -2,8 +2,8 @@
 
 Each of two lanes is a weighted sum of the key's bytes modulo 2^64, with a fixed random weight for
 each position, then mixed. Two given keys have equal hashes with a probability below 2^-110, so a
-billion keys have a collision with a probability below 2^-50. Who chooses a key so that it collides
-gains nothing: who may publish one key may publish the other.
+billion keys have a collision with a probability below 2^-50. A publisher
+who makes a key collide with another key gains nothing: it may publish under the other key, too.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class KeyMap:
         """Note records of this part, in any order; the highest offset of each key stays.
 
         Raises:
-            KeyMapFullError: there is no room; the map is of no use any more.
+            KeyMapFullError: there is no room; the map is incomplete and must not be used any more.
         """
         while (self.count + len(offsets)) * _LOAD > len(self._last):
             if len(self._last) * 2 > self._slots_max:

@@ -47,7 +47,7 @@ class Replacement:
     removed_count: int
 
     def discard(self) -> None:
-        """Remove the file, which is not wanted any more."""
+        """Remove the file, because it does not replace the segment."""
         self.folder.remove_if_there(self.path)
 
 
@@ -159,7 +159,7 @@ class SegmentRewriter:
         )
 
     def abandon(self) -> None:
-        """Remove the file, which is of no use any more; else the next opening of the log does."""
+        """Remove the unfinished file. If that fails, the next opening of the log removes it."""
         with suppress(OSError):
             self._file.close()
             self._folder.remove_if_there(self._path)

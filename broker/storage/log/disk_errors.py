@@ -11,8 +11,8 @@ from broker.storage.no_room import lacks_descriptor, lacks_room, no_room
 class DiskErrors:
     """Translates disk errors. After any error but a lack of room the log takes no more writes.
 
-    This is a class because a commit enters it three times: a generator would cost three times as
-    much.
+    A class and not a generator, because each commit enters it three times, and a generator costs
+    three times as much.
     """
 
     __slots__ = ("_fail", "_fatal", "_path", "_retried", "_what")

@@ -165,7 +165,7 @@ class PartitionLog:
 
     @property
     def sparse_end(self) -> Offset:
-        """From here on the log has every record."""
+        """First offset from which on the log has every record."""
         return self._state.sparse_end
 
     @property
@@ -366,7 +366,7 @@ class PartitionLog:
     def _cut(self, end: Offset, epochs: EpochHistory) -> None:
         assert self.log_start <= end <= self.log_end, f"{end} is not within the log"
         if self._failure is not None:
-            raise LogFailedError(self._failure)
+            raise LogFailedError(self._failure, path=self._folder.path)
         # This step is first because it is the only one that may need room on the disk.
         self._write_epochs(epochs)
         self._unfinished_cut = end, epochs
@@ -426,7 +426,7 @@ class PartitionLog:
         return read_producer_state(self._folder, self.log_end)
 
     def poison(self, reason: str) -> None:
-        """Take no more writes: the writing thread has crashed, perhaps within one. Any thread.
+        """Take no more writes: the writing thread has crashed, perhaps in a write. Any thread.
 
         :meth:`close` then leaves the files as they are; the next opening checks them.
         """
@@ -462,7 +462,7 @@ class PartitionLog:
             self._cut(*self._unfinished_cut)
 
     def _writable(self) -> ActiveSegment:
-        """Return the segment to write to; first do the work that a full disk had prevented.
+        """Return the segment to write to. First do the work that a full disk had prevented.
 
         Raises:
             NoRoomError: there is still no room for this work.

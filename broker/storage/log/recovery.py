@@ -28,7 +28,7 @@ from broker.storage.log_folder import (
     LogFolder,
     RecoveryPointFile,
 )
-from broker.storage.no_room import lacks_room
+from broker.storage.no_room import ignoring_no_room
 from broker.storage.promises.lost_log import (
     RecoveredLog,
     below_promise,
@@ -134,23 +134,16 @@ class _Recovery:
     def _write_caches(self, epochs: EpochHistory) -> None:
         """Write the rebuilt caches; on a full disk the next opening does it."""
         path = self._folder.file(EPOCHS_NAME)
-        try:
+        with ignoring_no_room():
             for segment in self._loader.indexes_to_write:
                 write_index(self._folder, segment)
             if path in self._report.rebuilt:
                 self._folder.replace(path, encode_epochs(self._folder.partition_id, epochs.starts))
-        except OSError as error:
-            if not lacks_room(error):
-                raise
 
     def _complete_roll(self, log_end: Offset) -> None:
         """Make the segment after a sealed last segment; on a full disk the first write does it."""
-        try:
+        with ignoring_no_room():
             base = self._create_segment(log_end)
-        except OSError as error:
-            if not lacks_room(error):
-                raise
-        else:
             self._segments.append(Segment(base, SegmentIndex(self._interval_bytes)))
 
     # ------------------------------------------------------------------ names and the point

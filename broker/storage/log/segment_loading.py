@@ -74,7 +74,7 @@ class SegmentLoader:
 
     def load_sealed(self, base: Offset, following: Offset) -> None:
         """Load a segment that has a successor: it was durable before its successor was made."""
-        with self._naming_unread(base, following):
+        with self._reporting_unreadable(base, following):
             self._load_sealed(base, following)
 
     def _load_sealed(self, base: Offset, following: Offset) -> None:
@@ -194,7 +194,7 @@ class SegmentLoader:
 
         ``known_end`` is the end of the records that the log is known to have had.
         """
-        with self._naming_unread(base, known_end, last=True):
+        with self._reporting_unreadable(base, known_end, last=True):
             self._load_last(base, point)
 
     def _load_last(self, base: Offset, point: RecoveryPoint | None) -> None:
@@ -208,7 +208,7 @@ class SegmentLoader:
                 self._check_header(file, segment, sealed_end=segment.end_offset)
                 return
             found = self._scan_last(file, segment, size, durable)
-            self._settle(file, path, segment, found, durable)
+            self._keep_valid(file, path, segment, found, durable)
         finally:
             file.close()
 
@@ -248,7 +248,7 @@ class SegmentLoader:
             found.insert(0, missing)
         return found
 
-    def _settle(
+    def _keep_valid(
         self,
         file: File,
         path: str,
@@ -256,7 +256,7 @@ class SegmentLoader:
         found: list[ValidBatch | DamagedStretch],
         durable: int,
     ) -> None:
-        """Tell rot from a torn tail, keep the valid batches and make them durable."""
+        """Tell rot from a torn tail, keep the valid batches, and make them durable."""
         rot = bool(self._report.damaged_ranges)
         for at, stretch in enumerate(found):
             if isinstance(stretch, ValidBatch):
@@ -335,8 +335,10 @@ class SegmentLoader:
         )
 
     @contextmanager
-    def _naming_unread(self, base: Offset, end: Offset, *, last: bool = False) -> Iterator[None]:
-        """Report a segment that cannot be read as damaged; the other segments are served."""
+    def _reporting_unreadable(
+        self, base: Offset, end: Offset, *, last: bool = False
+    ) -> Iterator[None]:
+        """Report a segment as damaged if it cannot be read; the other segments are served."""
         before = len(self.segments)
         try:
             yield

@@ -1,1 +1,1 @@
-"""How far a broker has vouched for its logs, in a second place."""
+"""Up to which offset records may have been acknowledged, noted in a second place."""

@@ -1,9 +1,9 @@
-"""How far this broker vouched for each replica's log, in a second place: ``<data_dir>/promises``.
+"""The promises: up to which offset a replica's records may have been acknowledged.
 
 A log's own folder cannot prove how long the log once was: the folder may be gone, emptied, cut or
-an older copy. So each replica has a slot in this file. The slot says that this broker holds the
-replica, and up to which offset its records were promised. A log that is absent, or shorter than its
-promise, is damaged. A log without a slot is new.
+an older copy. So each replica has a slot in a second place, the file ``<data_dir>/promises``. The
+slot says that this broker holds the replica, and up to which offset its records were promised. A
+log that is absent, or shorter than its promise, is damaged. A log without a slot is new.
 
 A promise is written to the page cache *before* a record is acknowledged. This takes microseconds,
 and the promise is exact after a kill of the process. It becomes durable later
@@ -93,7 +93,9 @@ class Promises:
         self._lock = threading.Lock()  # guards the maps and the growth of the file
         self._sync_lock = threading.Lock()
         self._failure: str | None = None
-        self.complaint: str | None = None  # damage that opening found, for a log line
+        self.complaint: str | None = (
+            None  # what was wrong with the file at its opening, for a log line
+        )
         self.found = files.exists(PROMISES_NAME)  # False: the file was never made, or was lost
         if self.found:
             self._load()
@@ -240,7 +242,7 @@ class Promises:
         """Write a slot's values into the copy that is not the durable one. Not durable yet."""
         self._refuse_if_failed()
         file = self._file
-        assert file is not None, "a slot without the file"
+        assert file is not None, "there is no slot before the file is made"
         before = slot.values.sequence
         copy = slot.copy ^ 1 if slot.durable == before else slot.copy
         values = SlotValues(

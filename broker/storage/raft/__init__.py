@@ -1,1 +1,1 @@
-"""Raft's files."""
+"""The files of a Raft member."""

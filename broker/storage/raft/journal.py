@@ -49,7 +49,7 @@ from broker.storage.promises.promises import Promises
 from broker.storage.raft.journal_file import JournalFile, first_journal, is_first
 from broker.storage.raft.journal_scan import Found
 from broker.storage.raft.meta import MetaFile, first_meta
-from broker.storage.raft.raft_folder import RaftFolder, owner_of
+from broker.storage.raft.raft_folder import NEXT_STEP, RaftFolder, owner_of
 from broker.storage.whole_file import write_whole
 
 COUNTER: Final = "raft"  # name in the promises file: the term and the last record's number
@@ -115,7 +115,8 @@ class RaftJournal:
         elif "journal" not in present:
             path = f"{folder}/journal"
             raise MetadataCorruptError(
-                f"{path} is missing beside the meta file: files were lost", path=path
+                f"{path} is missing beside the meta file: files were lost. {NEXT_STEP}",
+                path=path,
             )
         meta = MetaFile(f"{folder}/meta", files.open(f"{folder}/meta"), self._folder.owner)
         self.damaged_slots = meta.damaged_slots
@@ -132,8 +133,8 @@ class RaftJournal:
         last = image.base_index + len(image.entries)
         if hard.commit > last:
             raise MetadataCorruptError(
-                f"{folder}/journal ends at entry {last}, but entry {hard.commit} "
-                "was committed here: records were lost",
+                f"{folder}/journal ends at entry {last}, but entry {hard.commit} was committed "
+                f"here: records were lost. {NEXT_STEP}",
                 path=f"{folder}/journal",
             )
         meta.write(hard, self._journal.synced, self._folder.datasync)
@@ -188,14 +189,15 @@ class RaftJournal:
         if not self._remake and self._read_membership() is not None:
             path = self._folder.file("meta")
             raise MetadataCorruptError(
-                f"{path} is missing beside the member file: this node has taken part, and its "
-                "term, its vote and its log are lost",
+                f"{path} is missing beside the member file: this node has been in its "
+                f"group, and its term, vote and log are lost. {NEXT_STEP}",
                 path=path,
             )
         if "snapshot" in present or ("journal" in present and not is_first(self._folder)):
             path = self._folder.file("meta")
             raise MetadataCorruptError(
-                f"{path} is missing beside a journal: files were lost", path=path
+                f"{path} is missing beside a journal or snapshot: files were lost. " + NEXT_STEP,
+                path=path,
             )
         self._folder.write_whole("journal", [first_journal(self._folder.owner)])
         self._folder.write_whole("meta", [first_meta(self._folder.owner)])
@@ -210,7 +212,7 @@ class RaftJournal:
         if owner != self._folder.owner:
             raise MetadataCorruptError(f"{path} belongs to another node or cluster", path=path)
         if len(body) != identity.size or crc32c(body) != identity.crc:
-            raise MetadataCorruptError(f"{path} fails its checksum", path=path)
+            raise MetadataCorruptError(f"{path} fails its checksum. {NEXT_STEP}", path=path)
         return Snapshot(identity, body)
 
     # ------------------------------------------------------------------ membership
@@ -403,7 +405,7 @@ def _reconciled(image: LogImage, snapshot: Snapshot | None, path: str) -> LogIma
         if image.base_index:
             raise MetadataCorruptError(
                 f"{path} begins after entry {image.base_index}, and the snapshot with the entries "
-                "before is missing: files were lost",
+                f"before is missing: files were lost. {NEXT_STEP}",
                 path=path,
             )
         return image
@@ -411,7 +413,7 @@ def _reconciled(image: LogImage, snapshot: Snapshot | None, path: str) -> LogIma
     if image.base_index > index:
         raise MetadataCorruptError(
             f"{path} begins after entry {image.base_index}, but the snapshot ends at {index}: the "
-            "entries between them are missing",
+            "entries between them are missing. " + NEXT_STEP,
             path=path,
         )
     at = index - image.base_index - 1
@@ -420,7 +422,7 @@ def _reconciled(image: LogImage, snapshot: Snapshot | None, path: str) -> LogIma
         if found != term:
             raise MetadataCorruptError(
                 f"{path} begins after entry {index} of term {found}, but in the snapshot this "
-                f"entry has term {term}: the two files do not belong together",
+                f"entry has term {term}: the two files do not belong together. {NEXT_STEP}",
                 path=path,
             )
     else:

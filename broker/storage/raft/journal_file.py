@@ -71,10 +71,10 @@ class JournalFile:
         found = read_journal(folder.file(NAME), data, owner=folder.owner, synced=synced)
         examine(found)
         made = cls(folder, found, preallocate_bytes=preallocate_bytes, ahead_bytes=ahead_bytes)
-        made._settle(found, data)
+        made._repair_end(found, data)
         return made, found
 
-    def _settle(self, found: Found, data: bytes) -> None:
+    def _repair_end(self, found: Found, data: bytes) -> None:
         if found.torn:
             self._file.truncate(found.end)
         if found.unsure < found.end:

@@ -29,6 +29,7 @@ from broker.codec.disk.raft_log_format import (
 )
 from broker.errors import MetadataCorruptError
 from broker.model.raft import Entry, LogImage
+from broker.storage.raft.raft_folder import NEXT_STEP
 
 _SECTOR: Final = 512
 
@@ -136,8 +137,7 @@ class _JournalReader:
     def _rot(self, reason: str) -> MetadataCorruptError:
         return MetadataCorruptError(
             f"{self._path} is damaged at byte {self._at}: {reason}. Nothing was changed. This "
-            "controller cannot vote safely. Restore the folder from a copy of the whole data "
-            "directory, or replace this controller: docs/cluster.md",
+            f"controller cannot vote safely. {NEXT_STEP}",
             path=self._path,
             position=self._at,
         )

@@ -21,6 +21,7 @@ from broker.codec.disk.raft_log_format import (
 from broker.errors import MetadataCorruptError
 from broker.model.raft import HardState
 from broker.ports.system import File
+from broker.storage.raft.raft_folder import NEXT_STEP
 
 
 class MetaFile:
@@ -63,8 +64,7 @@ class MetaFile:
             raise MetadataCorruptError(
                 f"{self._path}: both slots are damaged ({damage}). Nothing was changed. This "
                 "controller cannot vote safely, because it may have voted in this term already. "
-                "Restore the folder from a copy of the whole data directory, or replace this "
-                "controller: docs/cluster.md",
+                + NEXT_STEP,
                 path=self._path,
             )
         slot = max(good, key=lambda one: one.sequence)

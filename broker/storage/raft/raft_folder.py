@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from typing import Final
 
 from broker.codec.disk.raft_log_format import OWNER_SIZE
 from broker.errors import LogFailedError, NoRoomError
@@ -16,6 +17,12 @@ from broker.model.raft import NodeId
 from broker.ports.system import File, Files
 from broker.storage.no_room import lacks_room, no_room
 from broker.storage.whole_file import read_whole, write_whole
+
+# What an operator can do about damaged or lost files of a member.
+NEXT_STEP: Final = (
+    "Restore the folder from a copy of the whole data directory, or replace this controller: "
+    "docs/cluster.md"
+)
 
 
 class RaftFolder:

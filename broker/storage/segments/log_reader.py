@@ -97,7 +97,7 @@ class LogReader:
                 return self._read(start, end, bytes_max)
             except SegmentCorruptError as error:
                 if not self._has_changed(generation):
-                    raise self._with_way_on(error) from error
+                    raise self._with_readable_offset(error) from error
 
     def _has_changed(self, generation: int) -> bool:
         """Tell whether the writer has removed bytes since; waits for the end of an exchange."""
@@ -116,7 +116,7 @@ class LogReader:
                 found = self._offset_at(timestamp_us)
             except SegmentCorruptError as error:
                 if not self._has_changed(generation):
-                    raise self._with_way_on(error) from error
+                    raise self._with_readable_offset(error) from error
             else:
                 if not self._has_changed(generation):
                     return found  # no segment was freed or exchanged during the search
@@ -143,7 +143,7 @@ class LogReader:
 
     # ------------------------------------------------------------------ helpers
 
-    def _with_way_on(self, error: SegmentCorruptError) -> SegmentCorruptError:
+    def _with_readable_offset(self, error: SegmentCorruptError) -> SegmentCorruptError:
         """Return the error with the first offset behind the damage that can be read.
 
         The record at that offset is read and checked here, before the error promises it.
@@ -213,7 +213,7 @@ class LogReader:
         path = self._folder.segment_file(segment.base_offset, "log")
         try:
             index = self._index(segment)
-            with self._handles.use(path, self._check_of(segment)) as file:
+            with self._handles.use(path, self._header_check(segment)) as file:
                 # Take the end first: the size that is taken after it covers at least this end.
                 end = segment.end_offset
                 view = SegmentView(file, segment.base_offset, end, segment.size_bytes)
@@ -222,7 +222,7 @@ class LogReader:
                     view, place, wanted, bytes_max=bytes_max, first_always=first_always
                 )
         except DamageMetError as damage:
-            raise self._named(path, damage) from damage
+            raise self._with_path(path, damage) from damage
         except OSError as cause:
             rest = OffsetRange(wanted.start, segment.end_offset)
             raise _unreadable(path, cause, rest) from cause
@@ -251,13 +251,13 @@ class LogReader:
         path = self._folder.segment_file(segment.base_offset, "log")
         try:
             entry = self._index(segment).place_before(timestamp_us)
-            with self._handles.use(path, self._check_of(segment)) as file:
+            with self._handles.use(path, self._header_check(segment)) as file:
                 end = segment.end_offset
                 view = SegmentView(file, segment.base_offset, end, segment.size_bytes)
                 place = view.first if entry is None else Place(*entry)
                 return first_reaching(view, place, timestamp_us)
         except DamageMetError as damage:
-            raise self._named(path, damage) from damage
+            raise self._with_path(path, damage) from damage
         except FileNotFoundError as cause:
             # The log forgets a segment before it removes the file. If the log still has it, the
             # disk has lost the file, and the record that is searched may have been in it.
@@ -281,7 +281,7 @@ class LogReader:
         index = SegmentIndex(self._interval_bytes)
         path = self._folder.segment_file(segment.base_offset, "log")
         highest_us, force = 0, False
-        with self._handles.use(path, self._check_of(segment)) as file:
+        with self._handles.use(path, self._header_check(segment)) as file:
             window = Window(file, segment.size_bytes)
             for one in scan(window, position=SEGMENT_HEADER_SIZE, offset=segment.base_offset):
                 if isinstance(one, ValidBatch):
@@ -290,7 +290,7 @@ class LogReader:
                 force = not isinstance(one, ValidBatch)
         return index
 
-    def _check_of(self, segment: Segment) -> Callable[[File], None] | None:
+    def _header_check(self, segment: Segment) -> Callable[[File], None] | None:
         """Return the check of a sealed segment's file when it is opened.
 
         A segment of another log may have been put in its place since recovery.
@@ -319,7 +319,7 @@ class LogReader:
                 end_offset=segment.end_offset,
             )
 
-    def _named(self, path: str, damage: DamageMetError) -> SegmentCorruptError:
+    def _with_path(self, path: str, damage: DamageMetError) -> SegmentCorruptError:
         return SegmentCorruptError(
             f"{path} is damaged at position {damage.position}, offsets "
             f"[{damage.start}, {damage.end}): {damage.message}",

@@ -115,7 +115,7 @@ def _headers(
         except BatchCorruptError as error:
             behind = next_batch(Window(view.file, view.size), position + 8, Offset(offset + 1))
             if behind is None or behind.header.base_offset > wanted.start:
-                raise _met(view, error, offset, position, behind) from error
+                raise _damage_met(view, error, offset, position, behind) from error
             offset, position = behind.header.base_offset, behind.position
             continue
         yield position, header
@@ -129,10 +129,10 @@ def _check_body(view: SegmentView, header: BatchHeader, body: memoryview, positi
     except BatchCorruptError as error:
         window = Window(view.file, view.size)
         behind = next_batch(window, position + header.size, header.end_offset)
-        raise _met(view, error, header.base_offset, position, behind) from error
+        raise _damage_met(view, error, header.base_offset, position, behind) from error
 
 
-def _met(
+def _damage_met(
     view: SegmentView,
     error: BatchCorruptError,
     offset: Offset,

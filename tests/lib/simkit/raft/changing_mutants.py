@@ -35,7 +35,7 @@ def in_force_once_committed() -> Any:
         new = self.log.slice(self.commit + 1, index + 1, 1 << 62) if index > self.commit else ()
         original_commit(self, index)
         if self.history.appended(new):
-            self._look_at_voters()
+            self._use_voters()
 
     original_append, original_commit = Member.append, Member.commit_to
     return together(
@@ -99,7 +99,7 @@ def removed_leader_counts_itself() -> Any:
 
     def count(self: Leader) -> None:
         original(self)
-        self._own_voice = 1
+        self._own_count = 1
 
     original = Leader._count_voters
     return replaced(Leader, "_count_voters", count)
