@@ -57,7 +57,7 @@ FIXED: Final[Mapping[str, str]] = {
     "STREAM PARTITION --to BROKER,...`, with as many brokers as you want replicas",
 }
 _TIERING_STAYS_ON: Final = (
-    "the table is part of the history: readers take old records from there, and an upload may be "
+    "its table is part of the history: readers take old records from there, and an upload may be "
     "under way. Create another stream without tiering; to keep little on local disk, lower "
     "local_retention_bytes"
 )
