@@ -65,11 +65,17 @@ class ForwardedWrites:
         replica: Callable[[PartitionId], PartitionDriver | None],
         state: Callable[[], MetadataState],
         clock: Clock,
+        *,
+        refusal: Callable[[PartitionId], HeadwaterError | None],
     ) -> None:
-        """``replica`` finds a local replica of broker ``me``; ``state`` returns its metadata."""
+        """``replica`` finds a local replica of broker ``me``; ``state`` returns its metadata.
+
+        ``refusal`` returns why a replica that belongs to ``me`` could not be opened, or None.
+        """
         self._me = me
         self._transport = transport
         self._replica = replica
+        self._refusal = refusal
         self._state = state
         self._clock = clock
         self._lock = threading.Lock()
@@ -194,7 +200,8 @@ class ForwardedWrites:
         if isinstance(rows, HeadwaterError):
             done(rows)
         elif driver is None:
-            done(NotLeaderError(f"{asked.partition_id} is not open here"))
+            why = self._refusal(asked.partition_id)
+            done(why or NotLeaderError(f"{asked.partition_id} is not open here"))
         else:
             try:
                 driver.writes.submit_records(

@@ -127,7 +127,14 @@ class ClusterMember:
         self._writes = (
             None
             if writes is None
-            else ForwardedWrites(setting.me, writes, self._replica, lambda: metadata.state, clock)
+            else ForwardedWrites(
+                setting.me,
+                writes,
+                self._replica,
+                lambda: metadata.state,
+                clock,
+                refusal=lambda partition_id: self._hosted().refusal(partition_id),
+            )
         )
         drive = drive or on_threads(clock, on_crash)
         self._beats = MemberBeats(
@@ -379,8 +386,11 @@ class ClusterMember:
                     self._controller.deliver(sender, message)
 
     def _replica(self, partition_id: PartitionId) -> PartitionDriver | None:
+        return self._hosted().find(partition_id)
+
+    def _hosted(self) -> HostedPartitions:
         assert self._broker is not None
-        return self._broker.replicas.find(partition_id)
+        return self._broker.replicas
 
 
 class MemberLinks:

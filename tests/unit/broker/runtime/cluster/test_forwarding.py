@@ -12,6 +12,7 @@ import pytest
 from broker.core.metadata.state import BrokerState, MetadataState, PartitionState
 from broker.errors import (
     CommitTimeoutError,
+    EncryptionKeyError,
     HeadwaterError,
     InvalidRequestError,
     NotLeaderError,
@@ -78,6 +79,7 @@ class Rig:
         self.state = MetadataState(brokers=brokers, partitions={stream.uuid: (row,)})
         self.row = row
         self.wire = Wire()
+        self.refused: dict[PartitionId, HeadwaterError] = {}  # replicas that could not be opened
         self.here = self._end(A, None)
         self.there = self._end(B, cast("PartitionDriver", self.partition))
         self.third = self._end(C, None)
@@ -88,9 +90,10 @@ class Rig:
         writes = ForwardedWrites(
             me,
             self.wire.end(me),
-            lambda asked: replica if asked == self.partition_id else None,
+            lambda asked: replica if asked == self.partition_id and not self.refused else None,
             lambda: self.state,
             self.clock,
+            refusal=self.refused.get,
         )
         writes.registered(BrokerEpoch(1))
         writes.start()
@@ -131,6 +134,16 @@ def test_a_condition_goes_with_the_write(rig: Rig) -> None:
     """The leader refuses a write that expects another log end; the refusal keeps its class."""
     rig.write(b"a", expected_end=Offset(5))
     assert isinstance(rig.outcomes.get(timeout=30), InvalidRequestError)
+    assert rig.partition.log_end == 0
+
+
+def test_a_leader_that_cannot_open_its_log_says_why(rig: Rig) -> None:
+    """A leader without the stream's key tells the publisher of another broker so, by its class."""
+    rig.refused[rig.partition_id] = EncryptionKeyError("the key of s is missing: put it back")
+    rig.write(b"a")
+    told = rig.outcomes.get(timeout=30)
+    assert isinstance(told, EncryptionKeyError)
+    assert "put it back" in told.message
     assert rig.partition.log_end == 0
 
 
