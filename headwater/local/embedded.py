@@ -203,7 +203,8 @@ def start_moto(folder: Path, *, bucket: str, port: int = 0) -> EmbeddedServer:
     folder.mkdir(parents=True, exist_ok=True)
     server = _start_moto_on_free_port(folder) if port == 0 else _start_moto_once(folder, port)
     try:
-        _create_bucket(server.port, bucket)
+        # On a busy machine a new server may be too slow for a request's time, so it is asked again.
+        wait_ready(server, lambda: http_status(server.port, "PUT", f"/{bucket}") == 200)
     except BaseException:
         server.stop()
         raise
@@ -300,12 +301,6 @@ def _start_moto_once(folder: Path, port: int) -> EmbeddedServer:
         server.stop()
         raise
     return server
-
-
-def _create_bucket(port: int, bucket: str) -> None:
-    status = http_status(port, "PUT", f"/{bucket}")
-    if status != 200:
-        raise UnavailableError(f"moto refused to make bucket {bucket!r}: status {status}")
 
 
 def spawn(command: list[str], log: Path) -> subprocess.Popen[bytes]:
