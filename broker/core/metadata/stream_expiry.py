@@ -16,9 +16,9 @@ from broker.core.metadata.group_state import cursor_key
 from broker.core.metadata.outcome import Applied, Rejected, refused_level
 from broker.core.metadata.partition_apply import find, put, stale_leader
 from broker.core.metadata.state import FEATURE_LEVEL_STREAMS, MetadataState, PartitionState
+from broker.core.metadata.stream_purge import refused_by_leases
 from broker.errors import (
     HeadwaterError,
-    HeldByLeaseError,
     HeldByPositionError,
     NotShippedError,
 )
@@ -99,22 +99,9 @@ def _refused_by_table(command: ExpireRecords, present: PartitionState) -> Headwa
 
 def _refused_by_readers(state: MetadataState, command: ExpireRecords) -> HeadwaterError | None:
     """Return the error if a lease or a protected position holds what would expire, or None."""
-    at = PartitionId(command.stream_uuid, PartitionNumber(command.partition))
-    held = lease_limit(state, at, command.now_us)
-    if held < command.before:
-        live = [
-            one
-            for one in state.leases.values()
-            if one.stream_uuid == command.stream_uuid and one.expires_us > command.now_us
-        ]
-        owners = sorted({one.owner for one in live})
-        return HeldByLeaseError(
-            f"a lease holds the records of partition {command.partition} from {held} on, so the "
-            f"records below {command.before} cannot expire before the lease ends",
-            owners=owners[:5],
-            lease_ids=[],
-            floor=held,
-        )
+    refused = refused_by_leases(state, command)
+    if refused is not None:
+        return refused
     stream = next(one for one in state.streams.values() if one.uuid == command.stream_uuid)
     held = position_limit(state, stream, command.partition)
     if held < command.before:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from broker.core.metadata.commands import PurgeRecords
+from broker.core.metadata.commands import ExpireRecords, PurgeRecords
 from broker.core.metadata.outcome import Applied, Rejected, refused_level
 from broker.core.metadata.partition_apply import find, put, stale_leader
 from broker.core.metadata.state import FEATURE_LEVEL_ALTERED, MetadataState, PartitionState
@@ -37,7 +37,7 @@ def purge_records(state: MetadataState, command: PurgeRecords) -> Applied:
         return state, Rejected(stale_leader(present, command.leader_epoch))
     if command.before <= present.purged_end:
         return state, {"purged_from": present.purged_end}
-    refused = _refused_by_table(state, command, present) or _refused_by_leases(state, command)
+    refused = _refused_by_table(state, command, present) or refused_by_leases(state, command)
     if refused is not None:
         return state, Rejected(refused)
     purged = replace(present, purged_end=command.before)
@@ -65,8 +65,10 @@ def _refused_by_table(
     )
 
 
-def _refused_by_leases(state: MetadataState, command: PurgeRecords) -> HeadwaterError | None:
-    """Return the error if a lease holds a record that would be deleted, or None."""
+def refused_by_leases(
+    state: MetadataState, command: PurgeRecords | ExpireRecords
+) -> HeadwaterError | None:
+    """Return the error if a lease holds a record that would be deleted or expire, or None."""
     holding = sorted(
         (lease.floor(command.partition), lease_id, lease.owner)
         for lease_id, lease in state.leases.items()

@@ -117,10 +117,11 @@ def test_what_a_lease_holds_does_not_expire() -> None:
     cluster.do(lease("over", expires_us=999))
     cluster.do(lease("reader"))
     cluster.do(RecordColdEnd(**AT, cold_end=Offset(100)))
+    cluster.do(lease("later"))
     assert (limit(cluster), limit(cluster, now_us=2_000)) == (7, 100)
     error = cluster.refused(expire(cluster, 8))
     assert isinstance(error, HeldByLeaseError)
-    assert (error.owners, error.floor) == (["reader's"], 7)
+    assert (error.owners, error.lease_ids, error.floor) == (["reader's"], ["reader"], 7)
     cluster.do(expire(cluster, 7))
     cluster.do(expire(cluster, 8, now_us=2_000))
 
