@@ -56,8 +56,9 @@ def test_replicas_of_two_clusters_do_not_hear_each_other(tmp_path: Path) -> None
                 transports[at].start(lambda *told, at=at: heard[at].put(told))
             transports[cluster, A].serve(address())
         for cluster in ("red", "blue"):  # NATS keeps nothing for subscriptions that begin later
-            _until_heard(transports[cluster, B], A, fetch(0), heard[cluster, A])
-            _until_heard(transports[cluster, A], B, answer(0), heard[cluster, B])
+            _until_answered(
+                transports[cluster, B], heard[cluster, A], transports[cluster, A], heard[cluster, B]
+            )
         for cluster, number in (("red", 1), ("blue", 2), ("red", 3), ("blue", 4)):
             sent = fetch(number)
             transports[cluster, B].send(A, address(), sent)
@@ -70,16 +71,21 @@ def test_replicas_of_two_clusters_do_not_hear_each_other(tmp_path: Path) -> None
     assert crashes == []
 
 
-def _until_heard(
-    transport: NatsReplicaTransport, to: Any, message: Any, inbox: queue.Queue[Any]
+def _until_answered(
+    follower: NatsReplicaTransport,
+    asked: queue.Queue[Any],
+    leader: NatsReplicaTransport,
+    answered: queue.Queue[Any],
 ) -> None:
-    """Send a message again and again, until the other side has it."""
+    """Ask again and again, as replicas do, until there is an answer: a request has one only."""
     for _ in range(60):
-        transport.send(to, address(), message)
+        follower.send(A, address(), fetch(0))
         with suppress(queue.Empty):
-            inbox.get(timeout=0.5)
+            asked.get(timeout=0.5)
+            leader.send(B, address(), answer(0))
+            answered.get(timeout=0.5)
             return
-    raise AssertionError("the other side heard nothing")
+    raise AssertionError("the follower heard no answer")
 
 
 def _heard(inbox: queue.Queue[Any]) -> Any:
