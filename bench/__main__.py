@@ -41,9 +41,7 @@ from broker.errors import HeadwaterError
 
 _ROOT: Final = Path(__file__).resolve().parents[1]
 RESULTS: Final = _ROOT / "bench" / "results"
-_SITTING: Final = (
-    _ROOT / "out" / "bench" / "all.json"
-)  # of `--all`, until every measure is finished
+_SITTING: Final = _ROOT / "out/bench/all.json"  # of `--all`, until every measure is finished
 _README: Final = _ROOT / "README.md"  # the short table
 _PAGE: Final = _ROOT / "docs" / "performance.md"  # the whole table
 # Errors from outside that end one measure; any other error is a bug of the benchmark and ends the
