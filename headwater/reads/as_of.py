@@ -38,6 +38,8 @@ from tiering.read.times import first_reaching
 
 if TYPE_CHECKING:
     from headwater.client import Client
+    from tiering.table.delta_table import DeltaStreamTable
+    from tiering.table.table import TableSnapshot
 
 AsOf: TypeAlias = str | int | datetime | Mapping[int, int] | Mapping[str, int] | Cut
 
@@ -104,6 +106,20 @@ def narrowed(cut: Cut, moment: AtOffsets | AtTime, client: Client) -> Cut:
         cut,
         partitions=tuple(replace(part, until=ends[part.partition]) for part in cut.partitions),
     )
+
+
+def proved_table(cut: Cut) -> tuple[DeltaStreamTable, TableSnapshot] | None:
+    """Open the table of a cut at its version and prove it by counts; None without a table. Blocks.
+
+    Raises:
+        CorruptDataError: the table is not what was committed; a subclass says why.
+    """
+    if cut.table_version is None:
+        return None
+    table = Lake.open(cut.table_uri, cluster=cut.cluster).table_at(cut.table_uri)
+    snapshot = table.snapshot(cut.table_version)
+    certify_counts(snapshot, cut, table.store)
+    return table, snapshot
 
 
 def _parse_text(text: str) -> Cut | AtOffsets | AtTime:
@@ -199,10 +215,9 @@ def _ends_at(cut: Cut, stamp_us: int, client: Client) -> dict[int, Offset]:
             f"{_iso(cut.taken_us)}, and records of that time may still arrive"
         )
     ends: dict[int, Offset] = {}
-    if cut.table_version is not None:
-        table = Lake.open(cut.table_uri, cluster=cut.cluster).table_at(cut.table_uri)
-        snapshot = table.snapshot(cut.table_version)
-        certify_counts(snapshot, cut, table.store)  # look the time up in a proved table only
+    proved = proved_table(cut)  # the time is looked up in a proved table only
+    if proved is not None:
+        table, snapshot = proved
         for part in cut.partitions:
             cold = OffsetRange(part.start, part.cold_end)
             found = first_reaching(snapshot, table.store, part.partition, cold, stamp_us)

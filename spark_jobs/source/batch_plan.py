@@ -24,6 +24,7 @@ from broker.errors import (
     InvalidRequestError,
     UnknownLeaseError,
 )
+from broker.model.cut import Cut
 from broker.model.ids import LeaseId, StreamUuid
 from broker.model.offsets import OffsetRange
 from headwater.reads.lease_keeper import LEASE_TTL_MS_DEFAULT
@@ -96,10 +97,8 @@ def at_moment(given: SourceOptions, client: Client) -> SourceOptions:
         UnknownStreamError, InvalidCutError, OffsetOutOfRangeError: as ``headwater.read(as_of=)``.
         CorruptDataError: the table is not what was committed; a subclass says why.
     """
-    from broker.model.cut import Cut  # noqa: PLC0415  (only this planning loads pyarrow)
-    from headwater.reads.as_of import narrowed, parse_as_of  # noqa: PLC0415
-    from tiering.read.certify import certify_counts  # noqa: PLC0415
-    from tiering.read.lake import Lake  # noqa: PLC0415
+    # Only this planning loads pyarrow.
+    from headwater.reads.as_of import AtOffsets, narrowed, parse_as_of, proved_table  # noqa: PLC0415
 
     name = given.selection.single
     assert name is not None, "the options were checked"
@@ -112,9 +111,8 @@ def at_moment(given: SourceOptions, client: Client) -> SourceOptions:
         return given.of_cut(moment)
     cut = client.cut(name, ttl_ms=LEASE_TTL_MS_DEFAULT)
     try:
-        if cut.table_version is not None:
-            table = Lake.open(cut.table_uri, cluster=cut.cluster).table_at(cut.table_uri)
-            certify_counts(table.snapshot(cut.table_version), cut, table.store)
+        if isinstance(moment, AtOffsets | None):  # to look a time up, narrowed() proves the table
+            proved_table(cut)
         return given.of_cut(cut if moment is None else narrowed(cut, moment, client))
     except BaseException:
         _drop(cut.lease.lease_id, client)

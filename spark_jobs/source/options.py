@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Final, Literal
+from typing import Final, Literal, cast, get_args
 
 from broker.errors import InvalidRequestError
 from broker.model.cut import Cut
@@ -126,8 +126,11 @@ def parse(options: Mapping[str, str]) -> SourceOptions:
     """
     given = _given(options)
     cut = Cut.load(given["cut"]) if "cut" in given else None
-    emit = _emit(given)
-    selection = parse_selection(given, None if cut is None else cut.stream)
+    emit = cast("Emit", _word(given, "emit", get_args(Emit)))
+    if emit == "streams" and not any(name.lower() in given for name in SELECTORS):
+        selection = Selection(pattern=".*")
+    else:
+        selection = parse_selection(given, None if cut is None else cut.stream)
     _check_isolation(given)
     uuid = given.get("streamuuid")
     if uuid is not None and not is_uuid(uuid):
@@ -169,11 +172,12 @@ def parse_batch(options: Mapping[str, str]) -> SourceOptions:
 def parse_stream(options: Mapping[str, str]) -> SourceOptions:
     """Return the options of ``spark.readStream``; raises as :func:`parse`."""
     _refuse(options, _BATCH_ONLY, "is only for spark.read; a stream has no end")
-    if _given(options).get("asof", NOW) != NOW:
+    found = parse(options)
+    if found.as_of not in {None, NOW}:
         raise InvalidRequestError("a stream has no end, so it cannot be read as of a moment")
-    if _word(_given(options), "emit", ("records", "ranges", "streams")) == "streams":
+    if found.emit == "streams":
         raise InvalidRequestError("emit=streams is only for spark.read")
-    return parse(options).started_at(LATEST)
+    return found.started_at(LATEST)
 
 
 def columns_of(options: Mapping[str, str]) -> tuple[tuple[str, ...], Mapping[str, str]]:
@@ -271,18 +275,6 @@ def _check_bound(bound: Bound, selection: Selection, option: str) -> None:
             f"{option} names stream {min(strangers)!r}, which this read does not have"
             f"{nearest(min(strangers), selection.names)}"
         )
-
-
-def _emit(given: dict[str, str]) -> Emit:
-    """Return what a row stands for; with ``streams`` and no name, every stream is listed."""
-    match _word(given, "emit", ("records", "ranges", "streams")):
-        case "ranges":
-            return "ranges"
-        case "streams":
-            if not any(name.lower() in given for name in SELECTORS):
-                given["subscribepattern"] = ".*"
-            return "streams"
-    return "records"
 
 
 def _columns(given: Mapping[str, str], selection: Selection, emit: Emit) -> tuple[str, ...]:
