@@ -76,7 +76,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before xdist looks at the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put files, and the tests of each file, in a random order; name who shares Spark's session."""
+    """Put files, and the tests of each file, in a random order; group those that share something."""
     seed = int(os.environ[ORDER])
     if seed:
         files = [list(tests) for _, tests in groupby(items, key=lambda item: item.path)]
@@ -88,9 +88,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if "PYTEST_XDIST_WORKER" in os.environ:
         items.sort(key=_seconds_max, reverse=True)  # what may take long begins first
         for item in items:
+            name = item.path.relative_to(item.config.rootpath).as_posix()
             if "spark" in getattr(item, "fixturenames", ()):
-                name = item.path.relative_to(item.config.rootpath).as_posix()
                 item.add_marker(pytest.mark.xdist_group(f"session:{name}"))
+            elif _shares_with_its_file(item):
+                item.add_marker(pytest.mark.xdist_group(name))
+
+
+def _shares_with_its_file(item: pytest.Item) -> bool:
+    """Return whether tests of the file share a fixture, such as a cluster: one worker makes it."""
+    info = getattr(item, "_fixtureinfo", None)
+    named = info.name2fixturedefs.values() if info is not None else ()
+    return any(definitions[-1].scope in ("module", "class") for definitions in named)
 
 
 def _seconds_max(item: pytest.Item) -> float:

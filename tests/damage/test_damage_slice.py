@@ -26,7 +26,6 @@ pytestmark = [
     pytest.mark.integration,
     pytest.mark.slow,
     pytest.mark.timeout(_SLICE_S + 60),
-    pytest.mark.xdist_group("damage"),  # one run for all of these
 ]
 
 

@@ -37,7 +37,6 @@ def _docstring(example: Path) -> str:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.xdist_group("examples")
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
 def test_an_example_prints_what_it_says(example: Path, server: RuntimeFile, tmp_path: Path) -> None:
     """The lines below "Prints::" are what comes out, twice: a second run starts afresh."""

@@ -31,7 +31,7 @@ from headwater.reads.history import History
 from simkit.brokers.replica_rigs import BROKERS, A, B, address, answer, fetch
 from simkit.servers.natsproc import NatsProcess
 
-pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("two_clusters")]
+pytestmark = pytest.mark.integration
 
 WAIT_S = 30.0
 NOTICE = NewDataNotice(leader_epoch=LeaderEpoch(7))

@@ -30,7 +30,7 @@ from headwater.client.records import to_batch
 from headwater.nats_publisher import NatsMessage, NatsPublisher
 from simkit.servers.natsproc import RawNats, pub
 
-pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("cluster_ack_policies")]
+pytestmark = pytest.mark.integration
 
 UNNUMBERED = encode_put_mark(NO_PRODUCER, NO_SEQUENCE)
 

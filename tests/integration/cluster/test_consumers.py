@@ -8,7 +8,7 @@ from broker.errors import TruncatedError
 from clusterkit.load import Following, check, load
 from clusterkit.running import Cluster
 
-pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("cluster_consumers")]
+pytestmark = pytest.mark.integration
 
 
 @pytest.mark.parametrize("end", ["killed", "stopped"])

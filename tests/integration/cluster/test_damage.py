@@ -7,7 +7,7 @@ import pytest
 from clusterkit.load import stored
 from clusterkit.running import Cluster
 
-pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("cluster_damage")]
+pytestmark = pytest.mark.integration
 
 
 def _follower(cluster: Cluster, stream: str) -> int:

@@ -18,7 +18,7 @@ from clusterkit.load import stored
 from clusterkit.running import Cluster
 from headwater.local.embedded import http_status
 
-pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("cluster_forgetful")]
+pytestmark = pytest.mark.integration
 
 STREAM = "kept"
 

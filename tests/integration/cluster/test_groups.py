@@ -17,7 +17,7 @@ from broker.errors import HeadwaterError, UnknownGroupError
 from clusterkit.running import Cluster
 from headwater.client import Client
 
-pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("cluster_groups")]
+pytestmark = pytest.mark.integration
 
 SESSION_MS = 4_000
 WAIT_S = 180.0  # CI has two cores for five of these at a time

@@ -14,7 +14,7 @@ from headwater.nats_publisher import NatsMessage, NatsPublisher
 from headwater.reads.history import History
 from headwater.reads.latest import newest_of_each_key
 
-pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("cluster_growth")]
+pytestmark = pytest.mark.integration
 
 KEYS = [b"key-%d" % number for number in range(16)]
 

@@ -7,7 +7,7 @@ import pytest
 from clusterkit.running import Cluster
 from headwater.nats_publisher import NatsMessage, NatsPublisher
 
-pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("cluster_nats_publishers")]
+pytestmark = pytest.mark.integration
 
 
 def test_every_message_is_stored_once(cluster: Cluster) -> None:

@@ -23,7 +23,7 @@ from headwater.local.embedded import EmbeddedServer, http_status, start_up
 from headwater.local.runtime_file import RuntimeFile
 
 # One worker runs all of them: each module starts a cluster.
-pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("cluster_operations")]
+pytestmark = pytest.mark.integration
 
 
 def _run(server: str, *arguments: str) -> Any:

@@ -11,7 +11,7 @@ from clusterkit.load import Following, check, load, stored
 from clusterkit.running import Cluster
 from headwater.client.operations import Operations
 
-pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("cluster_producers")]
+pytestmark = pytest.mark.integration
 
 
 def _kill(cluster: Cluster, number: int) -> None:

@@ -33,7 +33,7 @@ from headwater.liftbridge import (
 )
 from headwater.local.embedded import free_port
 
-pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("liftbridge-client")]
+pytestmark = pytest.mark.integration
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,6 @@ from headwater.liftbridge import AckPolicy, Liftbridge, Since, StreamOptions, Un
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.slow,
-    pytest.mark.xdist_group("liftbridge-client-cluster"),
 ]
 
 

@@ -34,7 +34,7 @@ from headwater.client.operations import Operations
 from headwater.local.runtime_file import RuntimeFile
 from simkit.servers.natsproc import RawNats
 
-pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("l-rows")]
+pytestmark = pytest.mark.integration
 
 NOT_FOUND = grpc.StatusCode.NOT_FOUND
 INVALID = grpc.StatusCode.INVALID_ARGUMENT

@@ -17,7 +17,6 @@ from clusterkit.lift_calls import LiftCalls, new_name, offsets, until, values
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.slow,
-    pytest.mark.xdist_group("l-rows-cluster"),
 ]
 
 

@@ -18,7 +18,6 @@ from clusterkit.lift_brokers import LiftCluster, LiftServer
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.slow,
-    pytest.mark.xdist_group("go-liftbridge"),
 ]
 
 ALL: Final = "HEADWATER_TEST_LIFTBRIDGE" in os.environ

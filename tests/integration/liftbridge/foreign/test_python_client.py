@@ -15,7 +15,6 @@ from projectfiles import ROOT
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.slow,
-    pytest.mark.xdist_group("python-liftbridge"),
 ]
 
 PROGRAM: Final = str(ROOT / "tests/peers/python/scenarios.py")

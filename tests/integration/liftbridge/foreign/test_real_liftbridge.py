@@ -26,7 +26,6 @@ from projectfiles import ROOT
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.slow,
-    pytest.mark.xdist_group("real-liftbridge"),
     pytest.mark.skipif(
         "HEADWATER_TEST_LIFTBRIDGE" not in os.environ,
         reason="its first build takes minutes: `make test-liftbridge` runs it",
