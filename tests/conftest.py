@@ -76,7 +76,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before xdist looks at the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put files, and the tests of each file, in a random order; group those that share something."""
+    """Put files, and the tests of each file, in a random order; group those that share."""
     seed = int(os.environ[ORDER])
     if seed:
         files = [list(tests) for _, tests in groupby(items, key=lambda item: item.path)]
