@@ -75,8 +75,8 @@ _HINTS: Final = {
     "LogFailedError": "A write to the partition's log failed, and the log accepts no more writes. "
     "The records that were being sent may be stored. Check the broker's messages and the disk, "
     "then restart the broker.",
-    "RemoteTierUnavailableError": "The object store does not answer. No record is lost: the broker "
-    "continues, and ships later. Check endpoint, credentials and network.",
+    "RemoteTierUnavailableError": "No record is lost: the broker has them in its log, and tries "
+    "again. Check what the reason names: the store's endpoint, its credentials, the network, keys.",
     "EncryptionKeyError": "docs/encryption.md says how brokers and readers get their keys; "
     "`headwater broker --check` tries a broker's.",
     "JarsMissingError": "Run it once with a network, or copy ~/.cache/headwater/ivy from another "

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import boto3
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from broker.codec.schema import FILE_SCHEMA
 from broker.errors import EncryptionKeyError, KeyProviderUnavailableError
 from broker.keys.aws_kms import AwsKms
 from broker.keys.local_keys import EnvironmentKeys, KeyringFile
 from broker.keys.opening import check_provider, open_provider
+from broker.model.data_key import DataKey
 from broker.ports.encryption import KeyProvider
 from headwater.local.embedded import start_moto
+from simkit.tier.source import make_stream
+from tiering.store.table_keys import TableKeys
 
 KEY = base64.b64encode(bytes(range(32))).decode()
 CONTEXT = {"headwater:stream": "3f0c", "headwater:version": "1"}
@@ -87,6 +94,21 @@ def test_a_key_that_is_not_there_is_named(provider: KeyProvider) -> None:
     with pytest.raises(EncryptionKeyError, match=absent) as caught:
         provider.unwrap(absent, wrapped, CONTEXT)
     assert not caught.value.retriable
+
+
+def test_a_file_of_a_table_comes_back(provider: KeyProvider) -> None:
+    """Parquet takes the name of the wrapping key, whatever signs it has: an ARN has colons."""
+    stream = make_stream()
+    context = {"headwater:stream": stream.uuid, "headwater:version": "1"}
+    name, wrapped = provider.wrap(DATA_KEY, context)
+    text = base64.b64encode(wrapped).decode()
+    key = DataKey(version=1, provider=provider.kind, wrapping_key=name, wrapped=text, created_us=0)
+    stream = replace(stream, data_keys=(key,))
+    rows = FILE_SCHEMA.empty_table()
+    written = pa.BufferOutputStream()
+    pq.write_table(rows, written, encryption_properties=TableKeys(provider).for_writing(stream))
+    reading = TableKeys(provider).for_reading()
+    assert pq.read_table(written.getvalue(), decryption_properties=reading).equals(rows)
 
 
 def test_no_text_of_a_provider_has_a_key(provider: KeyProvider) -> None:

@@ -226,9 +226,14 @@ def no_keys(path: str) -> EncryptionKeyError:
 
 
 def _name_of(uuid: str, key: DataKey) -> str:
-    """Return the name under which a file has its data key: stream and version, then the rest."""
-    wrapping = [key.provider, key.wrapping_key, key.wrapped]
-    return f"{uuid}/{key.version} {json.dumps(wrapping, separators=(',', ':'))}"
+    """Return the name under which a file has its data key: stream and version, then the rest.
+
+    Parquet's settings are one text, with ``:`` behind a name and ``;`` behind its columns. A name
+    has these two, as in an ARN, in JSON's escaped form.
+    """
+    wrapping = json.dumps([key.provider, key.wrapping_key, key.wrapped], separators=(",", ":"))
+    escaped = wrapping.replace(":", r"\u003a").replace(";", r"\u003b")
+    return f"{uuid}/{key.version} {escaped}"
 
 
 def _parsed(name: str) -> tuple[str, DataKey]:
