@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import structlog
 from joserfc import jwt
-from joserfc.errors import JoseError
+from joserfc.errors import ClaimError, ExpiredTokenError, JoseError
 from joserfc.jwk import JWKRegistry, Key, KeySet
 
 from broker.errors import InvalidConfigError, InvalidRequestError, UnauthenticatedError
@@ -35,6 +35,7 @@ _FILE_BYTES_MAX: Final = 1024 * 1024
 _LEEWAY_S: Final = 30  # by which clocks may differ
 _KNOWN_MAX: Final = 4096
 _US: Final = 1_000_000
+_EXPIRED: Final = "the token has expired: get a new one"
 _KeyFile = tuple[tuple[int, int, int], KeySet | Key, tuple[str, ...]]
 
 
@@ -72,7 +73,7 @@ class JwtTokens:
                 if self._keys[1] is keys:
                     self._known[digest] = found
         if found.expires_us <= now_us:
-            raise UnauthenticatedError("the token has expired: get a new one")
+            raise UnauthenticatedError(_EXPIRED)
         return found
 
     def _verified(
@@ -90,10 +91,17 @@ class JwtTokens:
             rules.validate(claims)
             principal = check_name(claims.get(self._claim, ""), self._claim)
             expires_us = int(claims["exp"]) * _US
+        except ExpiredTokenError as cause:
+            raise UnauthenticatedError(_EXPIRED) from cause
+        except ClaimError as cause:  # of a token whose signature is right
+            raise UnauthenticatedError(
+                f"the token is not valid here: its claim {cause.claim!r} is missing, or is not what "
+                "access.jwt_issuer, access.jwt_audience and the clock ask for"
+            ) from cause
         except (JoseError, ValueError, TypeError, KeyError, InvalidRequestError) as cause:
             raise UnauthenticatedError(
                 "the token is not valid here: it needs a signature by a key of "
-                "access.jwt_keys_file, the broker's issuer and audience, and a principal"
+                f"access.jwt_keys_file and, as the claim {self._claim!r}, the name of a principal"
             ) from cause
         return Identity(principal=principal, via="jwt", expires_us=expires_us)
 
