@@ -95,8 +95,8 @@ class JwtTokens:
             raise UnauthenticatedError(_EXPIRED) from cause
         except ClaimError as cause:  # of a token whose signature is right
             raise UnauthenticatedError(
-                f"the token is not valid here: its claim {cause.claim!r} is missing, or is not what "
-                "access.jwt_issuer, access.jwt_audience and the clock ask for"
+                f"the token is not valid here: its claim {cause.claim!r} is missing or is not "
+                "what access.jwt_issuer, access.jwt_audience and the clock ask for"
             ) from cause
         except (JoseError, ValueError, TypeError, KeyError, InvalidRequestError) as cause:
             raise UnauthenticatedError(

@@ -36,7 +36,7 @@ def test_every_error_class_has_an_exit_code(name: str) -> None:
         ("RecordTooLargeError", 2, "--record-bytes"),
         ("GapError", 1, "headwater verify"),
         ("ObjectMissingError", 1, "Nothing was deleted"),
-        ("RemoteTierUnavailableError", 3, "object store"),
+        ("RemoteTierUnavailableError", 3, "endpoint"),
         ("UnavailableError", 3, "headwater up"),
         ("StaleLeaderEpochError", 3, "again"),
         ("UnfencedStoreError", 2, "If-None-Match"),

@@ -96,7 +96,7 @@ def test_a_token_of_each_kind_of_key_names_its_principal(
 def test_a_claim_that_does_not_fit_is_refused(
     tmp_path: Path, rsa: RSAKey, change: dict[str, Any]
 ) -> None:
-    """A token for another service, of another issuer, too old, too new, or of nobody: each named."""
+    """A token for another service, of another issuer, too old, too new, of nobody: each named."""
     one = tokens(jwks(tmp_path / "k.json", rsa))
     told = "expired" if change.get("exp") else f"claim '{next(iter(change))}'"
     with pytest.raises(UnauthenticatedError, match=told):
