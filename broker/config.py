@@ -113,12 +113,7 @@ class FlightConfig:
         _check_port("flight", self.port)
         if not 16 <= self.connections_max <= 100_000:
             raise InvalidConfigError("flight.connections_max must be 16 to 100000")
-        if (self.tls_cert_file is None) != (self.tls_key_file is None):
-            raise InvalidConfigError("flight needs both tls_cert_file and tls_key_file, or neither")
-        if self.tls_client_ca_file is not None and self.tls_cert_file is None:
-            raise InvalidConfigError(
-                "flight.tls_client_ca_file needs tls_cert_file and tls_key_file"
-            )
+        _check_tls("flight", self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,14 +130,7 @@ class LiftbridgeConfig:
 
     def __post_init__(self) -> None:
         _check_port("liftbridge", self.port)
-        if (self.tls_cert_file is None) != (self.tls_key_file is None):
-            raise InvalidConfigError(
-                "liftbridge needs both tls_cert_file and tls_key_file, or neither"
-            )
-        if self.tls_client_ca_file is not None and self.tls_cert_file is None:
-            raise InvalidConfigError(
-                "liftbridge.tls_client_ca_file needs tls_cert_file and tls_key_file"
-            )
+        _check_tls("liftbridge", self)
         if self.advertised:
             host, _, port = self.advertised.rpartition(":")
             if not host or not port.isdecimal():
@@ -157,9 +145,13 @@ class HttpConfig:
 
     host: str = "127.0.0.1"
     port: int = 7411
+    tls_cert_file: str | None = None
+    tls_key_file: str | None = None
+    tls_client_ca_file: str | None = None  # set: clients must present a certificate of this CA
 
     def __post_init__(self) -> None:
         _check_port("http", self.port)
+        _check_tls("http", self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -401,9 +393,20 @@ def unguarded_doors(config: BrokerConfig) -> list[str]:
             told.append(f"{name} on {door.host} has no TLS ({name}.tls_cert_file)")
         if not config.access.enabled and door.tls_client_ca_file is None:
             told.append(f"{name} on {door.host} asks nobody who they are (access.enabled)")
-    if not is_loopback(config.http.host) and not config.access.enabled:
-        told.append(f"http on {config.http.host} shows /metrics to everybody (access.enabled)")
+    http = config.http
+    if is_loopback(http.host):
+        return told
+    if not config.access.enabled:
+        told.append(f"http on {http.host} shows /metrics to everybody (access.enabled)")
+    elif http.tls_cert_file is None:
+        told.append(f"http on {http.host} takes tokens without TLS (http.tls_cert_file)")
     return told
+
+
+def watches_files(config: BrokerConfig) -> bool:
+    """Tell whether there are files that the daemon takes again when they have changed."""
+    doors = (config.flight, config.liftbridge, config.http, config.cluster)
+    return any(one.tls_cert_file is not None for one in doors)
 
 
 def arrow_bytes_max(config: BrokerConfig) -> int:
@@ -515,6 +518,15 @@ def _without_login(urls: str) -> tuple[str, Secret | None]:
             "nats.token"
         )
     return ",".join(shown), next(iter(logins), None)
+
+
+def _check_tls(section: str, door: FlightConfig | LiftbridgeConfig | HttpConfig) -> None:
+    if (door.tls_cert_file is None) != (door.tls_key_file is None):
+        raise InvalidConfigError(f"{section} needs both tls_cert_file and tls_key_file, or neither")
+    if door.tls_client_ca_file is not None and door.tls_cert_file is None:
+        raise InvalidConfigError(
+            f"{section}.tls_client_ca_file needs tls_cert_file and tls_key_file"
+        )
 
 
 def _check_port(section: str, port: int) -> None:

@@ -109,20 +109,21 @@ def make_access(
 
 def metrics_guard(
     access: Access, audit: AuditSink | None = None
-) -> Callable[[str | None, str], None]:
-    """Return what admits callers to the metrics, by the header Authorization and their address.
+) -> Callable[[str | None, str | None, str], None]:
+    """Return what admits callers to the metrics, by header, certificate and address.
 
     It raises AccessError for those who may not see them.
     """
     gate = Gate("http", access, audit)
 
-    def admit(authorization: str | None, peer: str) -> None:
-        gate.admit(gate.caller(authorization=authorization, peer=peer), "/metrics", {})
+    def admit(authorization: str | None, certificate: str | None, peer: str) -> None:
+        caller = gate.caller(authorization=authorization, certificate=certificate, peer=peer)
+        gate.admit(caller, "/metrics", {})
 
     return admit
 
 
-def no_grants_yet(_authorization: str | None, _peer: str) -> None:
+def no_grants_yet(_authorization: str | None, _certificate: str | None, _peer: str) -> None:
     """Admit nobody to the metrics: the broker has just begun.
 
     Raises:

@@ -29,7 +29,7 @@ from broker.adapters.flight.service import FlightService
 from broker.adapters.http.health import HealthServer
 from broker.adapters.nats.liftbridge_messages import decode_publish, encode_ack
 from broker.adapters.nats.transport import NatsTransport
-from broker.config import BrokerConfig
+from broker.config import BrokerConfig, watches_files
 from broker.errors import (
     HeadwaterError,
     InvalidConfigError,
@@ -49,6 +49,7 @@ from broker.process.access import (
 from broker.process.activity import begin_activity, encode_event
 from broker.process.allocator import keep_freed_memory
 from broker.process.audit import begin_audit
+from broker.process.certificates import Certificates
 from broker.process.descriptors import SPARES, DescriptorBudget, limit_here
 from broker.process.encryption import stream_keys
 from broker.process.exit_codes import EXIT_CONFIG, EXIT_CRASH, EXIT_OK
@@ -60,6 +61,7 @@ from broker.process.metrics import CONTENT_TYPE, BrokerMetrics
 from broker.process.node import ClusterNode
 from broker.process.samples import BrokerSamples, limits_sample
 from broker.process.start_failure import say_failed
+from broker.process.watched_files import WatchedFiles
 from broker.runtime.api.access import Access
 from broker.runtime.audit import Audit
 from broker.runtime.broker import Broker, BrokerName, BrokerParts
@@ -148,9 +150,11 @@ class _Daemon:
         self._node: Node | None = None
         self._missing: list[Callable[[], str | None]] = []  # e.g. NATS
         self._undo: list[Callable[[], object]] = []  # blocking, last first
-        self._metrics_guard: Callable[[str | None, str], None] = no_grants_yet
+        self._metrics_guard: Callable[[str | None, str | None, str], None] = no_grants_yet
         if not config.access.enabled:
             self._metrics_guard = lambda *_: None
+        self._certificates = Certificates(SystemClock())
+        self._files = WatchedFiles([self._certificates], SystemClock(), self._crashed)
         self._relieve: Callable[[], None] = lambda: None  # break idle connections now
 
     async def run(self) -> int:
@@ -179,6 +183,8 @@ class _Daemon:
         config = self._config
         for one in require_guarded(config):
             _log.warning("insecure", reason=one, because="access.insecure = true")
+        self._files.start()  # also while it waits for others: their certificates may have expired
+        self._undo.append(self._files.stop)
         # Before the other controllers are waited for: their operator needs this broker's token.
         authenticators = await asyncio.to_thread(read_files, config.access)
         files, directory, promises = await asyncio.to_thread(self._open_data_dir)
@@ -212,6 +218,7 @@ class _Daemon:
         tiering = await asyncio.to_thread(self._make_tiering, broker, clock)
         self._undo.append(broker.stop)
         self._samples = samples = BrokerSamples(broker, tiering)
+        samples.certificates = self._certificates.samples
         self._metrics = BrokerMetrics(
             samples, broker_id=config.node.id, version=installed_version()
         )
@@ -252,6 +259,7 @@ class _Daemon:
             on_crash=self._crashed,
             undo=self._undo,
             connections_max=max(1, self._budget.liftbridge),
+            certificates=self._certificates,
             access=access,
             audit=audit,
         )
@@ -260,6 +268,7 @@ class _Daemon:
         self, broker: Broker, node: Node, clock: SystemClock, access: Access, audit: Audit | None
     ) -> FlightService:
         config = self._config
+        self._certificates.of_flight(config.flight)
         flight = FlightService(
             broker,
             clock,
@@ -316,7 +325,7 @@ class _Daemon:
         config = self._config
         if not config.cluster.brokers:
             return LoneNode(config, files, clock, self._crashed, promises=promises)
-        return ClusterNode(
+        node = ClusterNode(
             config,
             files,
             clock,
@@ -326,6 +335,8 @@ class _Daemon:
             on_refused=self._refused,
             on_waiting=self._waits_for,
         )
+        self._certificates.of_peers(config, node.link.contexts)
+        return node
 
     def _waits_for(self, controllers: Sequence[str]) -> None:
         """Tell probes for whom the start waits; any thread."""
@@ -380,6 +391,7 @@ class _Daemon:
             not_ready_reason=self._reason,
             missing=self._cannot_reach,
             guard=lambda *asked: self._metrics_guard(*asked),  # noqa: PLW0108 - set later
+            tls=self._certificates.of_door("http", self._config.http),
         )
         health.start()
         self._undo.append(health.stop)
@@ -434,6 +446,8 @@ class _Daemon:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._loop.add_signal_handler(number, self._ask_to_stop)
+            if watches_files(self._config):  # else a terminal that is closed ends the broker
+                self._loop.add_signal_handler(signal.SIGHUP, self._files.look_now)
         external = self._external_stop
         if external is not None:
 

@@ -10,6 +10,7 @@ from broker.adapters.nats.asking import NatsAsking
 from broker.config import BrokerConfig
 from broker.ports.access import AccessApi, AuditSink
 from broker.ports.system import Clock
+from broker.process.certificates import Certificates
 from broker.runtime.broker import Broker
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ async def start_liftbridge(
     on_crash: Callable[[BaseException], None],
     undo: list[Callable[[], object]],
     connections_max: int,
+    certificates: Certificates,
     access: AccessApi,
     audit: AuditSink | None = None,
 ) -> LiftbridgeService | None:
@@ -39,6 +41,7 @@ async def start_liftbridge(
     from broker.adapters.liftbridge.config import service_config  # noqa: PLC0415
     from broker.adapters.liftbridge.service import LiftbridgeService  # noqa: PLC0415
 
+    tls = certificates.of_door("liftbridge", config.liftbridge, protocols=["h2"])
     subjects, loop = None, asyncio.get_running_loop()
     if config.nats.url:
         subjects = NatsAsking(
@@ -50,7 +53,7 @@ async def start_liftbridge(
     service = LiftbridgeService(
         broker,
         clock,
-        service_config(config.liftbridge, connections_max=connections_max),
+        service_config(config.liftbridge, tls=tls, connections_max=connections_max),
         not_ready=not_ready,
         subjects=subjects,
         access=access,

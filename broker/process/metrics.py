@@ -192,6 +192,15 @@ class LimitsSample:
     flight_connections_severed_total: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CertificateSample:
+    """A file of certificates that a door serves."""
+
+    door: str
+    file: str
+    remaining_seconds: float  # of the first one to expire; below 0: it has expired
+
+
 class MetricsSource(Protocol):
     """Snapshots that a scrape asks for. Quick, any thread, no locks held while waiting."""
 
@@ -221,6 +230,9 @@ class MetricsSource(Protocol):
 
     def peer_samples(self) -> Sequence[PeerSample]:
         """Return one sample per other broker."""
+
+    def certificate_samples(self) -> Sequence[CertificateSample]:
+        """Return one sample per file of certificates that a door serves."""
 
 
 # The help of a field: by group and name where one name means two things, else by its name.
@@ -303,6 +315,7 @@ _HELP: Final = {
     "no_descriptor_total": "Calls of the log that found no free descriptor, and waited.",
     "flight_connections_max": "Connections of Flight at most.",
     "flight_connections_severed_total": "Idle connections of Flight broken beyond that.",
+    "remaining_seconds": "Time until the first certificate of the file expires; below 0: since.",
     "impostors_total": "Connections to that broker's address with the certificate of another.",
 }
 _PARTITION: Final = ("stream", "partition")
@@ -368,6 +381,9 @@ class _SnapshotCollector:
         )
         yield from _families("limits", LimitsSample, source.limits_samples(), ())
         yield from _families("peer", PeerSample, source.peer_samples(), ("peer",))
+        of_file = ("door", "file")
+        found = source.certificate_samples()
+        yield from _families("certificate", CertificateSample, found, of_file)
 
     def describe(self) -> list[Metric]:
         """Return nothing, so that registering does not ask a source that is not ready yet."""

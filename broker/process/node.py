@@ -5,14 +5,13 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Final, cast
 
 import structlog
 
 from broker.adapters.nats.replicas import NatsReplicaTransport
 from broker.adapters.peer.control import PeerControlTransport
-from broker.adapters.peer.identity import PeerAddress, PeerTls
+from broker.adapters.peer.identity import PeerAddress
 from broker.adapters.peer.link import PeerLink
 from broker.adapters.peer.raft import PeerRaftTransport
 from broker.adapters.peer.replicas import PeerReplicaTransport
@@ -31,6 +30,7 @@ from broker.model.ids import BrokerId, StreamUuid
 from broker.model.raft import NodeId, RaftName
 from broker.ports.cluster import ReplicaTransport
 from broker.ports.system import Clock, Files
+from broker.process.certificates import peer_files
 from broker.process.cluster_samples import ClusterSamples
 from broker.runtime.broker import Broker, BrokerPace
 from broker.runtime.cluster.controller import Controller
@@ -86,7 +86,7 @@ class ClusterNode:
             me=me,
             listener=_listen(cluster.listen_host or members[me].host, members[me].port),
             peers=members,
-            tls=_tls(config),
+            tls=peer_files(config),
             on_crash=on_crash,
         )
         self._on_refused = on_refused
@@ -382,20 +382,13 @@ def _listen(host: str, port: int) -> socket.socket:
         raise InvalidConfigError(f"cannot listen on {host}:{port}: {cause.strerror}") from cause
 
 
-def _tls(config: BrokerConfig) -> PeerTls:
-    cluster = config.cluster
-    names = (cluster.tls_ca_file, cluster.tls_cert_file, cluster.tls_key_file)
-    ca_file, cert_file, key_file = (Path(name) for name in names if name is not None)
-    return PeerTls(ca_file=ca_file, cert_file=cert_file, key_file=key_file)
-
-
 def _advertised(config: BrokerConfig, host: str) -> dict[str, str]:
     host = config.cluster.advertised_host or host
     shown = f"[{host}]" if ":" in host else host
     scheme = "grpc+tls" if config.flight.tls_cert_file else "grpc"
     addresses = {
         "flight": f"{scheme}://{shown}:{config.flight.port}",
-        "http": f"http://{shown}:{config.http.port}",
+        "http": f"{'https' if config.http.tls_cert_file else 'http'}://{shown}:{config.http.port}",
     }
     if config.liftbridge.enabled:
         told = config.liftbridge.advertised or f"{shown}:{config.liftbridge.port}"

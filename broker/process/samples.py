@@ -9,6 +9,7 @@ from broker.adapters.flight.service import FlightService
 from broker.process.cluster_samples import ClusterSamples
 from broker.process.descriptors import DescriptorBudget
 from broker.process.metrics import (
+    CertificateSample,
     ClusterSample,
     ControllerSample,
     FollowerSample,
@@ -82,6 +83,7 @@ class BrokerSamples:
         self.ingest: NatsIngest | None = None
         self.cluster: ClusterSamples | None = None
         self.limits: Callable[[], LimitsSample] | None = None
+        self.certificates: Callable[[], Sequence[CertificateSample]] = tuple
 
     def limits_samples(self) -> list[LimitsSample]:
         """Return one sample, or none before the broker has started."""
@@ -160,6 +162,10 @@ class BrokerSamples:
     def peer_samples(self) -> list[PeerSample]:
         """Return one sample per other broker."""
         return [] if self.cluster is None else self.cluster.peer_samples()
+
+    def certificate_samples(self) -> Sequence[CertificateSample]:
+        """Return one sample per file of certificates that a door serves."""
+        return self.certificates()
 
 
 def _partition_sample(driver: PartitionDriver) -> PartitionSample:

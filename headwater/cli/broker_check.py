@@ -225,6 +225,8 @@ def _certificates(
     yield "Flight", flight.tls_client_ca_file, flight.tls_cert_file, flight.tls_key_file
     lift = config.liftbridge
     yield "Liftbridge", lift.tls_client_ca_file, lift.tls_cert_file, lift.tls_key_file
+    http = config.http
+    yield "HTTP", http.tls_client_ca_file, http.tls_cert_file, http.tls_key_file
     yield "NATS", nats.tls_ca_file, nats.tls_cert_file, nats.tls_key_file
     yield "cluster", cluster.tls_ca_file, cluster.tls_cert_file, cluster.tls_key_file
 

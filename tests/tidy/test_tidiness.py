@@ -59,7 +59,11 @@ CLIENTS: Final[dict[str, tuple[str, ...]]] = {
     "delta": ("spark_jobs/*.py",),
     "py4j": ("spark_jobs/*.py",),
     # certificates; the cipher, derived keys and wrapping of records' encryption
-    "cryptography": ("headwater/local/cluster_certificates.py", "broker/keys/*.py"),
+    "cryptography": (
+        "headwater/local/cluster_certificates.py",
+        "broker/keys/*.py",
+        "broker/adapters/tls/certificates.py",
+    ),
     "typer": ("headwater/cli/*.py",),
     "rich": ("headwater/cli/*.py",),
     "moto": ("headwater/local/moto_server.py",),  # the program of a process, imported by nobody

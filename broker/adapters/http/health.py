@@ -1,22 +1,25 @@
-"""``/metrics``, ``/healthz`` and ``/readyz`` over HTTP, by default on the loopback only.
+"""``/metrics``, ``/healthz`` and ``/readyz`` over HTTP or HTTPS, by default on the loopback only.
 
 ``/healthz`` says that the process answers. ``/readyz`` says whether to send it work: 503 with the
 reason while it recovers, closes, or a log has failed. A ready broker's answer names each service
 that it cannot reach now. Standard library only. Connections, request sizes and times are bounded.
 When all places are taken, the oldest connection is broken for a new one, so that slow clients
-cannot lock out a probe. Only GET and HEAD are answered, and no request is logged.
+cannot lock out a probe. A TLS handshake counts as part of a request, on the connection's thread.
+Only GET and HEAD are answered, and no request is logged.
 """
 
 from __future__ import annotations
 
 import contextlib
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final
 
+from broker.core.access.certificates import principal_of
 from broker.errors import AccessError, InvalidConfigError, UnauthenticatedError
 
 _CONNECTIONS_MAX: Final = 32
@@ -25,8 +28,9 @@ _PLACE_KEPT_S: Final = 0.25  # an older connection may be broken to make room fo
 _TEXT: Final = "text/plain; charset=utf-8"
 
 Readiness = Callable[[], str | None]  # None: ready; else the reason why not
-# Raises AccessError unless the metrics may be seen: by the header Authorization, and the address.
-MetricsGuard = Callable[[str | None, str], None]
+# Raises AccessError unless the metrics may be seen: by the header Authorization, the name in the
+# verified certificate of the client, and the address.
+MetricsGuard = Callable[[str | None, str | None, str], None]
 Missing = Callable[[], Sequence[str]]  # services that a ready broker cannot reach, a line each
 
 
@@ -42,11 +46,13 @@ class HealthServer:
         metrics_content_type: str,
         not_ready_reason: Readiness,
         missing: Missing = tuple,
-        guard: MetricsGuard = lambda _authorization, _peer: None,
+        guard: MetricsGuard = lambda _authorization, _certificate, _peer: None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         """Bind the port (0 takes a free one); nothing is answered before :meth:`start`.
 
-        ``guard`` tells whether a caller may see the metrics; the two probes ask nobody.
+        ``guard`` tells whether a caller may see the metrics; the two probes ask nobody. With
+        ``tls`` only HTTPS is spoken.
 
         Raises:
             InvalidConfigError: the address cannot be bound.
@@ -55,6 +61,7 @@ class HealthServer:
             self._server = _BoundedServer(
                 (host, port),
                 _handler(metrics, metrics_content_type, not_ready_reason, missing, guard),
+                tls,
             )
         except OSError as cause:
             raise InvalidConfigError(
@@ -90,12 +97,36 @@ class _BoundedServer(ThreadingHTTPServer):
     block_on_close = False
     request_queue_size = _CONNECTIONS_MAX
 
-    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+    def __init__(
+        self,
+        address: tuple[str, int],
+        handler: type[BaseHTTPRequestHandler],
+        tls: ssl.SSLContext | None,
+    ) -> None:
         if ":" in address[0]:
             self.address_family = socket.AF_INET6
+        self._tls = tls
         self._lock = threading.Lock()
         self._open: dict[socket.socket, float] = {}  # when each began, the oldest first
         super().__init__(address, handler)
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        raw, address = super().get_request()
+        if self._tls is None:
+            return raw, address
+        try:
+            raw.getpeername()  # OSError if it is gone: wrap_socket would lose the descriptor
+            secured = self._tls.wrap_socket(raw, server_side=True, do_handshake_on_connect=False)
+        except OSError:
+            raw.close()
+            raise
+        return secured, address
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        if isinstance(request, ssl.SSLSocket):
+            request.settimeout(_REQUEST_TIMEOUT_S)
+            request.do_handshake()
+        super().finish_request(request, client_address)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if not self._make_room():
@@ -142,7 +173,8 @@ class _BoundedServer(ThreadingHTTPServer):
     def _break(self, request: socket.socket) -> None:
         del self._open[request]
         with contextlib.suppress(OSError):  # it has ended by itself
-            request.shutdown(socket.SHUT_RDWR)
+            # The socket, not TLS: after TLS's own shutdown the thread would read plain bytes.
+            socket.socket.shutdown(request, socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Forget a client that went away; the base class would print a traceback."""
@@ -182,11 +214,13 @@ def _handler(
                     )
 
         def _seen_metrics(self) -> tuple[int, str, bytes]:
+            secured = self.request if isinstance(self.request, ssl.SSLSocket) else None
+            certificate = None if secured is None else principal_of(secured.getpeercert() or {})
             try:
-                guard(self.headers.get("Authorization"), self.client_address[0])
+                guard(self.headers.get("Authorization"), certificate, self.client_address[0])
             except AccessError as error:
                 proved = not isinstance(error, UnauthenticatedError)
-                told = "" if proved else "; give it as Authorization: Bearer ..."
+                told = "" if proved else "; give a token as Authorization: Bearer ..."
                 return 403 if proved else 401, _TEXT, f"{error.message}{told}\n".encode()
             return 200, metrics_content_type, metrics()
 

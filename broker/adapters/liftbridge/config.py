@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -13,14 +14,12 @@ MIB: Final = 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiftbridgeServiceConfig:
-    """The service's address, certificates and limits. Certificates are file names."""
+    """The service's address, TLS and limits."""
 
     host: str = "127.0.0.1"
     port: int = 9292  # Liftbridge's; 0 takes a free one
     advertised: str | None = None  # host:port in the metadata for clients; None: host and port
-    tls_cert_file: str | None = None
-    tls_key_file: str | None = None
-    tls_client_ca_file: str | None = None  # set: clients must present a certificate of this CA
+    tls: ssl.SSLContext | None = None  # with the protocol h2; None: no TLS
     connections_max: int = 256
     subscriptions_max: int = 512  # a thread each
     commands_max: int = 32  # calls that change or ask metadata, at one time
@@ -29,15 +28,13 @@ class LiftbridgeServiceConfig:
 
 
 def service_config(
-    config: LiftbridgeConfig, *, connections_max: int = 256
+    config: LiftbridgeConfig, *, tls: ssl.SSLContext | None, connections_max: int
 ) -> LiftbridgeServiceConfig:
     """Return the service's settings for the daemon's."""
     return LiftbridgeServiceConfig(
         host=config.host,
         port=config.port,
         advertised=config.advertised or None,
-        tls_cert_file=config.tls_cert_file,
-        tls_key_file=config.tls_key_file,
-        tls_client_ca_file=config.tls_client_ca_file,
+        tls=tls,
         connections_max=connections_max,
     )

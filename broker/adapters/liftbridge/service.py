@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -76,7 +75,7 @@ class LiftbridgeService:
         """Bind and serve; returns when the port is bound.
 
         Raises:
-            InvalidConfigError: the address or the certificates cannot be used.
+            InvalidConfigError: the address cannot be used.
         """
         self._thread.start()
         self._started.wait(_START_S)
@@ -124,7 +123,7 @@ class LiftbridgeService:
         self._closing = asyncio.Event()
         workers = self._workers = _Threads(self._loop, self._config)
         server = await self._loop.create_server(
-            self._connection, self._config.host, self._config.port, ssl=_tls(self._config)
+            self._connection, self._config.host, self._config.port, ssl=self._config.tls
         )
         self._port = server.sockets[0].getsockname()[1]
         self._started.set()
@@ -263,15 +262,3 @@ class _Refused(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Close it."""
         transport.close()
-
-
-def _tls(config: LiftbridgeServiceConfig) -> ssl.SSLContext | None:
-    if config.tls_cert_file is None:
-        return None
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(config.tls_cert_file, config.tls_key_file)
-    context.set_alpn_protocols(["h2"])
-    if config.tls_client_ca_file is not None:
-        context.load_verify_locations(config.tls_client_ca_file)
-        context.verify_mode = ssl.CERT_REQUIRED
-    return context

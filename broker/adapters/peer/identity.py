@@ -8,18 +8,9 @@ from __future__ import annotations
 
 import ssl
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 
-from broker.errors import InvalidConfigError
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeerTls:
-    """PEM files: the cluster's CA, this broker's certificate and its key."""
-
-    ca_file: Path
-    cert_file: Path
-    key_file: Path
+from broker.adapters.tls.context import LiveContext, TlsFiles, load
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,18 +21,14 @@ class PeerAddress:
     port: int
 
 
-def contexts(tls: PeerTls) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+def contexts(tls: TlsFiles) -> tuple[LiveContext, LiveContext]:
     """Return the TLS contexts of the accepting and of the connecting side.
 
     Raises:
         InvalidConfigError: the certificate, its key or the CA cannot be used.
     """
-    try:
-        server = _context(ssl.PROTOCOL_TLS_SERVER, tls)
-        server.num_tickets = 0  # the accepting side never writes, so no bytes stay unread
-        return server, _context(ssl.PROTOCOL_TLS_CLIENT, tls)
-    except (OSError, ssl.SSLError) as cause:
-        raise InvalidConfigError(f"the broker's certificates cannot be used: {cause}") from cause
+    accepting = LiveContext(partial(_accepting, tls))
+    return accepting, LiveContext(partial(_context, ssl.PROTOCOL_TLS_CLIENT, tls))
 
 
 def certified_uris(secured: ssl.SSLSocket) -> list[str]:
@@ -51,11 +38,16 @@ def certified_uris(secured: ssl.SSLSocket) -> list[str]:
     return [str(value) for kind, value in names if kind == "URI"]  # type: ignore[str-unpack]
 
 
-def _context(protocol: int, tls: PeerTls) -> ssl.SSLContext:
+def _accepting(tls: TlsFiles) -> ssl.SSLContext:
+    context = _context(ssl.PROTOCOL_TLS_SERVER, tls)
+    context.num_tickets = 0  # the accepting side never writes, so no bytes stay unread
+    return context
+
+
+def _context(protocol: int, tls: TlsFiles) -> ssl.SSLContext:
     context = ssl.SSLContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False  # the URI in the certificate is checked instead
     context.verify_mode = ssl.CERT_REQUIRED
-    context.load_verify_locations(tls.ca_file)
-    context.load_cert_chain(tls.cert_file, tls.key_file)
+    load(context, tls)
     return context

@@ -17,9 +17,10 @@ from typing import Any, Generic, TypeVar
 
 import structlog
 
-from broker.adapters.peer.identity import PeerAddress, PeerTls, contexts
+from broker.adapters.peer.identity import PeerAddress, contexts
 from broker.adapters.peer.receiver import PeerReceiver
 from broker.adapters.peer.sender import PeerSender, SenderCounters
+from broker.adapters.tls.context import LiveContext, TlsFiles
 from broker.codec.peer.frames import LaneKind
 from broker.errors import CorruptDataError
 from broker.model.ids import BrokerId
@@ -101,7 +102,7 @@ class PeerLink:
         me: BrokerId,
         listener: socket.socket,
         peers: Mapping[BrokerId, PeerAddress],
-        tls: PeerTls,
+        tls: TlsFiles,
         on_crash: Callable[[BaseException], None] | None = None,
     ) -> None:
         """Take a listening socket and the other brokers' addresses; the first lane starts the link.
@@ -115,10 +116,10 @@ class PeerLink:
         self._me = me
         self._on_crash = on_crash
         self._peers = {peer: address for peer, address in peers.items() if peer != me}
-        server_context, self._client_context = contexts(tls)
+        self._contexts = accepting, _ = contexts(tls)
         self._receiver = PeerReceiver(
             listener=listener,
-            context=server_context,
+            context=accepting,
             members=self._uris(),
             deliver=lambda sender, lane, message: self._lanes[lane].take(sender, message),
         )
@@ -132,6 +133,11 @@ class PeerLink:
     def me(self) -> BrokerId:
         """This broker."""
         return self._me
+
+    @property
+    def contexts(self) -> tuple[LiveContext, LiveContext]:
+        """The TLS contexts of the accepting and of the connecting side."""
+        return self._contexts
 
     @property
     def refused(self) -> Counter[str]:
@@ -205,7 +211,7 @@ class PeerLink:
             name=peer,
             uri=member_uri(self._cluster, peer),
             address=address,
-            context=self._client_context,
+            context=self._contexts[1],
         )
         thread = threading.Thread(
             target=self._run, args=(sender,), name=f"peer-to-{peer}", daemon=True

@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 from broker.adapters.peer.identity import PeerAddress
-from broker.adapters.peer.identity import PeerTls as RaftTls
 from broker.adapters.peer.link import PeerLink
+from broker.adapters.tls.context import TlsFiles as RaftTls
 from broker.codec.peer.frames import LaneKind
 from broker.codec.peer.raft_messages import decode, encode, other_leader
 from broker.errors import InvalidConfigError

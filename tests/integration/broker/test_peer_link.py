@@ -15,16 +15,19 @@ import psutil
 import pytest
 
 from broker.adapters.peer.control import PeerControlTransport
-from broker.adapters.peer.identity import PeerAddress, PeerTls
+from broker.adapters.peer.identity import PeerAddress
 from broker.adapters.peer.link import PeerLink
 from broker.adapters.peer.raft import PeerRaftTransport
 from broker.adapters.peer.replicas import PeerReplicaTransport
+from broker.adapters.tls.context import TlsFiles
+from broker.adapters.tls.door import DoorCertificates
 from broker.codec.peer.control_messages import encode as encode_control
 from broker.codec.peer.frames import LaneKind, encode_frame_header
 from broker.errors import InvalidConfigError
 from broker.model.control_messages import ControlMessage, Heartbeat
 from broker.model.epochs import BrokerEpoch
 from broker.model.ids import BrokerId
+from broker.model.member_uri import member_uri
 from broker.model.raft import NodeId
 from broker.model.raft_messages import Message, TimeoutNow
 from broker.model.replica_messages import FetchAnswer, FetchRequest
@@ -77,7 +80,7 @@ def _raft(link: PeerLink) -> tuple[PeerRaftTransport, queue.Queue[tuple[NodeId, 
     return transport, inbox
 
 
-def _context(rig: PeerRig, tls: PeerTls | None) -> ssl.SSLContext:
+def _context(rig: PeerRig, tls: TlsFiles | None) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.load_verify_locations(rig.tls(A).ca_file)
@@ -86,9 +89,9 @@ def _context(rig: PeerRig, tls: PeerTls | None) -> ssl.SSLContext:
     return context
 
 
-def _stranger(folder: Path, cluster: str, name: str) -> PeerTls:
+def _stranger(folder: Path, cluster: str, name: str) -> TlsFiles:
     files = make_certificates(folder, cluster=cluster, brokers=[name])[name]
-    return PeerTls(ca_file=files.ca_file, cert_file=files.cert_file, key_file=files.key_file)
+    return TlsFiles(ca_file=files.ca_file, cert_file=files.cert_file, key_file=files.key_file)
 
 
 def _hung_up_on(port: int, context: ssl.SSLContext | None, data: bytes) -> bool:
@@ -325,12 +328,28 @@ def test_hundreds_of_half_open_connections_keep_nobody_out(rig: PeerRig) -> None
 def test_certificates_that_cannot_be_used_are_a_configuration_error(tmp_path: Path) -> None:
     """A missing file is named at start, before anything listens for brokers."""
     files = files_of(tmp_path, "a")
-    tls = PeerTls(ca_file=files.ca_file, cert_file=files.cert_file, key_file=files.key_file)
+    tls = TlsFiles(ca_file=files.ca_file, cert_file=files.cert_file, key_file=files.key_file)
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,
-        pytest.raises(InvalidConfigError, match="certificates"),
+        pytest.raises(InvalidConfigError, match=r"a\.crt"),
     ):
         PeerLink(cluster="c", me=A, listener=listener, peers={}, tls=tls)
+
+
+def test_a_new_certificate_is_shown_to_the_next_connection(rig: PeerRig, tmp_path: Path) -> None:
+    """Its files are taken while the link runs; the connections that are open go on."""
+    files, link = rig.tls(B), rig.links[B]
+    door = DoorCertificates("peers", files, link.contexts, member=member_uri(CLUSTER, B))
+    for path in (files.cert_file, files.key_file):
+        path.unlink()
+    make_certificates(tmp_path / "certificates", cluster=CLUSTER, brokers=[B])
+    door.look(0, at_once=True)
+    with (
+        socket.create_connection(("127.0.0.1", rig.ports[B]), timeout=TIMEOUT_S) as raw,
+        _context(rig, rig.tls(A)).wrap_socket(raw) as secured,
+    ):
+        shown = secured.getpeercert(binary_form=True)
+    assert shown == ssl.PEM_cert_to_DER_cert(files.cert_file.read_text())
 
 
 def test_a_lane_that_was_closed_leaves_the_others_open(rig: PeerRig) -> None:
@@ -384,7 +403,7 @@ def test_a_bug_in_whoever_is_delivered_to_reaches_the_owner(tmp_path: Path) -> N
         me=A,
         listener=socket.create_server(("127.0.0.1", 0)),
         peers={},
-        tls=PeerTls(ca_file=files.ca_file, cert_file=files.cert_file, key_file=files.key_file),
+        tls=TlsFiles(ca_file=files.ca_file, cert_file=files.cert_file, key_file=files.key_file),
         on_crash=crashes.put,
     )
     transport = PeerControlTransport(link)

@@ -13,6 +13,7 @@ import pytest
 
 from broker.adapters.liftbridge.config import LiftbridgeServiceConfig
 from broker.adapters.liftbridge.service import LiftbridgeService
+from broker.adapters.tls.context import server_context
 from broker.errors import InvalidConfigError
 from broker.model.stream import StreamConfig
 from broker.wire.liftbridge import api_pb2 as api
@@ -43,21 +44,9 @@ def stub_of(channel: grpc.Channel) -> APIStub:
 
 def test_clients_show_certificates(broker: MemoryBroker, tmp_path: Path) -> None:
     """With a CA for clients, a client without a certificate of it is not served."""
-    authority, paths = Authority(), {}
-    pair = authority.issue("broker")
-    for name, text in (("ca", authority.cert), ("cert", pair.cert), ("key", pair.key)):
-        paths[name] = tmp_path / f"{name}.pem"
-        paths[name].write_bytes(text)
-    service = LiftbridgeService(
-        broker,
-        broker.clock,
-        LiftbridgeServiceConfig(
-            port=0,
-            tls_cert_file=str(paths["cert"]),
-            tls_key_file=str(paths["key"]),
-            tls_client_ca_file=str(paths["ca"]),
-        ),
-    )
+    authority = Authority()
+    tls = server_context(authority.files(tmp_path), protocols=["h2"])
+    service = LiftbridgeService(broker, broker.clock, LiftbridgeServiceConfig(port=0, tls=tls))
     service.start()
     own = authority.issue("client")
     address = f"localhost:{service.port}"

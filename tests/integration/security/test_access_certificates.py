@@ -13,6 +13,7 @@ from broker.adapters.flight.config import FlightServiceConfig
 from broker.adapters.flight.service import FlightService
 from broker.adapters.liftbridge.config import LiftbridgeServiceConfig
 from broker.adapters.liftbridge.service import LiftbridgeService
+from broker.adapters.tls.context import server_context
 from broker.errors import AccessDeniedError
 from broker.model.access import Grant
 from broker.runtime.api.access import Access
@@ -32,8 +33,9 @@ class Doors:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.authority = Authority()
-        self.server = self.authority.issue("broker")
-        self.ca = self.write("ca.pem", self.authority.cert)
+        files = self.authority.files(folder)
+        assert files.ca_file is not None
+        self.ca = files.ca_file
         self.broker = MemoryBroker()
         self.access = Access(
             self.broker.metadata, self.broker.clock, enabled=True, namespace="default"
@@ -43,8 +45,8 @@ class Doors:
             self.broker.clock,
             FlightServiceConfig(
                 port=0,
-                tls_cert=self.server.cert,
-                tls_key=self.server.key,
+                tls_cert=files.cert_file.read_bytes(),
+                tls_key=files.key_file.read_bytes(),
                 tls_client_ca=self.authority.cert,
             ),
             access=self.access,
@@ -53,12 +55,7 @@ class Doors:
         self.liftbridge = LiftbridgeService(
             self.broker,
             self.broker.clock,
-            LiftbridgeServiceConfig(
-                port=0,
-                tls_cert_file=str(self.write("server.pem", self.server.cert)),
-                tls_key_file=str(self.write("server.key", self.server.key)),
-                tls_client_ca_file=str(self.ca),
-            ),
+            LiftbridgeServiceConfig(port=0, tls=server_context(files, protocols=["h2"])),
             access=self.access,
         )
         self.liftbridge.start()

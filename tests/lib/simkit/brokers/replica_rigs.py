@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from broker.adapters.nats.replicas import NatsReplicaTransport
-from broker.adapters.peer.identity import PeerAddress, PeerTls
+from broker.adapters.peer.identity import PeerAddress
 from broker.adapters.peer.link import PeerLink
 from broker.adapters.peer.replicas import PeerReplicaTransport
+from broker.adapters.tls.context import TlsFiles
 from broker.codec.checksum import crc32c
 from broker.codec.record_batch import BatchHeader
 from broker.config import NatsConfig
@@ -146,10 +147,10 @@ class PeerRig:
         inbox = self.inboxes[broker] = queue.Queue()
         transport.start(lambda sender, partition, m: inbox.put((sender, partition, m)))
 
-    def tls(self, broker: BrokerId) -> PeerTls:
+    def tls(self, broker: BrokerId) -> TlsFiles:
         """Return a broker's certificate files."""
         files = self._files[broker]
-        return PeerTls(ca_file=files.ca_file, cert_file=files.cert_file, key_file=files.key_file)
+        return TlsFiles(ca_file=files.ca_file, cert_file=files.cert_file, key_file=files.key_file)
 
     def stop(self, broker: BrokerId) -> None:
         """End a broker's transport, then its link."""

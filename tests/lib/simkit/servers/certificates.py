@@ -5,11 +5,14 @@ from __future__ import annotations
 import datetime as dt
 import ipaddress
 from dataclasses import dataclass
+from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+
+from broker.adapters.tls.context import TlsFiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +24,11 @@ class Pair:
 
 
 class Authority:
-    """Signs certificates for localhost and 127.0.0.1 that are valid for a day."""
+    """Signs certificates for localhost and 127.0.0.1."""
 
-    def __init__(self, name: str = "test authority") -> None:
+    def __init__(self, name: str = "test authority", *, days: float = 1) -> None:
+        """Make an authority whose certificates are valid for so many days."""
+        self._days = days
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = _name(name)
         self._cert = self._signed(self._name, self._key.public_key(), authority=True)
@@ -41,6 +46,18 @@ class Authority:
                 serialization.NoEncryption(),
             ),
         )
+
+    def files(self, folder: Path, *, uris: tuple[str, ...] = ()) -> TlsFiles:
+        """Write a new certificate of a broker, its key and this authority; files are replaced."""
+        pair = self.issue("broker", uris=uris)
+        found = TlsFiles(
+            cert_file=folder / "broker.crt",
+            key_file=folder / "broker.key",
+            ca_file=folder / "ca.crt",
+        )
+        for path, text in zip(found.all(), (pair.cert, pair.key, self.cert), strict=True):
+            path.write_bytes(text)
+        return found
 
     def _signed(
         self,
@@ -65,7 +82,7 @@ class Authority:
             .public_key(key)
             .serial_number(x509.random_serial_number())
             .not_valid_before(now - dt.timedelta(hours=1))
-            .not_valid_after(now + dt.timedelta(days=1))
+            .not_valid_after(now + dt.timedelta(days=self._days))
             .add_extension(x509.BasicConstraints(ca=authority, path_length=None), critical=True)
             .add_extension(x509.SubjectAlternativeName(names), critical=False)
             .sign(self._key, hashes.SHA256())

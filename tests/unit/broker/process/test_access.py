@@ -53,7 +53,8 @@ ASKS = AccessConfig(enabled=True)
             ["no TLS", "asks nobody"],
         ),
         (BrokerConfig(http=HttpConfig(host="0.0.0.0")), ["/metrics"]),
-        (BrokerConfig(http=HttpConfig(host=FAR), access=ASKS), []),
+        (BrokerConfig(http=HttpConfig(host=FAR), access=ASKS), ["takes tokens without TLS"]),
+        (BrokerConfig(http=HttpConfig(host=FAR, **TLS), access=ASKS), []),
     ],
 )
 def test_a_door_beyond_the_loopback_needs_tls_and_identity(
@@ -138,8 +139,9 @@ def test_owner_and_administrators_of_the_configuration_may_everything(tmp_path: 
     blind = make_access(off, [], MemoryMetadata(BrokerId("a")), FakeClock())
     assert not blind.identify(bearer=None, certificate="root", peer="").principal
     admit = metrics_guard(access)
-    admit(f"Bearer {token}", "here")
-    admit(f"bearer  {token} ", "here")
+    admit(f"Bearer {token}", None, "here")
+    admit(f"bearer  {token} ", None, "here")
+    admit(None, "root", "here")
     for unproved in (None, f"Basic {token}"):
         with pytest.raises(UnauthenticatedError):
-            admit(unproved, "here")
+            admit(unproved, None, "here")

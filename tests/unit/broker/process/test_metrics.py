@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from broker.process.metrics import (
     BrokerMetrics,
+    CertificateSample,
     ClusterSample,
     ControllerSample,
     FollowerSample,
@@ -118,6 +119,10 @@ class Source:
             )
         ]  # fmt: skip
 
+    def certificate_samples(self) -> list[CertificateSample]:
+        """Return a door whose certificate expired an hour ago."""
+        return [CertificateSample(door="http", file="/tls.crt", remaining_seconds=-3600.0)]
+
 
 def _partition(stream: str, partition: int, log_end: int) -> PartitionSample:
     return PartitionSample(
@@ -167,9 +172,11 @@ def test_every_field_of_every_sample_is_a_metric() -> None:
         ("cluster", ClusterSample),
         ("controller", ControllerSample),
         ("peer", PeerSample),
+        ("certificate", CertificateSample),
     ):
+        labels = ("stream", "partition", "follower", "controller", "peer", "door", "file")
         for field in dataclasses.fields(kind):
-            if field.name not in ("stream", "partition", "follower", "controller", "peer"):
+            if field.name not in labels:
                 assert re.search(rf"^headwater_{group}_{field.name}[{{ ]", text, re.MULTILINE)
 
 

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import http.client
 import socket
+import ssl
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from pathlib import Path
 
 import pytest
 
 from broker.adapters.http.health import HealthServer
+from broker.adapters.tls.context import server_context
 from broker.errors import (
     AccessDeniedError,
     AccessError,
     InvalidConfigError,
     UnauthenticatedError,
 )
+from simkit.servers.certificates import Authority
 
 
 class Broker:
@@ -106,7 +110,7 @@ def test_a_refused_scrape_says_whether_a_proof_or_a_grant_is_missing(
 ) -> None:
     """Who gave a token is not told to give one; the probes ask nobody."""
 
-    def refuse(_authorization: str | None, _peer: str) -> None:
+    def refuse(_authorization: str | None, _certificate: str | None, _peer: str) -> None:
         raise refusal
 
     guarded = HealthServer(
@@ -166,6 +170,36 @@ def test_slow_clients_do_not_keep_a_probe_out(server: HealthServer) -> None:
             with suppress(OSError, http.client.HTTPException):
                 answers.append(_ask(server, "/healthz")[0])
         assert 200 in answers
+
+
+def test_a_client_that_never_ends_its_handshake_keeps_nobody_out(
+    broker: Broker, tmp_path: Path
+) -> None:
+    """With TLS. Plain HTTP gets no answer; the guard hears whom a certificate names."""
+    authority = Authority()
+    files = authority.files(tmp_path)
+    seen: list[str | None] = []
+    running = HealthServer(
+        host="127.0.0.1",
+        port=0,
+        metrics=broker.metrics,
+        metrics_content_type="text/plain",
+        not_ready_reason=broker.not_ready_reason,
+        guard=lambda _authorization, certificate, _peer: seen.append(certificate),
+        tls=server_context(files),
+    )
+    running.start()
+    client = ssl.create_default_context(cafile=files.ca_file)
+    client.load_cert_chain(files.cert_file, files.key_file)
+    with socket.create_connection(("127.0.0.1", running.port), timeout=5):
+        secured = http.client.HTTPSConnection("localhost", running.port, timeout=5, context=client)
+        secured.request("GET", "/metrics")
+        assert secured.getresponse().read() == b"up 1\n"
+        secured.close()
+        assert seen == ["localhost"]
+        with pytest.raises((http.client.HTTPException, ConnectionError)):
+            _ask(running, "/healthz")
+    running.stop()
 
 
 def test_a_failing_source_costs_one_scrape(server: HealthServer, broker: Broker) -> None:

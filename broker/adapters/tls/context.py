@@ -1,0 +1,95 @@
+"""A TLS context that is replaced as a whole while a door is open.
+
+Changing a context that is in use would leave it half changed if one file is wrong, and could never
+take an authority away. So each change makes a new context, and the next connection uses it.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from broker.errors import InvalidConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsFiles:
+    """PEM files: a chain whose first certificate is ours, its key, the other side's authorities."""
+
+    cert_file: Path
+    key_file: Path
+    ca_file: Path | None = None  # set: the other side must show a certificate of it
+
+    def all(self) -> tuple[Path, ...]:
+        """Return the files that there are."""
+        found = (self.cert_file, self.key_file, self.ca_file)
+        return tuple(one for one in found if one is not None)
+
+
+class LiveContext(ssl.SSLContext):
+    """Gives each new connection the newest context. Any thread."""
+
+    make: Callable[[], ssl.SSLContext]
+    _newest: ssl.SSLContext
+
+    def __new__(cls, make: Callable[[], ssl.SSLContext]) -> Self:
+        """Make the first context; ``make`` raises InvalidConfigError if a file cannot be used."""
+        live = super().__new__(cls, ssl.PROTOCOL_TLS_SERVER)  # itself it is never used
+        live.make = make
+        live._newest = make()
+        return live
+
+    def use(self, newest: ssl.SSLContext) -> None:
+        """Use another context from the next connection on."""
+        self._newest = newest
+
+    def wrap_socket(self, *args: Any, **named: Any) -> ssl.SSLSocket:
+        """See ``ssl.SSLContext.wrap_socket``."""
+        return self._newest.wrap_socket(*args, **named)
+
+    def wrap_bio(self, *args: Any, **named: Any) -> ssl.SSLObject:
+        """See ``ssl.SSLContext.wrap_bio``."""
+        return self._newest.wrap_bio(*args, **named)
+
+
+def server_context(files: TlsFiles, *, protocols: Sequence[str] = ()) -> ssl.SSLContext:
+    """Return the context of a door for clients, which may ask for one of ``protocols`` (ALPN).
+
+    Raises:
+        InvalidConfigError: a file cannot be used; the text names it.
+    """
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    load(context, files)
+    if protocols:
+        context.set_alpn_protocols(list(protocols))
+    if files.ca_file is not None:
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def load(context: ssl.SSLContext, files: TlsFiles) -> None:
+    """Load the files into a context.
+
+    Raises:
+        InvalidConfigError: a file cannot be used; the text names it.
+    """
+    for path in files.all():
+        try:
+            path.read_bytes()
+        except OSError as cause:
+            raise InvalidConfigError(f"cannot read {path}: {cause.strerror}") from cause
+    try:
+        # Without a password here, OpenSSL would ask the terminal for that of an encrypted key.
+        context.load_cert_chain(files.cert_file, files.key_file, password="")
+    except (ssl.SSLError, OSError) as cause:
+        raise InvalidConfigError(
+            f"{files.cert_file} and its key {files.key_file} cannot be used: {cause}"
+        ) from cause
+    if files.ca_file is not None:
+        try:
+            context.load_verify_locations(files.ca_file)
+        except (ssl.SSLError, OSError) as cause:
+            raise InvalidConfigError(f"{files.ca_file} cannot be used: {cause}") from cause

@@ -1,0 +1,193 @@
+"""New certificate files are taken as a whole or not at all, and their end is told in time."""
+
+from __future__ import annotations
+
+import ssl
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+from structlog.testing import capture_logs
+
+from broker.adapters.tls.context import LiveContext, TlsFiles, server_context
+from broker.adapters.tls.door import DoorCertificates
+from broker.errors import InvalidConfigError
+from broker.model.member_uri import member_uri
+from simkit.servers.certificates import Authority
+
+DAY_US = 86_400_000_000
+OURS = member_uri("prod", "b1")
+
+
+class Door:
+    """A door whose clients trust one authority."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.authority = Authority(days=60)
+        self.files = self.authority.files(folder, uris=(OURS,))
+        self.context = LiveContext(partial(server_context, self.files))
+        self.watch = DoorCertificates("liftbridge", self.files, [self.context], member=OURS)
+
+    def look(self, *, after_days: float = 0) -> list[tuple[str, str]]:
+        """Look at the files; return the events with their reasons."""
+        now_us = time.time_ns() // 1000 + int(after_days * DAY_US)
+        with capture_logs() as lines:
+            self.watch.look(now_us, at_once=True)
+        return [(str(one["event"]), str(one.get("reason", ""))) for one in lines]
+
+    def served(self) -> bytes:
+        """Return the certificate that a new client gets."""
+        accepting = [ssl.MemoryBIO(), ssl.MemoryBIO()]
+        client_context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        client_context.load_verify_locations(cadata=self.authority.cert.decode())
+        client_context.load_cert_chain(self.files.cert_file, self.files.key_file)
+        client = client_context.wrap_bio(*accepting, server_hostname="localhost")
+        server = self.context.wrap_bio(*reversed(accepting), server_side=True)
+        for side in (client, server, client, server):
+            try:
+                side.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+        found = client.getpeercert(binary_form=True)
+        assert found is not None
+        return found
+
+
+@pytest.fixture
+def door(tmp_path: Path) -> Door:
+    """Give a door with good files."""
+    return Door(tmp_path)
+
+
+def test_changed_files_serve_the_next_connection(door: Door) -> None:
+    """Without a restart; a look that finds nothing new says nothing."""
+    before = door.served()
+    assert door.look() == []
+    door.authority.files(door.folder, uris=(OURS,))
+    assert door.look() == [("certificates_read", "")]
+    after = door.served()
+    assert after != before
+    assert after == ssl.PEM_cert_to_DER_cert(door.files.cert_file.read_text())
+
+
+def _lose_the_key(door: Door) -> None:
+    door.files.key_file.unlink()
+
+
+def _take_another_key(door: Door) -> None:
+    door.files.key_file.write_bytes(door.authority.issue("else").key)
+
+
+def _write_half(door: Door) -> None:
+    door.files.cert_file.write_bytes(door.files.cert_file.read_bytes()[:100])
+
+
+def _spoil_the_authority(door: Door) -> None:
+    (door.folder / "ca.crt").write_text("-----BEGIN CERTIFICATE-----\n")
+
+
+def _name_another_broker(door: Door) -> None:
+    door.authority.files(door.folder, uris=(member_uri("prod", "b2"),))
+
+
+def _sign_by_a_stranger(door: Door) -> None:
+    Authority("else", days=60).files(door.folder, uris=(OURS,))
+    (door.folder / "ca.crt").write_bytes(door.authority.cert)
+
+
+def _take_an_expired_one(door: Door) -> None:
+    Authority(days=0).files(door.folder, uris=(OURS,))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (_lose_the_key, "cannot read .*broker.key: No such file"),
+        (_take_another_key, "broker.crt and its key .*broker.key cannot be used"),
+        (_write_half, "broker.crt"),
+        (_spoil_the_authority, "ca.crt"),
+        (_name_another_broker, "broker.crt names headwater://prod/broker/b2, not .*b1"),
+        (_sign_by_a_stranger, "broker.crt is not signed by .*ca.crt"),
+        (_take_an_expired_one, "has expired"),
+    ],
+)
+def test_files_that_cannot_be_used_change_nothing(
+    door: Door, spoil: Callable[[Door], None], told: str
+) -> None:
+    """The door serves what it has; the log says once which file it is, and why; repair is taken."""
+    good = [one.read_bytes() for one in door.files.all()]
+    context = door.context._newest
+    spoil(door)
+    ((event, reason),) = door.look()
+    assert event == "certificates_kept"
+    with pytest.raises(InvalidConfigError, match=told):
+        raise InvalidConfigError(reason)
+    assert door.context._newest is context
+    assert door.look() == []
+    for path, text in zip(door.files.all(), good, strict=True):
+        path.write_bytes(text)
+    assert door.look() == [("certificates_read", "")]
+
+
+def test_an_authority_that_was_taken_away_is_not_trusted_any_more(door: Door) -> None:
+    """The new context has the new authorities only."""
+    stranger = door.authority
+    door.authority = Authority("next", days=60)
+    door.authority.files(door.folder, uris=(OURS,))
+    assert door.look() == [("certificates_read", "")]
+    assert door.served()
+    stranger.files(door.folder, uris=(OURS,))  # a client of the old authority
+    with pytest.raises(ssl.SSLError):
+        door.served()
+
+
+def test_the_end_of_a_certificate_is_told_each_day_from_two_weeks_before(door: Door) -> None:
+    """Of the certificate and of the authority; a renewed one is not told of."""
+    told = [("certificate_expires", "")] * 2
+    assert door.look(after_days=45.5) == []
+    assert door.look(after_days=46.5) == told
+    assert door.look(after_days=47) == []
+    assert door.look(after_days=47.6) == told
+    door.authority = Authority("next", days=120)
+    door.authority.files(door.folder, uris=(OURS,))
+    assert door.look(after_days=48.7) == [("certificates_read", "")]
+
+
+def test_a_server_that_cannot_take_them_says_so(door: Door) -> None:
+    """Flight: the log says that a restart is needed, and the served one's end stays known."""
+    flight = DoorCertificates("flight", door.files, [door.context], replaceable=False)
+    context = door.context._newest
+    served = dict(flight.expiries_us)
+    Authority(days=90).files(door.folder)
+    with capture_logs() as lines:
+        flight.look(0, at_once=True)
+    assert [one["event"] for one in lines] == ["certificates_need_restart"]
+    assert flight.expiries_us == served
+    assert door.context._newest is context
+    _lose_the_key(door)
+    with capture_logs() as lines:
+        flight.look(0, at_once=True)
+    assert [one["event"] for one in lines] == ["certificates_kept"], "a restart would fail"
+
+
+def test_a_key_with_a_password_is_refused_not_asked_for(tmp_path: Path) -> None:
+    """OpenSSL would wait for somebody at a terminal."""
+    files = Authority().files(tmp_path)
+    with pytest.raises(InvalidConfigError, match=r"broker\.key"):
+        server_context(_encrypted(files))
+
+
+def _encrypted(files: TlsFiles) -> TlsFiles:
+    key = serialization.load_pem_private_key(files.key_file.read_bytes(), None)
+    files.key_file.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.BestAvailableEncryption(b"secret"),
+        )
+    )
+    return files
