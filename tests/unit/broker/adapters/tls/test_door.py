@@ -41,12 +41,12 @@ class Door:
 
     def served(self) -> bytes:
         """Return the certificate that a new client gets."""
-        accepting = [ssl.MemoryBIO(), ssl.MemoryBIO()]
+        there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
         client_context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         client_context.load_verify_locations(cadata=self.authority.cert.decode())
         client_context.load_cert_chain(self.files.cert_file, self.files.key_file)
-        client = client_context.wrap_bio(*accepting, server_hostname="localhost")
-        server = self.context.wrap_bio(*reversed(accepting), server_side=True)
+        client = client_context.wrap_bio(back, there, server_hostname="localhost")
+        server = self.context.wrap_bio(there, back, server_side=True)
         for side in (client, server, client, server):
             try:
                 side.do_handshake()
