@@ -28,6 +28,11 @@ _FORMAT_VERSION: Final = 2  # version 1 had no lineage ids
 _FORMATS_READ: Final = (1, 2)
 _PREFIX: Final = "hwcut1."
 _TEXT_BYTES_MAX: Final = 1024 * 1024
+_OPTIONAL: Final = {"table_version", "table_digest", "keys_from", "until", "lineage_id"}
+_TEXTS: Final = {
+    "cluster", "stream", "stream_uuid", "subject", "table_uri", "table_digest", "lineage_id",
+    "lease_id",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,8 +183,11 @@ class Cut:
                     f"cut format {values['v']!r} is not known; this build reads the formats "
                     f"{', '.join(map(str, _FORMATS_READ))}"
                 )
-            body["partitions"] = tuple(PartitionCut(**part) for part in body["partitions"])
-            body["lease"] = Lease(**body["lease"])
+            parts, lease = body.pop("partitions"), body.pop("lease")
+            for one in (body, lease, *parts):
+                _check_types(one)
+            body["partitions"] = tuple(PartitionCut(**part) for part in parts)
+            body["lease"] = Lease(**lease)
             return cls(**body)
         except (KeyError, TypeError, AttributeError) as cause:
             raise InvalidCutError(f"not a cut: {cause}") from cause
@@ -208,3 +216,13 @@ class Cut:
         if not isinstance(values, dict):
             raise InvalidCutError("the saved cut is not an object")
         return cls.from_dict(values)
+
+
+def _check_types(values: dict[str, Any]) -> None:
+    """Refuse a JSON value of another type than its field's: the others are whole numbers."""
+    for name, value in values.items():
+        if value is None and name in _OPTIONAL:
+            continue
+        expected = str if name in _TEXTS else int
+        if type(value) is not expected:
+            raise InvalidCutError(f"not a cut: {name} must be {expected.__name__}, not {value!r}")

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Final, Protocol
 
 import pyarrow as pa
 
 from broker.codec.schema import ROW_SCHEMA
-from broker.errors import SchemaMismatchError
+from broker.errors import SchemaMismatchError, UnknownLeaseError
 from broker.model.certificate import Certificate, Hole, PartitionCertificate
 from broker.model.cut import Cut, PartitionCut
 from broker.model.offsets import Offset, OffsetRange
@@ -28,6 +28,8 @@ from tiering.read.reader import read_rows
 from tiering.store.object_store import ObjectStore
 from tiering.table.log_copy import store_for_one_read
 from tiering.table.table import Table, TableSnapshot
+
+_RENEWED_MS: Final = 1_000  # the shortest; a renewal never makes a lease shorter
 
 
 class RowsBelow(Protocol):
@@ -92,6 +94,19 @@ class History:
     def again(self) -> History:
         """Return another read of the same cut; the table is checked again."""
         return History(self._client, self.cut)
+
+    @property
+    def is_thinned(self) -> bool:
+        """Whether key compaction had removed records of those that were read so far."""
+        return any(self._holes.values())
+
+    def lease_lives(self) -> bool:
+        """Ask whether the cut's lease has not ended; then it has held since the cut was taken."""
+        try:
+            self._client.renew_lease(self.cut.lease.lease_id, ttl_ms=_RENEWED_MS)
+        except UnknownLeaseError:
+            return False
+        return True
 
     def certificate(self) -> Certificate:
         """Return the certificate of this read; only after :meth:`batches` has ended."""

@@ -7,6 +7,11 @@ Each partition has its own keys. If keys have moved into partitions that were ad
 (`Stream.keys_from`), a key is one key in all partitions: its newest record is in the highest
 partition that has one.
 
+Of a stream without a table key compaction removes superseded records, but none that a lease holds.
+So while the lease of a cut lives, each record that went had a newer one within the cut. Of an
+earlier moment, or after the lease, the newer one may be above the end, and the key would be
+missing: such a read is refused.
+
 There are two passes. The first notes the offset of each key's newest record, and keeps the keys and
 these offsets in memory. The second returns the rows at these offsets. A key whose newest record is
 a tombstone has no row. Records without a key are ignored.
@@ -19,7 +24,8 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 import numpy as np
 import pyarrow as pa
 
-from broker.model.cut import PartitionCut
+from broker.errors import CompactedRangeError
+from broker.model.cut import Cut, PartitionCut
 from broker.model.offsets import Offset
 from headwater.reads.history import History
 from tiering.keys.of_cut import SnapshotRows, usable_snapshot
@@ -43,6 +49,7 @@ def newest_of_each_key(
         columns: Names of ROW_SCHEMA in the order of the result; None means all.
 
     Raises:
+        CompactedRangeError: key compaction may have removed the newest record of a key.
         HeadwaterError: the errors of :meth:`History.batches`, and those of a damaged key snapshot.
     """
     for _, batch in state_by_partition(history, columns):
@@ -55,7 +62,9 @@ def state_by_partition(
     """Yield the rows of :func:`newest_of_each_key`, each batch with its partition."""
     found = usable_snapshot(history.cut)
     rows = None if found is None else SnapshotRows(history.cut, found)
-    newest = _newest_offsets(history.again(), rows)
+    first = history.again()
+    newest = _newest_offsets(first, rows)
+    _require_newest(first)
     wanted = None if columns is None else list(dict.fromkeys([*columns, "partition", "offset"]))
     below = None if rows is None else _NewestBelow(rows, newest)
     for batch in history.batches(wanted, below=below):
@@ -65,6 +74,34 @@ def state_by_partition(
         chosen = rows_at(batch, newest[partition])
         if chosen.num_rows:
             yield partition, chosen if columns is None else chosen.select(list(columns))
+    _require_newest(history)
+
+
+def require_newest(cut: Cut, *, lease_lives: bool) -> None:
+    """Refuse the state of a cut that key compaction has thinned out, if a key may be missing.
+
+    Raises:
+        CompactedRangeError: the cut is narrowed to an earlier moment, or its lease has ended.
+    """
+    narrowed = [part for part in cut.partitions if part.end < part.hot_end]
+    if lease_lives and not narrowed:
+        return
+    part = next(iter(narrowed), cut.partitions[0])
+    why = "it is an earlier moment" if narrowed else "its lease has ended"
+    raise CompactedRangeError(
+        f"the newest record of each key of {cut.stream} at this cut is not known any more: {why}, "
+        "key compaction has removed records, and no table has them. Read the newest records as of "
+        "now; the certificate of a read of all records says what is left of the cut",
+        stream=cut.stream,
+        partition=part.partition,
+        start=part.start,
+        end=part.end,
+    )
+
+
+def _require_newest(history: History) -> None:
+    if history.is_thinned:
+        require_newest(history.cut, lease_lives=history.lease_lives())
 
 
 class _KeysBelow:

@@ -24,6 +24,7 @@ from broker.model.certificate import Certificate, Hole
 from broker.model.cut import Cut, Lease
 from headwater.reads.as_of import AsOf, AtOffsets, narrowed, parse_as_of
 from headwater.reads.instant import at_one_instant
+from headwater.reads.latest import require_newest
 from headwater.reads.lease_keeper import KEEPER, LEASE_TTL_MS_DEFAULT
 from headwater.reads.tail import joined_holes
 from spark_jobs.clients import client_of
@@ -124,7 +125,8 @@ def read(
     try:
         if not isinstance(moment, Cut | None):
             cut = narrowed(cut, moment, client)
-        return _rows(spark, cut, options, client)
+        lapsed = own_lease and isinstance(moment, Cut)
+        return _rows(spark, cut, options, client, lapsed=lapsed)
     except BaseException:
         KEEPER.release(cut.lease.lease_id)
         raise
@@ -178,11 +180,14 @@ def read_many(
     refuse_lossy(spark)
     moments = _moments(streams, as_of)
     cuts: dict[str, Cut] = {}
+    lapsed: set[str] = set()
     try:
         for name in streams:
             moment = moments.get(name)
             if isinstance(moment, Cut):
                 cut, own_lease = _reopened(client, moment, lease_ttl_ms)
+                if own_lease:
+                    lapsed.add(name)
             else:
                 cut, own_lease = client.cut(name, ttl_ms=lease_ttl_ms), True
             cuts[name] = cut
@@ -192,7 +197,10 @@ def read_many(
         for name, moment in moments.items():
             if not isinstance(moment, Cut):
                 cuts[name] = narrowed(cuts[name], moment, client)
-        return {name: _rows(spark, cuts[name], options, client) for name in streams}
+        return {
+            name: _rows(spark, cuts[name], options, client, lapsed=name in lapsed)
+            for name in streams
+        }
     except BaseException:
         for cut in cuts.values():
             KEEPER.release(cut.lease.lease_id)
@@ -265,12 +273,19 @@ def _hold(
     )
 
 
-def _rows(spark: SparkSession, cut: Cut, options: ReadOptions, client: Client) -> DataFrame:
-    """Prove a held cut, build its DataFrame and remember its read."""
+def _rows(
+    spark: SparkSession, cut: Cut, options: ReadOptions, client: Client, *, lapsed: bool
+) -> DataFrame:
+    """Prove a held cut, build its DataFrame and remember its read.
+
+    ``lapsed``: the lease of its time has ended, and another one holds it now.
+    """
     proof, table = certify(cut, form=options.certificate, client=client)
     left = left_in(spark, cut, client)
     if proof is not None and left is not None:
         proof = _of_left(proof, left)
+    if options.latest and any(one.thinned for one in left or ()):
+        require_newest(cut, lease_lives=not lapsed)
     server, proved = client.address.url, proof is not None
     snapshot = None
     if options.latest:

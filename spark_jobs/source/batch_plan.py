@@ -108,6 +108,8 @@ def at_moment(given: SourceOptions, client: Client) -> SourceOptions:
     if isinstance(moment, Cut):
         if moment.stream != name:
             raise InvalidCutError(f"the cut is of stream {moment.stream!r}, not of {name!r}")
+        client.check_cut(moment)  # first: it tells a stream that was created again
+        proved_table(moment)
         return given.of_cut(moment)
     cut = client.cut(name, ttl_ms=LEASE_TTL_MS_DEFAULT)
     try:

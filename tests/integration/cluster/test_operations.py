@@ -13,6 +13,7 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
+from broker.errors import CompactedRangeError
 from broker.model.cluster_status import PartitionInfo, ReplicaCompaction
 from clusterkit.load import publish, stored
 from clusterkit.running import Cluster
@@ -21,6 +22,7 @@ from headwater.client.client import Client
 from headwater.client.operations import Operations
 from headwater.local.embedded import EmbeddedServer, http_status, start_up
 from headwater.local.runtime_file import RuntimeFile
+from headwater.reads.whole import read_table
 
 # One worker runs all of them: each module starts a cluster.
 pytestmark = pytest.mark.integration
@@ -112,6 +114,8 @@ def test_every_replica_compacts_its_log_when_told(cluster: Cluster) -> None:
     with client.producer("thinned") as producer:
         for number in range(40):
             producer.send([{"key": b"k%d" % (number % 4), "value": b"%d" % number}]).result(60)
+    ended = client.cut("thinned")
+    client.drop_lease(ended.lease.lease_id)
     removed: dict[str, int] = dict.fromkeys(cluster.plan.brokers, 0)
 
     def all_of_it() -> bool:
@@ -122,6 +126,11 @@ def test_every_replica_compacts_its_log_when_told(cluster: Cluster) -> None:
     cluster.wait_for(all_of_it, "every replica knows what is committed")
     assert removed == dict.fromkeys(cluster.plan.brokers, 36)
     assert stored(client, "thinned") == [b"36", b"37", b"38", b"39"]
+    newest, _ = read_table("thinned", latest=True, columns=["value"], server=client)
+    assert newest.column("value").to_pylist() == [b"36", b"37", b"38", b"39"]
+    for moment in ({0: 20}, ended):  # each key had a record then, and may have none now
+        with pytest.raises(CompactedRangeError, match="not known any more"):
+            read_table("thinned", latest=True, as_of=moment, server=client)
     for url in cluster.url.split(","):  # also brokers that do not lead it
         told = cluster.client(url).describe("thinned")
         assert (told.records_count, told.offsets_count, told.knows_records) == (4, 40, True)

@@ -59,6 +59,8 @@ def test_what_is_left_is_read_and_certified(spark: SparkSession, tmp_path: Path)
         assert _values(rows) == left, "its lease holds what it reads"
         state = headwater.read(spark, "prices", latest=True, columns=["value"], server=url)
         assert {bytes(row.value) for row in state.collect()} == {b"40", b"41", b"42", b"39"}
+        with pytest.raises(CompactedRangeError, match="not known any more"):
+            headwater.read(spark, "prices", as_of={0: 20}, latest=True, server=url)
         plain = spark.read.format("headwater").option("server", url).option("stream", "prices")
         source = plain.load()
         assert source.count() == 7

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -15,6 +16,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from broker.errors import (
     InvalidRequestError,
+    ObjectMissingError,
     OffsetOutOfRangeError,
     RemoteTierUnavailableError,
     StreamRecreatedError,
@@ -417,3 +419,19 @@ def test_connect_refuses_what_would_move(
     fixed = {"startingOffsets": '{"0": 0}', "endingOffsets": '{"0": 30}', "streamUuid": uuid}
     assert offsets(batch(served, stream="s", **fixed)) == list(range(30))
     assert offsets(batch(served, cut=client.cut("s", ttl_ms=5000).save())) == list(range(30))
+
+
+def test_a_saved_cut_as_moment_is_proved_by_load(served: Served) -> None:
+    """A file that is gone is told before a task reads it, as for ``now`` and for a time."""
+    with Client(served.server) as client:
+        client.create_stream("s")
+        publish(served, "s", records([b"v"] * 4))
+        served.broker.ship("s", 0, Offset(4))
+        cut = client.cut("s")
+    options = {"server": served.server, "stream": "s", "asOf": cut.save()}
+    HeadwaterDataSource(options).schema()
+    (shipped,) = Path(cut.table_uri.removeprefix("file://")).glob("partition=0/*.parquet")
+    shipped.unlink()
+    with pytest.raises(Exception, match=shipped.name) as caught:
+        HeadwaterDataSource(options).schema()
+    assert isinstance(typed(caught.value), ObjectMissingError)

@@ -178,3 +178,17 @@ def test_a_cut_of_a_grown_stream_says_where_its_keys_began() -> None:
             cut(*parts, keys_from=wrong)
     with pytest.raises(InvalidCutError):
         Cut.from_dict({**grown.to_dict(), "keys_from": "1"})
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"hot_end": 9.0}, {"until": True}, {"partition": "0"}, {"start": None}, {"lineage_id": 1}],
+)
+def test_a_value_of_another_type_is_not_a_cut(wrong: dict[str, object]) -> None:
+    """It is refused before a reader meets it, and never taken for a number."""
+    values = json.loads(json.dumps(cut(part()).to_dict()))
+    with pytest.raises(InvalidCutError, match="must be"):
+        Cut.from_dict({**values, "partitions": [{**values["partitions"][0], **wrong}]})
+    for other in ({"table_version": "1"}, {"table_uri": 5}, {"lease": [1]}, {"taken_us": None}):
+        with pytest.raises(InvalidCutError):
+            Cut.from_dict({**values, **other})
