@@ -125,8 +125,7 @@ def read(
     try:
         if not isinstance(moment, Cut | None):
             cut = narrowed(cut, moment, client)
-        lapsed = own_lease and isinstance(moment, Cut)
-        return _rows(spark, cut, options, client, lapsed=lapsed)
+        return _rows(spark, cut, options, client, asked=moment)
     except BaseException:
         KEEPER.release(cut.lease.lease_id)
         raise
@@ -180,14 +179,11 @@ def read_many(
     refuse_lossy(spark)
     moments = _moments(streams, as_of)
     cuts: dict[str, Cut] = {}
-    lapsed: set[str] = set()
     try:
         for name in streams:
             moment = moments.get(name)
             if isinstance(moment, Cut):
                 cut, own_lease = _reopened(client, moment, lease_ttl_ms)
-                if own_lease:
-                    lapsed.add(name)
             else:
                 cut, own_lease = client.cut(name, ttl_ms=lease_ttl_ms), True
             cuts[name] = cut
@@ -198,7 +194,7 @@ def read_many(
             if not isinstance(moment, Cut):
                 cuts[name] = narrowed(cuts[name], moment, client)
         return {
-            name: _rows(spark, cuts[name], options, client, lapsed=name in lapsed)
+            name: _rows(spark, cuts[name], options, client, asked=moments.get(name))
             for name in streams
         }
     except BaseException:
@@ -274,18 +270,21 @@ def _hold(
 
 
 def _rows(
-    spark: SparkSession, cut: Cut, options: ReadOptions, client: Client, *, lapsed: bool
+    spark: SparkSession,
+    cut: Cut,
+    options: ReadOptions,
+    client: Client,
+    *,
+    asked: Cut | AtOffsets | AtTime | None,
 ) -> DataFrame:
-    """Prove a held cut, build its DataFrame and remember its read.
-
-    ``lapsed``: the lease of its time has ended, and another one holds it now.
-    """
+    """Prove a held cut, build its DataFrame and remember its read."""
     proof, table = certify(cut, form=options.certificate, client=client)
     left = left_in(spark, cut, client)
     if proof is not None and left is not None:
         proof = _of_left(proof, left)
     if options.latest and any(one.thinned for one in left or ()):
-        require_newest(cut, lease_lives=not lapsed)
+        saved = asked.lease if isinstance(asked, Cut) else cut.lease
+        require_newest(cut, lease_lives=saved.lease_id == cut.lease.lease_id)
     server, proved = client.address.url, proof is not None
     snapshot = None
     if options.latest:
