@@ -17,8 +17,8 @@
     │    GroupChangedError · PartitionPausedError · StaleRemoteStartError · StaleMemberError
     │    StaleClaimError · NotCoordinatorError
     ├─ UnavailableError      the caller may retry later
-    │    OverloadedError · DiskFullError · DescriptorsExhaustedError · LogFailedError
-    │    CommitTimeoutError
+    │    OverloadedError (QuotaExceededError) · DiskFullError · DescriptorsExhaustedError
+    │    LogFailedError · CommitTimeoutError
     │    RemoteTierUnavailableError · ShuttingDownError · NotEnoughReplicasError · NoAnswerError
     │    HeldByLeaseError · HeldByPositionError · NotShippedError · PurgeRefusedError
     │    GroupInUseError
@@ -321,6 +321,13 @@ class UnavailableError(HeadwaterError):
 
 class OverloadedError(UnavailableError):
     """A bounded queue is full."""
+
+
+class QuotaExceededError(OverloadedError):
+    """The caller's quota is used up, so the call was not begun.
+
+    Facts: principal; limit, a field of ``Quota``; of a rate also throttle_ms, how long to wait.
+    """
 
 
 class NoRoomError(UnavailableError):

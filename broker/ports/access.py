@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from broker.model.access import Action, Caller, Grant, Kind, Resource, TokenRow
+from broker.model.quota import Flow, Quota
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,12 +32,50 @@ class Authenticator(Protocol):
         """
 
 
+class UsageApi(Protocol):
+    """Counts what each principal uses of this broker, and holds it back. Any thread; quick.
+
+    A caller without a quota is never held back.
+    """
+
+    def ask(self, caller: Caller, flow: Flow, *, ticket: int, amount: int) -> int:
+        """Return 0 if a piece of a flow may pass now, else after how many ms to ask again.
+
+        A piece that passes is charged. Pieces that wait pass in the order in which they first
+        asked; ``ticket`` tells the pieces of all callers apart.
+        """
+
+    def leave(self, caller: Caller, flow: Flow, *, ticket: int) -> None:
+        """Note that a piece waits no more, because its call has ended."""
+
+    def request(self, caller: Caller) -> None:
+        """Count a request.
+
+        Raises:
+            QuotaExceededError: the caller has made as many as its quota lets it, for now.
+        """
+
+    def enter(self, caller: Caller) -> None:
+        """Count a call that stays open, until :meth:`exit`.
+
+        Raises:
+            QuotaExceededError: the caller has as many as its quota lets it.
+        """
+
+    def exit(self, caller: Caller) -> None:
+        """Count an open call no more."""
+
+
 class AccessApi(Protocol):
     """Decides what a caller may do; every door asks it. Any thread; only changes block."""
 
     @property
     def enabled(self) -> bool:
         """Whether access control is on. If it is off, every caller may do everything."""
+
+    @property
+    def usage(self) -> UsageApi:
+        """What each caller uses of this broker."""
 
     @property
     def version(self) -> object:
@@ -112,6 +151,15 @@ class AccessApi(Protocol):
 
     def tokens(self) -> Mapping[str, TokenRow]:
         """Return the tokens by id. The rows have digests only: no token can be made from them."""
+
+    def set_quota(self, quota: Quota) -> bool:
+        """Give principals a quota, durably; tell whether anything changed. Raises as grant."""
+
+    def remove_quota(self, principal: str) -> bool:
+        """Take a quota away, durably; tell whether there was one. Raises as grant."""
+
+    def quotas(self) -> Sequence[Quota]:
+        """Return the quotas, sorted by their patterns of principals."""
 
 
 class AuditSink(Protocol):

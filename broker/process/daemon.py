@@ -231,6 +231,7 @@ class _Daemon:
             self._undo.append(tiering.stop)
         await self._start_ingest(broker, samples, node)
         access = make_access(config, authenticators, node.metadata, clock)
+        samples.usage = access.usage
         audit = begin_audit(config, broker, clock, self._crashed, self._undo)
         self._metrics_guard = metrics_guard(access, audit)
         flight = self._start_flight(broker, node, clock, access, audit)

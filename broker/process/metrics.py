@@ -201,11 +201,24 @@ class CertificateSample:
     remaining_seconds: float  # of the first one to expire; below 0: it has expired
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuotaSample:
+    """How much the quotas of one kind of callers held back; callers of a kind are one series."""
+
+    via: str  # how they proved who they are
+    flow: str
+    throttled_total: int
+    throttled_seconds_total: float
+
+
 class MetricsSource(Protocol):
     """Snapshots that a scrape asks for. Quick, any thread, no locks held while waiting."""
 
     def limits_samples(self) -> Sequence[LimitsSample]:
         """Return one sample, or none before the broker has started."""
+
+    def quota_samples(self) -> Sequence[QuotaSample]:
+        """Return one sample per kind of proof and flow that a quota has held back."""
 
     def partition_samples(self) -> Sequence[PartitionSample]:
         """Return one sample per partition."""
@@ -316,6 +329,8 @@ _HELP: Final = {
     "flight_connections_max": "Connections of Flight at most.",
     "flight_connections_severed_total": "Idle connections of Flight broken beyond that.",
     "remaining_seconds": "Time until the first certificate of the file expires; below 0: since.",
+    "throttled_total": "Batches, parts of reads and requests that had to wait for their quota.",
+    "throttled_seconds_total": "How long they had to wait.",
     "impostors_total": "Connections to that broker's address with the certificate of another.",
 }
 _PARTITION: Final = ("stream", "partition")
@@ -380,6 +395,8 @@ class _SnapshotCollector:
             "controller", ControllerSample, source.controller_samples(), of_controller
         )
         yield from _families("limits", LimitsSample, source.limits_samples(), ())
+        of_quota = ("via", "flow")
+        yield from _families("quota", QuotaSample, source.quota_samples(), of_quota)
         yield from _families("peer", PeerSample, source.peer_samples(), ("peer",))
         of_file = ("door", "file")
         found = source.certificate_samples()

@@ -17,9 +17,11 @@ from broker.process.metrics import (
     LimitsSample,
     PartitionSample,
     PeerSample,
+    QuotaSample,
     ReplicaSample,
     TierSample,
 )
+from broker.runtime.api.usage import Usage
 from broker.runtime.broker import Broker
 from broker.runtime.ingest.nats_ingest import NatsIngest
 from broker.runtime.partition.driver import PartitionDriver
@@ -84,10 +86,25 @@ class BrokerSamples:
         self.cluster: ClusterSamples | None = None
         self.limits: Callable[[], LimitsSample] | None = None
         self.certificates: Callable[[], Sequence[CertificateSample]] = tuple
+        self.usage: Usage | None = None
 
     def limits_samples(self) -> list[LimitsSample]:
         """Return one sample, or none before the broker has started."""
         return [] if self.limits is None else [self.limits()]
+
+    def quota_samples(self) -> list[QuotaSample]:
+        """Return one sample per kind of proof and flow that a quota has held back."""
+        if self.usage is None:
+            return []
+        return [
+            QuotaSample(
+                via=via,
+                flow=flow,
+                throttled_total=one.pieces,
+                throttled_seconds_total=one.waited_ms / 1000,
+            )
+            for (via, flow), one in sorted(self.usage.throttled().items())
+        ]
 
     def failure(self) -> str | None:
         """Return why the broker is not ready; None if nothing here prevents it.

@@ -20,7 +20,7 @@ from broker.model.access import (
     Kind,
     actions_of_role,
 )
-from headwater.cli import console
+from headwater.cli import console, quota
 from headwater.cli.discovery import connect, find_server
 from headwater.cli.options import JsonOption, ServerOption
 
@@ -29,6 +29,7 @@ app = typer.Typer(
     help="Manage who may do what at brokers with access control (access.enabled).",
     rich_markup_mode="rich",
 )
+app.add_typer(quota.app, name="quota")
 
 PrincipalArgument = Annotated[
     str, typer.Argument(metavar="PRINCIPAL", help="Who; '*' is everybody who has proved a name.")

@@ -1,4 +1,4 @@
-"""Grants and tokens of a cluster, as plain calls for its administrators.
+"""Grants, tokens and quotas of a cluster, as plain calls for its administrators.
 
 A token is made here, and only the digest of its secret is sent: no broker sees the secret before
 somebody calls with it.
@@ -6,6 +6,7 @@ somebody calls with it.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import secrets
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from typing import Any, Final
 
 from broker.errors import EnvelopeError
 from broker.model.access import Action, Grant, Kind
+from broker.model.quota import Quota
 from broker.model.secret import Secret
 from headwater.client.client import Client
 
@@ -105,6 +107,22 @@ class AccessCalls:
         """End a token, on every broker and on open streams; tell whether it was there."""
         return bool(self._one("revoke_token", {"token_id": token_id})["changed"])
 
+    def set_quota(self, quota: Quota) -> bool:
+        """Give principals a quota, in place of the one that the same pattern has.
+
+        It counts on every broker within a second, for open calls, too; a lower number of open calls
+        counts for new ones. Tells whether anything changed. Raises as :meth:`grant`.
+        """
+        return bool(self._one("set_quota", dataclasses.asdict(quota))["changed"])
+
+    def remove_quota(self, principal: str) -> bool:
+        """Take the quota of a pattern away; tell whether there was one. Raises as :meth:`grant`."""
+        return bool(self._one("remove_quota", {"principal": principal})["changed"])
+
+    def quotas(self) -> list[Quota]:
+        """Return all quotas, sorted by their patterns of principals."""
+        return [_quota(one) for one in self._client.call("list_quotas", {})]
+
     def _one(self, action: str, values: dict[str, Any]) -> dict[str, Any]:
         results = self._client.call(action, values, timeout_ms=_TIMEOUT_MS)
         if len(results) != 1:
@@ -127,6 +145,10 @@ def _bodies(grants: Sequence[Grant]) -> list[dict[str, Any]]:
 
 def _token(body: dict[str, Any]) -> KnownToken:
     return KnownToken(**body)
+
+
+def _quota(body: dict[str, Any]) -> Quota:
+    return Quota(**body)
 
 
 def _grant(body: dict[str, Any]) -> Grant:

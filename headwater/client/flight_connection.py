@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -14,8 +15,15 @@ import pyarrow as pa
 from pyarrow import flight
 
 from broker.codec.flight.protocol import ReadRequest, StreamPath, encode_body
-from broker.errors import HeadwaterError, InvalidRequestError, NoAnswerError, from_wire
+from broker.errors import (
+    HeadwaterError,
+    InvalidRequestError,
+    NoAnswerError,
+    QuotaExceededError,
+    from_wire,
+)
 from headwater.client.address import Address
+from headwater.client.throttle import throttle_ms
 
 CALL_TIMEOUT_MS: Final = 30_000
 _FLIGHT_SAYS: Final = re.compile(r"^Flight returned [a-z ]+ error, with message: ")
@@ -61,6 +69,7 @@ class Connection:
         self.address = address
         self._lock = threading.Lock()
         self._channel: _Channel | None = None
+        self._closed = threading.Event()
 
     def _options(self, timeout_ms: int | None = None) -> flight.FlightCallOptions:
         token = self.address.token
@@ -70,6 +79,7 @@ class Connection:
 
     def close(self) -> None:
         """Close the channel; running calls end with an error."""
+        self._closed.set()
         channel = self._open()
         with suppress(flight.FlightUnavailableError):  # another thread has just dropped it
             channel.client.close()
@@ -97,12 +107,26 @@ class Connection:
     def action(
         self, name: str, values: Mapping[str, Any], *, timeout_ms: int = CALL_TIMEOUT_MS
     ) -> list[dict[str, Any]]:
-        """Run an action and return its results.
+        """Run an action and return its results; wait before, if a quota asks for it.
 
         Raises:
             HeadwaterError: the error that the broker answered.
             NoAnswerError: the broker does not answer.
         """
+        deadline_s = time.monotonic() + timeout_ms / 1000
+        while True:
+            try:
+                return self._action(name, values, timeout_ms)
+            except QuotaExceededError as error:
+                pause_s = throttle_ms(error) / 1000
+                if time.monotonic() + pause_s > deadline_s:
+                    raise
+            if self._closed.wait(pause_s):
+                raise NoAnswerError(f"the connection to {self.address.url} was closed")
+
+    def _action(
+        self, name: str, values: Mapping[str, Any], timeout_ms: int
+    ) -> list[dict[str, Any]]:
         options = self._options(timeout_ms)
         channel = self._open()
         with translated(self.address, partial(self._give_up, channel)):

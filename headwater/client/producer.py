@@ -39,6 +39,7 @@ from headwater.client.leader_route import Route
 from headwater.client.put_session import PutSession
 from headwater.client.records import Records, to_batch
 from headwater.client.stall_watch import StallWatch
+from headwater.client.throttle import throttle_ms
 from headwater.client.window import SendWindow, WindowEntry, worth_retrying
 
 WINDOW_BATCHES_MAX: Final = 64  # a broker recognises the last 64 batches of a producer
@@ -307,12 +308,13 @@ class Producer:
         now_ms = time.monotonic() * 1000
         if self._failing_since_ms is None:
             self._failing_since_ms, self._backoff_ms = now_ms, _BACKOFF_MS_MIN
-        late = now_ms + self._backoff_ms > self._failing_since_ms + self._retry_ms_max
+        pause_ms = max(self._backoff_ms, throttle_ms(error))
+        late = now_ms + pause_ms > self._failing_since_ms + self._retry_ms_max
         if late or not self._worth_retrying(error):
             self._give_up(error)
             return False
         with self._changed:
-            if self._changed.wait_for(lambda: self._closed, self._backoff_ms / 1000):
+            if self._changed.wait_for(lambda: self._closed, pause_ms / 1000):
                 return False
         self._backoff_ms = min(2 * self._backoff_ms, _BACKOFF_MS_MAX)
         return True

@@ -23,6 +23,7 @@ from broker.errors import (
 )
 from headwater.client.address import Address
 from headwater.client.brokers import Brokers, ToldPlace
+from headwater.client.throttle import throttle_ms
 
 RETRY_MS = 30_000  # a read that has had no row for so long fails
 IDLE_MS: Final = 2_000  # after so long without rows, a following read checks the broker
@@ -112,7 +113,8 @@ class ReadRoute:
         worth = error.retriable or (several and isinstance(error, CorruptDataError))
         if not worth or isinstance(error, StreamRecreatedError):
             return False
-        if not several and not self._request.follow:
+        asked_ms = throttle_ms(error)
+        if not several and not self._request.follow and not asked_ms:
             return False  # only a read with ``follow`` waits for a restart of a single broker
         now_ms = time.monotonic() * 1000
         if self._failing_since_ms is None:
@@ -121,11 +123,11 @@ class ReadRoute:
             return False  # every broker was asked
         elif now_ms + self._backoff_ms > self._failing_since_ms + self._retry_ms:
             return False
-        if self._at is not None:
+        if self._at is not None and not asked_ms:
             self._failed.append(self._at)
             if isinstance(error, NoAnswerError):
                 self._brokers.avoid(self._at)
-        if self._stopped.wait(self._backoff_ms / 1000):
+        if self._stopped.wait(max(self._backoff_ms, asked_ms) / 1000):
             return False
         self._backoff_ms = min(2 * self._backoff_ms, _BACKOFF_MS_MAX)
         return True

@@ -13,9 +13,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
+from broker.adapters.access.pace import Pace
 from broker.core.access.doors import DOORS, LEASED, Ask, CallRow
 from broker.errors import AccessDeniedError, AccessError
 from broker.model.access import CLUSTER, NOBODY, Caller, Kind, Resource
+from broker.model.quota import Flow
 from broker.ports.access import AccessApi, AuditSink
 
 _RESOURCES_TOLD_MAX: Final = 16
@@ -55,6 +57,42 @@ class Gate:
         except AccessError as refused:
             self._note(Caller(peer=peer), "identify", (), type(refused).__name__)
             raise
+
+    def count_request(self, caller: Caller) -> None:
+        """Count a call against the caller's quota.
+
+        Raises:
+            QuotaExceededError: the caller has to wait; the error says how long.
+        """
+        if self._access is not None:
+            self._access.usage.request(caller)
+
+    def enter(self, caller: Caller) -> None:
+        """Count a call that stays open, until :meth:`exit`.
+
+        Raises:
+            QuotaExceededError: the caller has as many open calls as it may.
+        """
+        if self._access is not None:
+            self._access.usage.enter(caller)
+
+    def exit(self, caller: Caller) -> None:
+        """Count an open call no more."""
+        if self._access is not None:
+            self._access.usage.exit(caller)
+
+    @contextmanager
+    def opened(self, caller: Caller) -> Iterator[None]:
+        """Count a call as open during the block. Raises as :meth:`enter`."""
+        self.enter(caller)
+        try:
+            yield
+        finally:
+            self.exit(caller)
+
+    def pace(self, caller: Caller, flow: Flow) -> Pace:
+        """Return the pace at which the pieces of an open call may pass."""
+        return Pace(None if self._access is None else self._access.usage, caller, flow)
 
     @contextmanager
     def call(self, caller: Caller, call: str, values: Mapping[str, Any]) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""The actions about grants and tokens, over the AccessApi port; part of the Flight service."""
+"""The actions about grants, tokens and quotas, over AccessApi; part of the Flight service."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from broker.errors import InvalidRequestError
 from broker.model.access import Caller
+from broker.model.quota import Quota
 from broker.ports.access import AccessApi
 
 
@@ -46,6 +47,12 @@ class AccessActions:
                 return [{"changed": access.create_token(**values, created_by=made_by)}]
             case "revoke_token":
                 return [{"changed": access.revoke_token(values["token_id"])}]
+            case "set_quota":
+                return [{"changed": access.set_quota(Quota(**values))}]
+            case "remove_quota":
+                return [{"changed": access.remove_quota(values["principal"])}]
+            case "list_quotas":
+                return [dataclasses.asdict(one) for one in access.quotas()]
             case _:
                 assert action == "list_tokens", f"no action {action}"
                 return [

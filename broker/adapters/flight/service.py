@@ -20,6 +20,7 @@ import structlog
 from pyarrow import flight
 
 from broker.adapters.access.gate import Gate
+from broker.adapters.access.pace import Pace
 from broker.adapters.flight.access_actions import AccessActions
 from broker.adapters.flight.actions import StreamActions
 from broker.adapters.flight.callers import HEADERS, KeepHeaders, caller_of
@@ -247,13 +248,14 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """Take batches and answer each with its base offset or its error."""
         path, partition = put_path(descriptor.path)
-        may_go_on = self._admitted(context, "do_put", path.stream)
+        caller = self._caller(context)
+        may_go_on = self._admitted(caller, "do_put", path.stream)
         stream = self._api.streams.get(path.stream)
         check_incarnation(stream, path.stream_uuid)
         handle = self._api.partitions.handle(path.stream, partition)
         if handle.leads:
             self._api.pauses.wake(path.stream, partition)
-        with self._writers.take():
+        with self._writers.take(), self._gate.opened(caller):
             put = PutStream(
                 handle,
                 reader.schema,
@@ -265,7 +267,8 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
                 placed_by=path.placed_by,
             )
             with self._registered(put):
-                put.run(_chunks(reader, may_go_on))
+                pace, stopped = self._gate.pace(caller, "publish"), self._ends(context, may_go_on)
+                put.run(_chunks(reader, may_go_on, pace, stopped))
 
     @contextmanager
     def _registered(self, put: PutStream) -> Iterator[None]:
@@ -282,30 +285,48 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
     def do_get(self, context: Any, ticket: Any) -> Any:
         """Serve a range of rows, or the live tail."""
         request = ReadRequest.from_ticket(ticket.ticket)
-        may_go_on = self._admitted(context, "do_get", request.stream)
+        caller = self._caller(context)
+        may_go_on = self._admitted(caller, "do_get", request.stream)
         wanted = resolve(self._api, request)
-        return flight.GeneratorStream(wanted.schema, self._rows(context, wanted, may_go_on))
+        return flight.GeneratorStream(wanted.schema, self._rows(context, caller, wanted, may_go_on))
 
-    def _admitted(self, context: Any, call: str, stream: str) -> Callable[[], None]:
+    def _admitted(self, caller: Caller, call: str, stream: str) -> Callable[[], None]:
         """Return the check of an open call on a stream; raises AccessError if it may not begin."""
-        caller, values = self._caller(context), {"name": stream}
+        values = {"name": stream}
         self._gate.admit(caller, call, values)
         return self._gate.watch(caller, call, values)
 
-    def _caller(self, context: Any) -> Caller:
-        return caller_of(self._gate, context)
+    def _ends(self, context: Any, may_go_on: Callable[[], None]) -> Callable[[], bool]:
+        """Return what tells whether the client of an open call has gone.
 
-    def _rows(
-        self, context: Any, wanted: RowRange, may_go_on: Callable[[], None]
-    ) -> Iterator[tuple[pa.RecordBatch, bytes]]:
+        It raises an error if the call may not go on, or the service closes.
+        """
+
         def check_stop() -> bool:
             self.check_open()
             may_go_on()
             return bool(context.is_cancelled())
 
+        return check_stop
+
+    def _caller(self, context: Any) -> Caller:
+        """Return who makes a call, and count the call."""
+        caller = caller_of(self._gate, context)
+        self._gate.count_request(caller)
+        return caller
+
+    def _rows(
+        self, context: Any, caller: Caller, wanted: RowRange, may_go_on: Callable[[], None]
+    ) -> Iterator[tuple[pa.RecordBatch, bytes]]:
+        check_stop = self._ends(context, may_go_on)
         idle_check_ms = self._config.idle_check_ms
         places = self._followers if wanted.end is None else self._readers
-        with self.errors("do_get"), places.take(context.peer()) as count:
+        pace = self._gate.pace(caller, "read")
+        with (
+            self.errors("do_get"),
+            self._gate.opened(caller),
+            places.take(context.peer()) as count,
+        ):
             # A reader that is slow to take its batch keeps the batch in memory. So the more reads
             # are open, the smaller their batches are.
             share = max(_READ_BYTES_MIN, self._config.reads_bytes_max // count)
@@ -313,6 +334,8 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
             for rows, mark in read_rows(
                 self._api, wanted, idle_check_ms=idle_check_ms, check_stop=check_stop
             ):
+                if not pace.wait(rows.nbytes, check_stop):
+                    return
                 yield rows, mark.to_bytes()
 
     @_border
@@ -399,9 +422,13 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
 
 
 def _chunks(
-    reader: Any, may_go_on: Callable[[], None]
+    reader: Any, may_go_on: Callable[[], None], pace: Pace, stopped: Callable[[], bool]
 ) -> Iterator[tuple[pa.RecordBatch | None, bytes | None]]:
-    """Yield the batches and metadata of a do_put's client, until it finishes or disconnects."""
+    """Yield the batches and metadata of a do_put's client, until it finishes or disconnects.
+
+    A batch beyond the caller's quota is held, and the client's stream is not read meanwhile. The
+    batch of a client that disconnects then was not acknowledged, and is dropped.
+    """
     while True:
         try:
             chunk = reader.read_chunk()
@@ -412,5 +439,8 @@ def _chunks(
         except (pa.ArrowInvalid, OSError) as cause:
             raise InvalidRequestError(f"the data of this do_put is not Arrow: {cause}") from cause
         may_go_on()
+        size = chunk.data.get_total_buffer_size() if chunk.data is not None else 0
+        if not pace.wait(size, stopped):
+            return
         metadata = chunk.app_metadata
         yield chunk.data, None if metadata is None else bytes(metadata)

@@ -1,4 +1,4 @@
-"""The Flight actions about grants and tokens: their fields and the bounds of each.
+"""The Flight actions about grants, tokens and quotas: their fields and the bounds of each.
 
 Part of the table :data:`broker.codec.flight.actions.ACTIONS`, which validates their bodies. The
 secret of a token is never sent: the client makes it, and sends its digest.
@@ -13,6 +13,7 @@ from broker.codec.flight.operations import ActionSpec, Check
 from broker.codec.flight.protocol import refuse_unknown, short_text, whole_number
 from broker.errors import InvalidRequestError
 from broker.model.access import ACTIONS, KINDS, Action, Grant, Kind, check_grant
+from broker.model.quota import RATE_MAX
 
 GRANTS_OF_CALL_MAX: Final = 64
 _TEXT_BYTES_MAX: Final = 256
@@ -79,6 +80,12 @@ def _time(field: str) -> Check:
     return lambda value: whole_number(value, field, low=0, high=_TIME_MAX)
 
 
+def _limit(field: str) -> Check:
+    return lambda value: whole_number(value, field, low=0, high=RATE_MAX)
+
+
+_LIMITS: Final = ("publish_bytes_per_s", "read_bytes_per_s", "requests_per_s", "open_calls")
+
 ACCESS_ACTIONS: Final[Mapping[str, ActionSpec]] = {
     "whoami": ActionSpec(
         "Tell who the caller is. {} -> {enabled, principal, via}; '' is no identity.",
@@ -124,4 +131,16 @@ ACCESS_ACTIONS: Final[Mapping[str, ActionSpec]] = {
         {},
         {},
     ),
+    "set_quota": ActionSpec(
+        "Give the principals of a pattern a quota, in place of the one that it has. {principal, "
+        f"{'?, '.join(_LIMITS)}?}} -> {{changed}}; 0 is no limit.",
+        {"principal": _text("principal"), **{name: _limit(name) for name in _LIMITS}},
+        dict.fromkeys(_LIMITS, 0),
+    ),
+    "remove_quota": ActionSpec(
+        "Take the quota of a pattern away. {principal} -> {changed}.",
+        {"principal": _text("principal")},
+        {},
+    ),
+    "list_quotas": ActionSpec("List the quotas. {} -> one result per quota.", {}, {}),
 }

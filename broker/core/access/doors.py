@@ -144,6 +144,9 @@ FLIGHT: Final[Mapping[str, CallRow]] = {
     "create_token": _on_cluster("admin"),
     "revoke_token": _on_cluster("admin"),
     "list_tokens": _on_cluster("admin"),
+    "set_quota": _on_cluster("admin"),
+    "remove_quota": _on_cluster("admin"),
+    "list_quotas": _on_cluster("admin"),
 }
 
 LIFTBRIDGE: Final[Mapping[str, CallRow]] = {

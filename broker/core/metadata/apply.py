@@ -22,6 +22,8 @@ from broker.core.metadata.outcome import Applied, CommandReply, Rejected
 from broker.core.metadata.partition_apply import apply_partition
 from broker.core.metadata.partition_commands import BrokerCommand, PartitionCommand
 from broker.core.metadata.pause_commands import PauseCommand
+from broker.core.metadata.quota_apply import apply_quota
+from broker.core.metadata.quota_commands import QuotaCommand
 from broker.core.metadata.state import MetadataState
 from broker.core.metadata.stream_apply import apply_stream
 from broker.core.metadata.stream_pause import apply_pause
@@ -33,6 +35,7 @@ _GROUP_KINDS: Final = get_args(GroupCommand)
 _MEMBER_KINDS: Final = get_args(MemberCommand)
 _PAUSE_KINDS: Final = get_args(PauseCommand)
 _ACCESS_KINDS: Final = get_args(AccessCommand)
+_QUOTA_KINDS: Final = get_args(QuotaCommand)
 _PARTITION_KINDS: Final = get_args(PartitionCommand)
 
 
@@ -59,4 +62,6 @@ def _apply(state: MetadataState, command: Command) -> Applied:
         return apply_pause(state, cast("PauseCommand", command))
     if isinstance(command, _ACCESS_KINDS):
         return apply_access(state, cast("AccessCommand", command))
+    if isinstance(command, _QUOTA_KINDS):
+        return apply_quota(state, cast("QuotaCommand", command))
     return apply_broker(state, cast("BrokerCommand", command))

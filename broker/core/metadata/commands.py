@@ -66,6 +66,7 @@ from broker.core.metadata.pause_commands import (
     ResumePartitions,
     SetReadonly,
 )
+from broker.core.metadata.quota_commands import QuotaCommand, RemoveQuota, SetQuota
 from broker.core.metadata.size import STATE_WEIGHT_MAX
 from broker.core.metadata.typed_json import build
 from broker.errors import HeadwaterError, MetadataCorruptError
@@ -109,6 +110,7 @@ __all__ = [
     "RecordColdEnd",
     "RegisterBroker",
     "RemoveBroker",
+    "RemoveQuota",
     "RenewLease",
     "ReportCoordinator",
     "ResetPositions",
@@ -118,6 +120,7 @@ __all__ = [
     "RotateDataKey",
     "SetCursors",
     "SetFeatureLevel",
+    "SetQuota",
     "SetReadonly",
     "StartElection",
     "StopBroker",
@@ -295,6 +298,7 @@ Command = (
     | MemberCommand
     | PauseCommand
     | AccessCommand
+    | QuotaCommand
     | TrimActivity
 )
 _LATER_FIELDS: Final = ("membership",)  # left out while they have their default
@@ -311,6 +315,7 @@ _LIMITED: Final = (  # commands that may make the metadata larger
     | ResetPositions
     | GrantAccess
     | CreateToken
+    | SetQuota
 )
 _KINDS: Final[dict[str, type[Any]]] = {kind.__name__: kind for kind in get_args(Command)}
 

@@ -25,7 +25,7 @@ class CommandReply(TypedDict, total=False):
     uuid: str  # CreateStream: of the stream
     purged_from: int  # PurgeRecords: the purged end before the command
     remote_start: int  # ExpireRecords
-    changed: bool  # AlterStream, RotateDataKey, grants, tokens: False: it was so already
+    changed: bool  # AlterStream, RotateDataKey, grants, tokens, quotas: False: it was so already
     expires_us: int  # RenewLease
     group_epoch: int  # commands about groups
     coordinator: str  # the same

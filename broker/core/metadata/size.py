@@ -20,6 +20,7 @@ from typing import Final, Protocol
 from broker.errors import MetadataFullError
 from broker.model.access import AccessState
 from broker.model.ids import LeaseId, StreamUuid
+from broker.model.quota import Quota
 from broker.model.stream import Stream
 
 STATE_WEIGHT_MAX: Final = 64 * 1024 * 1024
@@ -34,6 +35,7 @@ _POSITION_WEIGHT: Final = 256  # its key, numbers, and a lineage id
 _CLAIM_WEIGHT: Final = 128
 _GRANT_WEIGHT: Final = 96  # names of fields
 _TOKEN_WEIGHT: Final = 256  # the id, the digest, times, names of fields
+_QUOTA_WEIGHT: Final = 224  # four numbers, names of fields
 _FLOOR_WEIGHT: Final = 20  # an offset's digits and a comma
 
 
@@ -140,6 +142,10 @@ class WeighedState(Protocol):
     def access(self) -> WeighedAccess | None:
         """Grants and tokens."""
 
+    @property
+    def quotas(self) -> Sequence[Quota]:
+        """Quotas of principals."""
+
 
 def weight_of_stream(stream: Stream, partitions_count: int) -> int:
     """Return the weight of a stream with its partitions."""
@@ -187,6 +193,11 @@ def weight_of_access(access: AccessState) -> int:
     return named + _GRANT_WEIGHT * len(grants) + _TOKEN_WEIGHT * len(tokens)
 
 
+def weight_of_quotas(quotas: Sequence[Quota]) -> int:
+    """Return the weight of all quotas."""
+    return sum(_QUOTA_WEIGHT + len(one.principal) for one in quotas)
+
+
 def weigh(state: WeighedState) -> int:
     """Return the weight of a whole state, which its field ``weight`` must have."""
     streams = sum(
@@ -199,7 +210,8 @@ def weigh(state: WeighedState) -> int:
     outbox = 0 if state.activity is None else state.activity.weight
     leases = sum(map(weight_of_lease, state.leases.values()))
     access = 0 if state.access is None else state.access.weight
-    return streams + leases + cursors + groups + positions + outbox + access
+    quotas = weight_of_quotas(state.quotas)
+    return streams + leases + cursors + groups + positions + outbox + access + quotas
 
 
 def refused_growth(weight: int, weight_max: int | None) -> MetadataFullError | None:

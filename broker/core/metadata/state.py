@@ -30,6 +30,7 @@ from broker.model.epochs import BrokerEpoch, LeaderEpoch, PartitionEpoch
 from broker.model.ids import BrokerId, LeaseId, PartitionId, StreamUuid
 from broker.model.lineage import Leadership
 from broker.model.offsets import Offset
+from broker.model.quota import Quota
 from broker.model.stream import Stream, without_unset
 
 STATE_VERSION: Final = 2
@@ -38,7 +39,7 @@ FEATURE_LEVEL_REPLICATED: Final = 2  # partitions with several replicas
 FEATURE_LEVEL_ALTERED: Final = 3  # streams that are changed or purged: AlterStream, PurgeRecords
 FEATURE_LEVEL_LIFTBRIDGE: Final = 4  # writes handed to leaders, cursors, groups, paused streams
 FEATURE_LEVEL_STREAMS: Final = 5  # later features of streams and groups: see the commands
-FEATURE_LEVEL_ACCESS: Final = 6  # grants and tokens: see access_commands.py
+FEATURE_LEVEL_ACCESS: Final = 6  # grants, tokens, quotas: see the commands about them
 FEATURE_LEVEL_MAX: Final = 6  # the highest level that this build understands
 
 # 160 kB. A broker that was down during more deletions keeps the logs of the oldest ones.
@@ -58,6 +59,11 @@ _LATER_FIELDS: Final = (
     "membership",
     "replaced",
 )
+
+# Fields of the state that builds of a lower feature level do not know.
+_LATER_STATE: Final = (
+    "cursors", "groups", "group_epoch", "positions", "activity", "access", "quotas",
+)  # fmt: skip
 
 FIRST_PARTITION_EPOCH: Final = PartitionEpoch(1)
 
@@ -174,6 +180,7 @@ class MetadataState:
     positions: Mapping[str, Mapping[str, GroupPosition]] = field(default_factory=dict)
     activity: ActivityOutbox | None = None  # None: there never was an activity stream
     access: AccessState | None = None  # None: no grant or token was ever stored
+    quotas: tuple[Quota, ...] = ()  # sorted by their patterns of principals, which differ
     weight: int = field(default=0, compare=False)  # of the whole state, not stored: see size.py
 
     @property
@@ -195,8 +202,8 @@ class MetadataState:
         """Return canonical text: equal states give equal text on every node."""
         body = {"v": STATE_VERSION, **_fields(self)}
         del body["weight"]
-        # A build of a lower feature level does not know these fields, and must get the same text.
-        for name in ("cursors", "groups", "group_epoch", "positions", "activity", "access"):
+        # Left out while they have their default: such a build must get the same text.
+        for name in _LATER_STATE:
             if not body[name]:
                 del body[name]
         return json.dumps(body, default=_fields, sort_keys=True, separators=(",", ":"))

@@ -15,8 +15,10 @@ from broker.core.metadata.commands import (
     Command,
     CreateToken,
     GrantAccess,
+    RemoveQuota,
     RevokeAccess,
     RevokeToken,
+    SetQuota,
 )
 from broker.core.metadata.state import FEATURE_LEVEL_ACCESS
 from broker.errors import AccessDeniedError, InvalidRequestError, UnauthenticatedError
@@ -32,10 +34,12 @@ from broker.model.access import (
     check_name,
 )
 from broker.model.ids import LeaseId
+from broker.model.quota import Quota, check_pattern
 from broker.ports.access import Authenticator
 from broker.ports.system import Clock
 from broker.runtime.api.feature_levels import raise_level
 from broker.runtime.api.identities import StaticTokens
+from broker.runtime.api.usage import Usage
 from broker.runtime.metadata.metadata_log import WaitingMetadata
 
 _BEARER_CHARS_MAX: Final = 16 * 1024
@@ -60,6 +64,7 @@ class Access:
         With ``certificates`` a client certificate that TLS has verified names a principal.
         """
         self.enabled = enabled
+        self.usage = Usage(metadata, clock)
         self._metadata = metadata
         self._clock = clock
         self._namespace = namespace
@@ -207,6 +212,18 @@ class Access:
         """See ``AccessApi.tokens``."""
         access = self._metadata.state.access
         return {} if access is None else access.tokens
+
+    def set_quota(self, quota: Quota) -> bool:
+        """See ``AccessApi.set_quota``."""
+        return self._change(SetQuota(quota=quota))
+
+    def remove_quota(self, principal: str) -> bool:
+        """See ``AccessApi.remove_quota``."""
+        return self._change(RemoveQuota(principal=check_pattern(principal)))
+
+    def quotas(self) -> Sequence[Quota]:
+        """See ``AccessApi.quotas``."""
+        return self._metadata.state.quotas
 
     def _change(self, command: Command) -> bool:
         if not self.enabled:

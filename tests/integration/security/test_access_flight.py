@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import secrets
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,8 +19,14 @@ from broker.adapters.access.jwt_tokens import JwtTokens
 from broker.adapters.flight.config import FlightServiceConfig
 from broker.adapters.flight.service import FlightService
 from broker.core.access.static_tokens import TOKEN_BYTES, make_token, split_token
-from broker.errors import AccessDeniedError, InvalidRequestError, UnauthenticatedError
+from broker.errors import (
+    AccessDeniedError,
+    InvalidRequestError,
+    QuotaExceededError,
+    UnauthenticatedError,
+)
 from broker.model.access import CLUSTER, Action, Grant, Kind
+from broker.model.quota import Quota
 from broker.model.secret import Secret
 from broker.runtime.api.access import Access
 from broker.runtime.api.identities import OWNER, OwnerToken
@@ -251,3 +259,113 @@ def test_a_broker_that_asks_nobody_lets_nobody_grant(guarded: Guarded) -> None:
                 client.call("grant_access", {"grants": [grant]})
     finally:
         assert service.close(timeout_ms=10_000)
+
+
+def let_use(guarded: Guarded, *principals: str) -> list[Secret]:
+    """Make stream s, which the principals may publish to and read; return their tokens."""
+    with guarded.client(guarded.owner) as owner:
+        owner.create_stream("s")
+    for one in principals:
+        guarded.grant(one, "stream", "s", "publish", "consume")
+    return [guarded.token(one) for one in principals]
+
+
+def test_a_publisher_beyond_its_quota_is_held_and_loses_nothing(guarded: Guarded) -> None:
+    """The clock stands still: nothing more of ann passes, and bob is not held up."""
+    anns, bobs = let_use(guarded, "ann", "bob")
+    guarded.access.set_quota(Quota(principal="ann", publish_bytes_per_s=4096))
+    with guarded.client(anns) as ann, guarded.client(bobs) as bob:
+        producer = ann.producer("s")
+        sent = [producer.send([bytes([number]) * 4000]) for number in range(4)]
+        assert sent[0].result(10).base_offset == 0
+        with bob.producer("s") as free:
+            for _ in range(9):
+                free.send([b"x" * 4000]).result(10)
+        assert not any(one.done() for one in sent[1:])
+        for one in sent[1:]:
+            guarded.broker.clock.advance(us=2_000_000)
+            one.result(10)
+        producer.close()
+        found = [value for part in bob.fetch("s") for value in part.batch["value"].to_pylist()]
+    assert [one[0] for one in found if one[0] != ord("x")] == [0, 1, 2, 3]
+    assert len(found) == 13
+
+
+def test_a_reader_beyond_its_quota_is_held_until_the_quota_is_gone(guarded: Guarded) -> None:
+    """Another quota counts within a second, for a read that is open and waits, too."""
+    anns, bobs = let_use(guarded, "ann", "bob")
+    with guarded.client(bobs) as bob, bob.producer("s") as producer:
+        for _ in range(2):
+            producer.send([b"x" * 4000]).result(10)
+    guarded.access.set_quota(Quota(principal="*", read_bytes_per_s=2048))
+    with guarded.client(anns) as ann:
+        reading = ann.fetch("s", batch_bytes_max=4096)
+        assert next(reading).batch.num_rows == 1
+        threading.Timer(0.1, guarded.access.remove_quota, ("*",)).start()
+        began = time.monotonic()
+        assert next(reading).batch.num_rows == 1
+        assert 0.1 < time.monotonic() - began < SOON_S
+    assert guarded.access.usage.throttled()[("token", "read")].pieces == 1
+
+
+@contextmanager
+def time_passing(guarded: Guarded) -> Iterator[None]:
+    """Let the broker's clock go on during the block, five times as fast as it is."""
+    ended = threading.Event()
+
+    def tick() -> None:
+        while not ended.wait(0.002):
+            guarded.broker.clock.advance(us=10_000)
+
+    ticking = threading.Thread(target=tick)
+    ticking.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        ticking.join()
+
+
+def test_requests_beyond_a_quota_are_refused_with_a_time_that_clients_wait(
+    guarded: Guarded,
+) -> None:
+    """A client without time is told; others wait and ask again: actions, writes and reads."""
+    (anns,) = let_use(guarded, "ann")
+    guarded.access.set_quota(Quota(principal="a*", requests_per_s=5))
+    with guarded.client(anns) as ann:
+
+        def call() -> None:
+            ann.call("brokers", {})
+
+        def write() -> None:
+            with ann.producer("s") as producer:
+                producer.send([b"one"]).result(10)
+
+        def read() -> None:
+            assert sum(one.batch.num_rows for one in ann.fetch("s")) == 1
+
+        for use in (call, write, read):
+            for _ in range(5):
+                call()
+            with pytest.raises(QuotaExceededError) as refused:
+                ann.call("brokers", {}, timeout_ms=150)
+            assert refused.value.facts == {
+                "principal": "ann", "limit": "requests_per_s", "throttle_ms": 200,
+            }  # fmt: skip
+            with time_passing(guarded):
+                use()
+            guarded.broker.clock.advance(us=1_000_000)
+    assert guarded.access.usage.throttled()["token", "requests"].pieces >= 6
+
+
+def test_calls_that_are_open_are_counted(guarded: Guarded) -> None:
+    """One too many is refused; others of other principals are not, and an end makes room."""
+    anns, bobs = let_use(guarded, "ann", "bob")
+    guarded.access.set_quota(Quota(principal="ann", open_calls=1))
+    with guarded.client(anns) as ann, guarded.client(bobs) as bob:
+        with ann.producer("s") as producer:
+            producer.send([b"one"]).result(10)
+            with pytest.raises(QuotaExceededError, match="its quota"):
+                list(ann.fetch("s"))
+            assert len(list(bob.fetch("s"))) == 1
+        assert len(list(ann.fetch("s"))) == 1

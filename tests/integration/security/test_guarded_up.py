@@ -10,6 +10,7 @@ import os
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -61,7 +62,10 @@ def run(*words: str, ok: bool = True) -> str:
 def test_the_user_needs_no_more_words_and_others_are_refused(
     up: RuntimeFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Commands and clients of this folder find the token; without it each door refuses."""
+    """Commands and clients of this folder find the token; without it each door refuses.
+
+    With it an administrator limits what others use.
+    """
     assert stat.S_IMODE(token_path(tmp_path / DEFAULT_DATA_DIR).stat().st_mode) == 0o600
     run("stream", "create", "orders", "--puback")
     with Client(up.flight) as client:
@@ -85,9 +89,10 @@ def test_the_user_needs_no_more_words_and_others_are_refused(
     with Liftbridge(door) as nobody, pytest.raises(AccessError):
         nobody.publish("orders", b"no")
     assert http_status(urlsplit(up.http).port or 0, "GET", "/metrics") == 401
+    monkeypatch.chdir(tmp_path)
+    hold_back(up, ann)
     with Client(up.flight, token=ann) as reader:
         assert len(list(reader.fetch("orders"))) == 1
-        monkeypatch.chdir(tmp_path)
         run("access", "revoke", "ann", "reader", "--stream", "ord*")
         assert "No grants" in run("access", "list")
         with pytest.raises(AccessDeniedError):
@@ -96,6 +101,33 @@ def test_the_user_needs_no_more_words_and_others_are_refused(
         assert run("token", "list", "--json") == ""
         with pytest.raises(UnauthenticatedError):
             reader.streams()
+
+
+def hold_back(up: RuntimeFile, ann: str) -> None:
+    """Show that ann publishes at her quota and loses nothing, and the owner is not held up."""
+    run("stream", "create", "wide")
+    run("access", "grant", "ann", "writer", "--stream", "wide")
+    run("access", "quota", "set", "ann", "--publish", "1MiB")
+    (quota,) = [json.loads(line) for line in run("access", "quota", "list", "--json").splitlines()]
+    assert (quota["principal"], quota["publish_bytes_per_s"]) == ("ann", 1 << 20)
+    with Client(up.flight, token=ann) as client, Client(up.flight) as owner:
+        producer, free = client.producer("wide"), owner.producer("orders")
+        began = time.monotonic()
+        sent = [producer.send([b"x" * (256 << 10)]) for _ in range(8)]
+        slowest_s = 0.0
+        while not sent[-1].done():
+            asked = time.monotonic()
+            free.send([b"y"]).result(20)
+            slowest_s = max(slowest_s, time.monotonic() - asked)
+        took_s = time.monotonic() - began
+        assert [one.result().base_offset for one in sent] == list(range(8))
+        assert 1.0 < took_s < 5.0  # a second's worth at once, the rest at the rate
+        assert slowest_s < 0.5
+        producer.close()
+        free.close()
+    run("access", "revoke", "ann", "writer", "--stream", "wide")
+    run("access", "quota", "remove", "ann")
+    assert run("access", "quota", "list", "--json") == ""
 
 
 def test_a_daemon_beyond_the_loopback_starts_with_the_word_insecure_only(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from broker.process.metrics import (
     LimitsSample,
     PartitionSample,
     PeerSample,
+    QuotaSample,
     ReplicaSample,
     TierSample,
 )
@@ -31,6 +32,10 @@ class Source:
     def partition_samples(self) -> list[PartitionSample]:
         """Return the partitions as they are now."""
         return self.partitions
+
+    def quota_samples(self) -> list[QuotaSample]:
+        """Return what one kind of callers waited for."""
+        return [QuotaSample(via="jwt", flow="read", throttled_total=4, throttled_seconds_total=1.5)]
 
     def limits_samples(self) -> list[LimitsSample]:
         """Return a broker whose descriptors were used up once."""

@@ -102,6 +102,15 @@ GOOD: dict[str, dict[str, Any]] = {
     },
     "revoke_token": {"token_id": "0" * 16},
     "list_tokens": {},
+    "set_quota": {
+        "principal": "shop*",
+        "publish_bytes_per_s": 4096,
+        "read_bytes_per_s": 0,
+        "requests_per_s": 7,
+        "open_calls": 0,
+    },
+    "remove_quota": {"principal": "*"},
+    "list_quotas": {},
     "cluster_status": {"confirm_ms": 500},
     "cluster_controllers": {},
     "change_controller": {"broker": "a", "votes": True},
@@ -232,6 +241,8 @@ def test_an_unknown_field_is_refused_by_name(action: str) -> None:
         ("create_token", {"principal": ""}),
         ("create_token", {"expires_us": -1}),
         ("create_token", {"note": "a\nb"}),
+        ("set_quota", {"publish_bytes_per_s": -1}),
+        ("set_quota", {"open_calls": True}),
     ],
 )
 def test_a_bad_value_is_refused_by_name(action: str, change: dict[str, Any]) -> None:

@@ -101,6 +101,9 @@ MAY: Final[dict[str, dict[str, frozenset[str]]]] = {
         "create_token": ADMIN,
         "revoke_token": ADMIN,
         "list_tokens": ADMIN,
+        "set_quota": ADMIN,
+        "remove_quota": ADMIN,
+        "list_quotas": ADMIN,
     },
     "liftbridge": {
         "CreateStream": ADMIN,

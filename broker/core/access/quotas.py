@@ -1,0 +1,239 @@
+"""How much each principal has used, and when its next piece may pass. Pure: time is an argument.
+
+A piece is a batch of records, a part of a read, or a request. A :class:`Bucket` has the tokens of
+one flow of one principal. They accrue at the quota's rate, up to those of one second, and a piece
+passes when the bucket has as many tokens as the piece needs. A piece that needs more than one
+second's tokens passes when the bucket is full, and the bucket then owes the rest. So what passes in
+any interval is at most ``rate × interval + max(rate × 1 s, the largest piece)``.
+
+Pieces that have to wait form a queue: the first passes first, however large it is. A caller asks
+again after the time that it was told, with the same ticket, and leaves the queue when it gives up.
+A quota that has changed counts from the next question on, for those who wait, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from broker.model.quota import DEFAULT, Flow, Quota
+
+_MILLI: Final = 1000  # a bucket counts in thousandths: a rate per second is exact in milliseconds
+_BEHIND_OTHERS_MS: Final = 10  # after which somebody who is not the first asks again at the soonest
+_UNUSED_KEPT_MAX: Final = 1024
+_REMEMBERED_MAX: Final = 65_536
+
+
+class QuotaTable:
+    """Finds the quota of a principal: its own, else that of the longest beginning."""
+
+    def __init__(self, quotas: Iterable[Quota] = ()) -> None:
+        rows = tuple(quotas)
+        self._exact = {one.principal: one for one in rows if not one.principal.endswith("*")}
+        self._beginnings = sorted(
+            ((one.principal[:-1], one) for one in rows if one.principal.endswith(DEFAULT)),
+            key=lambda row: len(row[0]),
+            reverse=True,
+        )
+        self._remembered: dict[str, Quota | None] = {}
+
+    def of(self, principal: str) -> Quota | None:
+        """Return the quota that applies to a principal; None: there is no limit."""
+        if principal not in self._remembered:
+            if len(self._remembered) >= _REMEMBERED_MAX:
+                self._remembered.clear()
+            self._remembered[principal] = self._find(principal)
+        return self._remembered[principal]
+
+    def _find(self, principal: str) -> Quota | None:
+        found = self._exact.get(principal)
+        if found is not None:
+            return found
+        return next((one for stem, one in self._beginnings if principal.startswith(stem)), None)
+
+
+class Bucket:
+    """The tokens of one flow of one principal; full at first."""
+
+    __slots__ = ("_at_ms", "_milli", "_rate")
+
+    def __init__(self, rate: int, now_ms: int) -> None:
+        self._rate = rate  # tokens of a second, and the most that the bucket holds
+        self._milli = rate * _MILLI
+        self._at_ms = now_ms
+
+    def set_rate(self, rate: int, now_ms: int) -> None:
+        """Change the rate from now on."""
+        if rate != self._rate:
+            self._accrue(now_ms)
+            self._rate = rate
+            self._milli = min(self._milli, rate * _MILLI)
+
+    def wait_ms(self, amount: int, now_ms: int) -> int:
+        """Return after how many milliseconds a piece may pass; 0: now."""
+        self._accrue(now_ms)
+        missing = min(amount, self._rate) * _MILLI - self._milli
+        return 0 if missing <= 0 else -(-missing // self._rate)
+
+    def take(self, amount: int) -> None:
+        """Take the tokens of a piece that passes."""
+        self._milli -= amount * _MILLI
+
+    def is_full(self, now_ms: int) -> bool:
+        """Tell whether nothing would change if the bucket was forgotten."""
+        self._accrue(now_ms)
+        return self._milli == self._rate * _MILLI
+
+    def _accrue(self, now_ms: int) -> None:
+        if now_ms > self._at_ms:
+            grown = self._milli + (now_ms - self._at_ms) * self._rate
+            self._milli = min(grown, self._rate * _MILLI)
+            self._at_ms = now_ms
+
+
+class _Queue:
+    """The bucket of one flow of one principal, and who waits for it, in the order of arrival."""
+
+    def __init__(self, rate: int, now_ms: int) -> None:
+        self.bucket = Bucket(rate, now_ms)
+        self.waiting: dict[int, tuple[int, int]] = {}  # by ticket: the amount, and since when
+
+    def ask(self, ticket: int, amount: int, now_ms: int) -> int:
+        first = next(iter(self.waiting), ticket)
+        if first != ticket:
+            self.waiting.setdefault(ticket, (amount, now_ms))
+            wait_ms = self.bucket.wait_ms(self.waiting[first][0], now_ms)
+            return max(wait_ms, _BEHIND_OTHERS_MS)
+        wait_ms = self.bucket.wait_ms(amount, now_ms)
+        if wait_ms:
+            self.waiting.setdefault(ticket, (amount, now_ms))
+        else:
+            self.bucket.take(amount)
+        return wait_ms
+
+
+@dataclass(slots=True)
+class _Use:
+    """What one principal uses now."""
+
+    queues: dict[Flow, _Queue] = field(default_factory=dict)
+    open_calls: int = 0
+
+
+@dataclass(slots=True)
+class Throttled:
+    """How often, and for how long, pieces of one flow had to wait. Both only grow."""
+
+    pieces: int = 0
+    waited_ms: int = 0
+
+
+class Quotas:
+    """What all principals use of this broker. The owner asks from one thread at a time."""
+
+    def __init__(self) -> None:
+        self._uses: dict[str, _Use] = {}
+        self._unused_max = _UNUSED_KEPT_MAX
+        # By how the principal was proved, and by flow: no metric has a series for each principal.
+        self.throttled: dict[tuple[str, Flow], Throttled] = {}
+
+    def ask(
+        self,
+        quota: Quota | None,
+        principal: str,
+        via: str,
+        flow: Flow,
+        *,
+        ticket: int,
+        amount: int,
+        now_ms: int,
+    ) -> int:
+        """Return 0 if a piece may pass now, else after how many milliseconds to ask again.
+
+        A piece that passes is charged, and its ticket may be used for the next piece.
+        """
+        queue = self._queue(quota, principal, flow, now_ms)
+        if queue is None:  # there is no limit, perhaps since the quota was removed
+            self.leave(principal, via, flow, ticket=ticket, now_ms=now_ms)
+            return 0
+        wait_ms = queue.ask(ticket, amount, now_ms)
+        if not wait_ms:
+            self._end_wait(queue, ticket, via, flow, now_ms)
+        return wait_ms
+
+    def leave(self, principal: str, via: str, flow: Flow, *, ticket: int, now_ms: int) -> None:
+        """Take a piece out of the queue: its call has ended. Nothing is charged."""
+        use = self._uses.get(principal)
+        if use is not None and flow in use.queues:
+            self._end_wait(use.queues[flow], ticket, via, flow, now_ms)
+
+    def request(self, quota: Quota | None, principal: str, via: str, *, now_ms: int) -> int:
+        """Return 0 if a request may pass now, else how long its caller has to wait.
+
+        Such a request is refused at once, so it has no place in a queue.
+        """
+        queue = self._queue(quota, principal, "requests", now_ms)
+        if queue is None:
+            return 0
+        wait_ms = queue.bucket.wait_ms(1, now_ms)
+        if wait_ms:
+            self._tell(via, "requests", wait_ms)
+        else:
+            queue.bucket.take(1)
+        return wait_ms
+
+    def enter(self, quota: Quota | None, principal: str, *, now_ms: int) -> bool:
+        """Count a call that stays open; False: the principal has as many as it may."""
+        use = self._use_of(principal, now_ms)
+        if quota is not None and 0 < quota.open_calls <= use.open_calls:
+            return False
+        use.open_calls += 1
+        return True
+
+    def exit(self, principal: str) -> None:
+        """Count a call that was open no more."""
+        self._uses[principal].open_calls -= 1
+
+    # ------------------------------------------------------------------
+
+    def _queue(self, quota: Quota | None, principal: str, flow: Flow, now_ms: int) -> _Queue | None:
+        """Return the queue of a flow, with the rate of now; None: there is no limit."""
+        rate = 0 if quota is None else quota.rate(flow)
+        if not rate:
+            return None
+        queues = self._use_of(principal, now_ms).queues
+        queue = queues.get(flow)
+        if queue is None:
+            queue = queues[flow] = _Queue(rate, now_ms)
+        queue.bucket.set_rate(rate, now_ms)
+        return queue
+
+    def _use_of(self, principal: str, now_ms: int) -> _Use:
+        found = self._uses.get(principal)
+        if found is None:
+            if len(self._uses) >= self._unused_max:
+                self._forget_unused(now_ms)
+            found = self._uses[principal] = _Use()
+        return found
+
+    def _forget_unused(self, now_ms: int) -> None:
+        """Drop principals whose use is as if they had never come."""
+        self._uses = {
+            name: use
+            for name, use in self._uses.items()
+            if use.open_calls
+            or any(one.waiting or not one.bucket.is_full(now_ms) for one in use.queues.values())
+        }
+        self._unused_max = max(_UNUSED_KEPT_MAX, 2 * len(self._uses))
+
+    def _end_wait(self, queue: _Queue, ticket: int, via: str, flow: Flow, now_ms: int) -> None:
+        """Count the wait of a ticket that passes or leaves, if it had to wait."""
+        waited = queue.waiting.pop(ticket, None)
+        if waited is not None:
+            self._tell(via, flow, now_ms - waited[1])
+
+    def _tell(self, via: str, flow: Flow, waited_ms: int) -> None:
+        told = self.throttled.setdefault((via, flow), Throttled())
+        told.pieces += 1
+        told.waited_ms += waited_ms
