@@ -12,6 +12,7 @@ import io
 import os
 import sys
 from collections.abc import Iterator, Mapping
+from functools import cache
 from importlib import import_module
 from typing import Annotated, Any, Final
 
@@ -53,21 +54,22 @@ without_pydantic()
 class _Commands(Mapping[str, Any]):
     """The commands by name. A command is imported and built when it is asked for."""
 
-    def __init__(self) -> None:
-        self._built: dict[str, Any] = {}
-
     def __getitem__(self, name: str) -> Any:
-        if name not in self._built:
-            module, attribute = _COMMANDS[name]
-            found = getattr(import_module(f"headwater.cli.{module}"), attribute)
-            self._built[name] = _group(name, found) if attribute == "app" else _one(name, found)
-        return self._built[name]
+        return _built(name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(_COMMANDS)
 
     def __len__(self) -> int:
         return len(_COMMANDS)
+
+
+@cache
+def _built(name: str) -> Any:
+    """Return a command. Typer keeps nothing of a run in it, so a process builds it once."""
+    module, attribute = _COMMANDS[name]
+    found = getattr(import_module(f"headwater.cli.{module}"), attribute)
+    return _group(name, found) if attribute == "app" else _one(name, found)
 
 
 def _group(name: str, commands: typer.Typer) -> Any:

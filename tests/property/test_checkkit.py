@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from checkkit.checker import judge
 from checkkit.generate import SPOILERS, Generator, Run, Spoiler
+from property_settings import examples
 
 SEEDS = st.integers(0, 2**32)
 
@@ -19,7 +20,7 @@ def _run(seed: int, steps: int) -> Run:
 
 
 @given(SEEDS, st.integers(0, 150))
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_an_honest_run_passes(seed: int, steps: int) -> None:
     """Whatever happens to an honest cluster, nothing is flagged."""
     run = _run(seed, steps)
@@ -29,7 +30,7 @@ def test_an_honest_run_passes(seed: int, steps: int) -> None:
 
 @pytest.mark.parametrize("spoiler", SPOILERS, ids=lambda spoiler: spoiler.__name__)
 @given(SEEDS, st.integers(0, 100))
-@settings(max_examples=30, deadline=None)
+@examples(30)
 def test_one_corruption_is_flagged(spoiler: Spoiler, seed: int, steps: int) -> None:
     """One change to a good run is found, under one of the names that fit it."""
     run = _run(seed, steps)

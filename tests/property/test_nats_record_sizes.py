@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.adapters.nats.liftbridge_messages import decode_publish
@@ -12,6 +12,7 @@ from broker.codec.nats.records import RecordRules, to_records
 from broker.codec.nats.stream import MessageBatch
 from broker.codec.record_batch import prepare
 from broker.model.stream import StreamConfig
+from property_settings import examples
 
 HEADERS = st.lists(
     st.tuples(st.sampled_from(["A", "Headwater-Key", "Long-Header-Name"]), st.just(b"v" * 9)),
@@ -25,7 +26,7 @@ MESSAGES = st.lists(
 
 
 @pytest.mark.parametrize("codec", ["none", "lz4", "zstd"])
-@settings(max_examples=60)
+@examples(60)
 @given(messages=MESSAGES, limit=st.integers(4096, 8192))
 def test_the_estimate_is_an_upper_bound_and_parts_fit(
     codec: str, messages: list[tuple[bytes, bytes, bool, list[tuple[str, bytes]]]], limit: int

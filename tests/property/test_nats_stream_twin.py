@@ -6,11 +6,12 @@ import asyncio
 from itertools import pairwise
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from nats.protocol.parser import Parser
 
 from broker.codec.nats.stream import NatsStream
+from property_settings import examples
 
 Message = tuple[int, bytes, bytes | None, bytes, bytes | None]
 HOT = (1, 2)
@@ -128,7 +129,7 @@ def test_single_bytes_give_the_same() -> None:
     assert_same(by_us([data[i : i + 1] for i in range(len(data))]), by_nats_py(data))
 
 
-@settings(deadline=None, max_examples=150)
+@examples(150)
 @given(st.lists(MESSAGES | WORDS, max_size=12), st.lists(st.integers(0, 600), max_size=6))
 def test_any_stream_in_any_pieces_gives_the_same(
     items: list[Message | bytes], cuts: list[int]
@@ -140,7 +141,7 @@ def test_any_stream_in_any_pieces_gives_the_same(
     assert_same(by_us(chunks), by_nats_py(data))
 
 
-@settings(deadline=None, max_examples=150)
+@examples(150)
 @given(st.lists(MESSAGES | WORDS, min_size=1, max_size=6), st.data())
 def test_a_damaged_stream_never_raises_or_hoards(
     items: list[Message | bytes], data: st.DataObject

@@ -87,8 +87,8 @@ def planted_text(bug: PlantedLine, root: Path = ROOT) -> str:
             f"{bug.title}: the old text is there {count} times, not once; copy it from the file"
         )
     try:
-        spot, was = _statements(text, bug.old)
-        now = _meaning(ast.parse(spot.replace(bug.old, bug.new)).body)
+        spot = _statements(text, bug.old)
+        was, now = _meaning(spot), _meaning(spot.replace(bug.old, bug.new))
     except SyntaxError as cause:
         raise PlantListError(f"{bug.title}: with the new text the file is no Python") from cause
     if was == now:
@@ -96,27 +96,32 @@ def planted_text(bug: PlantedLine, root: Path = ROOT) -> str:
     return text.replace(bug.old, bug.new)
 
 
-def _statements(text: str, old: str) -> tuple[str, list[str]]:
-    """Return the statements of a module that a text is in, and what they mean.
+def _statements(text: str, old: str) -> str:
+    """Return the statements that a text is in, as a program: those of a class, or of the module.
 
     Only these are parsed again with a bug: to parse whole files took seconds for all lists. A text
     that is not within statements, as a comment between two functions, is looked for in the whole.
     """
     first = text.count("\n", 0, text.index(old)) + 1
     last = first + old.count("\n")
-    body = _parsed(text).body
-    touched = [one for one in body if one.lineno <= last and (one.end_lineno or last) >= first]
-    decorators = [mark.lineno for one in touched for mark in getattr(one, "decorator_list", ())]
-    if touched:
-        begin = min([touched[0].lineno, *decorators])
-        spot = "\n".join(text.split("\n")[begin - 1 : touched[-1].end_lineno])
-        if old in spot:
-            return spot, _meaning(touched)
-    return text, _meaning(body)
+    lines = text.split("\n")
+    found, body = text, _parsed(text).body
+    while True:
+        body = [one for one in body if one.lineno <= last and (one.end_lineno or last) >= first]
+        if not body:
+            return found
+        decorators = [mark.lineno for one in body for mark in getattr(one, "decorator_list", ())]
+        spot = "\n".join(lines[min([body[0].lineno, *decorators]) - 1 : body[-1].end_lineno])
+        if old not in spot:
+            return found
+        found = f"class _:\n{spot}" if body[0].col_offset else spot
+        if len(body) > 1 or not isinstance(body[0], ast.ClassDef):
+            return found
+        body = body[0].body
 
 
-def _meaning(statements: list[ast.stmt]) -> list[str]:
-    return [ast.dump(one) for one in statements]
+def _meaning(program: str) -> str:
+    return ast.dump(ast.parse(program))
 
 
 @lru_cache(maxsize=4)

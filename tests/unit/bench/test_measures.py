@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from bench import payloads
 from bench.measures.tiering import count_requests
-from bench.payloads import batch_of, keyed_batches, payload
+from bench.payloads import batch_of, payload
 from bench.processes import span_s
 
 
@@ -35,8 +36,11 @@ def test_every_value_has_the_size_that_is_reported(size: int) -> None:
     assert len(set(values)) > 1
 
 
-def test_keyed_values_have_their_size_and_repeat_their_keys() -> None:
+def test_keyed_values_have_their_size_and_repeat_their_keys(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """They are what tiering and Spark read: fixed size, few keys."""
-    batch = keyed_batches(100, 8192)[0]
+    monkeypatch.setattr(payloads, "_DISTINCT_BYTES", 1)  # one batch is enough here
+    (batch,) = payloads.keyed_batches(100, 8192)
     assert {len(value) for value in batch.column("value").to_pylist()} == {100}
     assert len(set(batch.column("key").to_pylist())) < 4_001

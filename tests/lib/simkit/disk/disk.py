@@ -21,6 +21,7 @@ from broker.ports.system import File
 
 SECTOR: Final = 512
 ROOMY: Final = 1 << 40
+_ZEROS: Final = bytes(SECTOR)
 
 
 class PowerLostError(BaseException):
@@ -41,10 +42,19 @@ class _Inode:
 
     def note(self, start: int, end: int) -> None:
         """Remember the sectors of ``[start, end)`` as they are now."""
-        for sector in range(start // SECTOR, -(-end // SECTOR)):
-            now = bytes(self.content[sector * SECTOR : (sector + 1) * SECTOR]).ljust(SECTOR, b"\0")
-            self.versions.setdefault(sector, []).append(now)
-            self.written.add(sector)
+        first, last = start // SECTOR, -(-end // SECTOR)
+        now = bytes(self.content[first * SECTOR : last * SECTOR])
+        versions = self.versions
+        for sector in range(first, last):
+            at = (sector - first) * SECTOR
+            part = now[at : at + SECTOR]
+            if len(part) < SECTOR:
+                part = part.ljust(SECTOR, b"\0") if part else _ZEROS
+            if sector in versions:
+                versions[sector].append(part)
+            else:
+                versions[sector] = [part]
+        self.written.update(range(first, last))
 
     def resize(self, size: int) -> None:
         """Cut, or extend with zeros."""
@@ -68,11 +78,15 @@ class _Inode:
 
     def settle(self, kept: dict[int, bytes], size: int) -> None:
         """Write some sectors and a size to the platter; forget what else was unsynced."""
-        self.durable.extend(bytes(max(0, size - len(self.durable))))
+        durable = self.durable
+        if size > len(durable):
+            durable.extend(bytes(size - len(durable)))
+        end = len(durable)
         for sector, data in kept.items():
-            room = self.durable[sector * SECTOR : (sector + 1) * SECTOR]
-            self.durable[sector * SECTOR : sector * SECTOR + len(room)] = data[: len(room)]
-        del self.durable[size:]
+            at = sector * SECTOR
+            if at < end:
+                durable[at : at + SECTOR] = data if at + SECTOR <= end else data[: end - at]
+        del durable[size:]
         self.versions.clear()
         self.sizes.clear()
 
@@ -392,7 +406,7 @@ class SimFile:
     def write_at(self, position: int, buffers: Sequence[Any], *, read_soon: bool = True) -> int:
         """Write into the cache; what does not fit is not written, and ENOSPC raised."""
         self._disk.step(self._process)
-        data = b"".join(bytes(memoryview(buffer).cast("B")) for buffer in buffers)
+        data = b"".join(buffers)
         content = self._inode.content
         fitting = self._disk.fitting(self._inode, position, len(data))
         full = fitting < len(data)

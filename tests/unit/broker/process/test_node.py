@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 
 from broker.model.ids import StreamUuid
@@ -47,14 +45,3 @@ def test_what_waits_is_one_news_of_each_stream() -> None:
     late.stop()
     assert slow.heard == [(FIRST, "at first"), (FIRST, "99"), (SECOND, "99")]
     assert not crashes
-
-
-def test_pysyncobj_is_loaded_by_choice_alone() -> None:
-    """The library, and the adapter around it, are no part of a broker that did not choose them."""
-    code = (
-        "import sys; import broker.process.daemon; "
-        "found = [name for name in sys.modules if 'pysyncobj' in name]; "
-        "sys.exit(repr(found) if found else 0)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr

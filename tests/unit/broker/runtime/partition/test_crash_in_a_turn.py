@@ -25,7 +25,7 @@ from simkit.disk.disk import SimDisk
 
 P, Q = 7, 8
 EACH_LINE: Final = ("runtime/", "core/dedup", "core/replication/acks", "driver_rig")
-SLICES: Final = 8  # the smaller sample is quick enough for each run of the tests
+SLICES: Final = 16  # the smaller sample is quick enough for each run of the tests
 BEFORE: Final = ("with ", "work = Work()", "try:")
 
 

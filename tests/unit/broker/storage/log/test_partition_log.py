@@ -419,9 +419,9 @@ def test_readers_beside_a_writer(tmp_path: Path) -> None:
     with ThreadPoolExecutor(2) as threads:
         readers = [threads.submit(reader, seed) for seed in range(2)]
         try:
-            for step in range(300):
+            for step in range(75):
                 fill(log, 2)
-                if step % 25 == 24:
+                if step % 10 == 9:
                     log.free([one.base_offset for one in log.segments()[:-3]])
         finally:
             done.set()

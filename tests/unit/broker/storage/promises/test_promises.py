@@ -29,7 +29,7 @@ from broker.storage.promises.promises import PROMISES_NAME, Promised, Promises, 
 from simkit.disk.disk import PowerLostError, SimDisk
 from simkit.log.batches import FOLDER, PARTITION, SMALL, raw_batch
 
-ROOMY_SEGMENTS = LogConfig(segment_bytes_max=1 << 20)
+ROOMY_SEGMENTS = LogConfig(segment_bytes_max=1 << 20, preallocate_bytes=8192)
 UUID = "6f1d1c7e-93a4-4c62-8a52-0c2f4a1b7d10"
 
 
