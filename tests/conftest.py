@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 gc.disable()
 
 # A deadline per example fails on a busy two-core machine, not on a slow function.
-# HEADWATER_TEST_EXAMPLES is for `make quick`; tests/lib/property_settings.py heeds it, too.
+# HEADWATER_TEST_EXAMPLES is for `make quick`; tests/lib/cases.py heeds it, too.
 EXAMPLES = int(os.environ.get("HEADWATER_TEST_EXAMPLES") or settings().max_examples)
 settings.register_profile("headwater", deadline=None, max_examples=EXAMPLES)
 settings.load_profile("headwater")

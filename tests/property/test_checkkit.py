@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cases import examples
 from checkkit.checker import judge
 from checkkit.generate import SPOILERS, Generator, Run, Spoiler
-from property_settings import examples
 
 SEEDS = st.integers(0, 2**32)
 

@@ -12,7 +12,7 @@ from broker.codec.nats.records import RecordRules, to_records
 from broker.codec.nats.stream import MessageBatch
 from broker.codec.record_batch import prepare
 from broker.model.stream import StreamConfig
-from property_settings import examples
+from cases import examples
 
 HEADERS = st.lists(
     st.tuples(st.sampled_from(["A", "Headwater-Key", "Long-Header-Name"]), st.just(b"v" * 9)),

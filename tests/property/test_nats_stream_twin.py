@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from nats.protocol.parser import Parser
 
 from broker.codec.nats.stream import NatsStream
-from property_settings import examples
+from cases import examples
 
 Message = tuple[int, bytes, bytes | None, bytes, bytes | None]
 HOT = (1, 2)

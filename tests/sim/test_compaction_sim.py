@@ -13,7 +13,7 @@ from simkit.log.compaction_mutants import FIRST_SEEDS, MUTANTS
 from simkit.log.compaction_sim import run_compaction_seed
 from simkit.seed_hunt import Hunt, never_seen, seed_count, seeds_of
 
-SEEDS = seed_count(40)
+SEEDS = seed_count(20)
 GROUPS = 2  # so that workers share them
 MUTANT_SEEDS_MAX = 1000
 HUNT = Hunt("simkit/log/compaction_mutants.py: FIRST_SEEDS", FIRST_SEEDS, MUTANT_SEEDS_MAX)

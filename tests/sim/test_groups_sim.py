@@ -29,7 +29,7 @@ def _quiet() -> Iterator[None]:
 def test_nothing_is_skipped_and_a_partition_has_one_reader(part: int) -> None:
     """Kills, pauses, cuts, expulsions, lost coordinators, added partitions; then quiet."""
     met: Counter[str] = Counter()
-    for seed in seeds_of(part, _TESTS, seed_count(200)):
+    for seed in seeds_of(part, _TESTS, seed_count(80)):
         life = live(seed)
         assert life.wrong == [], f"seed {seed}"
         met += life.met

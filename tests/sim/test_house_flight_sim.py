@@ -19,7 +19,7 @@ from simkit.house.house import run_seed
 from simkit.mistakes.flight import FIRST_SEEDS, MUTANTS
 from simkit.seed_hunt import Hunt, never_seen, seed_count, seeds_of
 
-SEEDS = seed_count(16, one_in=8)
+SEEDS = seed_count(8, one_in=8)
 SIGHT_SEEDS_MAX = 200
 MUTANT_SEEDS_MAX = 60
 HUNT = Hunt("simkit/mistakes/flight.py: FIRST_SEEDS", FIRST_SEEDS, MUTANT_SEEDS_MAX)

@@ -19,7 +19,7 @@ from simkit.house.beneath.mutants import BIASED, FIRST_SEEDS, MUTANTS, QUICK
 from simkit.house.house import run_seed
 from simkit.seed_hunt import Hunt, hunted_here, never_seen, seed_count, seeds_of
 
-SEEDS = seed_count(10, one_in=16)
+SEEDS = seed_count(4, one_in=16)
 SIGHT_SEEDS_MAX = 200
 MUTANT_SEEDS_MAX = 120
 GROUPS = 2  # so that workers share them

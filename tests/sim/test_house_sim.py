@@ -26,9 +26,9 @@ from simkit.mistakes.tiering import MUTANTS as LAKE_MUTANTS
 from simkit.mistakes.tiering import QUICK as QUICK_LAKE
 from simkit.seed_hunt import Hunt, hunted_here, never_seen, seed_count, seeds_of
 
-SEEDS = seed_count(24, one_in=8)
-LAKE_SEEDS = seed_count(8, one_in=16)
-MIXED_SEEDS = seed_count(24, one_in=8)
+SEEDS = seed_count(8, one_in=8)
+LAKE_SEEDS = seed_count(4, one_in=16)
+MIXED_SEEDS = seed_count(8, one_in=8)
 SIGHT_SEEDS_MAX = 400
 MUTANT_SEEDS_MAX = 260
 GROUPS = 2  # so that workers share them
@@ -164,7 +164,7 @@ def test_a_mixed_life_with_a_lake_notices_each_mutant(mutant: str) -> None:
 
 
 def test_a_seed_is_a_whole_story(tmp_path: Path) -> None:
-    """The same seed happens the same way again, also in processes with other hash seeds."""
+    """The same seed happens the same way again, also in a process with another hash seed."""
     here = [run_seed(0, with_lake=lake, mixed=lake).digest for lake in (False, True)]
     script = tmp_path / "digests.py"
     script.write_text(
@@ -172,15 +172,14 @@ def test_a_seed_is_a_whole_story(tmp_path: Path) -> None:
         "print(*(run_seed(0, with_lake=one, mixed=one).digest for one in (False, True)))\n",
         encoding="utf-8",
     )
-    for hash_seed in ("1", "2"):
-        told = subprocess.run(
-            [sys.executable, str(script)],
-            env={**_environment(), "PYTHONHASHSEED": hash_seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        assert told.stdout.split() == here
+    told = subprocess.run(
+        [sys.executable, str(script)],
+        env={**_environment(), "PYTHONHASHSEED": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert told.stdout.split() == here
 
 
 def test_the_house_is_built_of_the_product_s_shells() -> None:

@@ -18,7 +18,7 @@ from simkit.log.mutants import FIRST_SEEDS, MUTANTS
 from simkit.log.sim import run_seed
 from simkit.seed_hunt import Hunt, never_seen, seed_count, seeds_of
 
-SEEDS = seed_count(1000)
+SEEDS = seed_count(400)
 GROUPS = 4  # so that workers share them
 REPLAYED = (5, 7, 11, 14, 20, 34, 42)  # power cuts with several unsynced files, but 11
 MUTANT_SEEDS_MAX = 4000

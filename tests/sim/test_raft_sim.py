@@ -19,7 +19,7 @@ from simkit.raft.scenarios import SCRIPTS
 from simkit.raft.sim import run_seed
 from simkit.seed_hunt import Hunt, never_seen, seed_count, seeds_of
 
-SEEDS = seed_count(400)
+SEEDS = seed_count(160)
 GROUPS = 4  # so that workers share them
 MUTANT_SEEDS_MAX = 1500
 HUNT = Hunt("simkit/raft/mutants.py: FIRST_SEEDS", FIRST_SEEDS, MUTANT_SEEDS_MAX, SCRIPTS, REASONS)

@@ -45,6 +45,7 @@ PLACES: Final[dict[str, tuple[str, ...]]] = {
     "tests/lib/lanes.py": (),
     "tests/lib/lean_jvm.py": ("spark_jobs/*",),
     "tests/lib/stale_seeds.py": (),
+    "tests/lib/cases.py": (),
     "tests/lib/airflowkit": (),
     "tests/lib/docfacts.py": (*_PRODUCT, "tests/lib/docclaims.py", "tests/lib/projectfiles.py"),
     "tests/lib/checkkit": ("broker/*",),

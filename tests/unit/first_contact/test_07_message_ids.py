@@ -20,7 +20,7 @@ from broker.model.epochs import BrokerEpoch
 from broker.model.ids import BrokerId
 from broker.model.offsets import Offset
 from broker.runtime.partition.id_budget import IdBudget
-from property_settings import examples
+from cases import examples
 from simkit.brokers.driver_rig import ME, DriverRig, alone_view
 from simkit.brokers.memory_broker import FakeClock
 from simkit.disk.disk import SimDisk

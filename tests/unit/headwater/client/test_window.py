@@ -25,6 +25,7 @@ from broker.model.epochs import LeaderEpoch
 from broker.model.ids import NO_PRODUCER, NO_SEQUENCE, ProducerId
 from broker.model.offsets import Offset
 from broker.model.records import AppendResult
+from cases import each_of
 from headwater.client.window import SendWindow, WindowEntry
 
 SEEDS = range(300)
@@ -195,7 +196,7 @@ class ModelBroker:
         return AppendResult(known, entry.records_count, LeaderEpoch(1))
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@each_of(SEEDS)
 def test_every_batch_is_stored_once_and_in_order(seed: int) -> None:
     """Under breaks, lost answers, retries and refusals, acknowledged means stored exactly once."""
     chance = random.Random(seed)
