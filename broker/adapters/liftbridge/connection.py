@@ -76,6 +76,7 @@ class _Call:
     give_up: Callable[[], None] | None = None  # ends the wait of the call for its answer
     started: bool = False
     half_closed: bool = False
+    counted: bool = False  # as open, for the caller's quota
     timer: asyncio.TimerHandle | None = None
 
 
@@ -204,6 +205,9 @@ class ClientConnection(asyncio.Protocol):
             return
         try:
             call.caller = self._guard.caller(opened.authorization)
+            if opened.path in (_PUBLISH_ASYNC, _SUBSCRIBE):
+                self._guard.enter(call.caller)
+                call.counted = True
         except HeadwaterError as refused:
             self._finish(opened.call, status_of(refused))
             return
@@ -221,6 +225,7 @@ class ClientConnection(asyncio.Protocol):
                 lambda published, response, status: self._answer(
                     opened.call, published, response, status, many=many
                 ),
+                self._guard.publish_pace(call.caller),
             )
             if many:
                 self._grpc.accept(opened.call)
@@ -312,10 +317,10 @@ class ClientConnection(asyncio.Protocol):
         many: bool,
     ) -> None:
         """Answer one published message."""
+        self._grpc.used(number, published.window_bytes)
         call = self._calls.get(number)
         if call is None:
             return
-        self._grpc.used(number, published.window_bytes)
         if many:
             if response is not None:
                 answers = self._answers.setdefault(number, [])
@@ -396,6 +401,10 @@ class ClientConnection(asyncio.Protocol):
             call.timer.cancel()
         if call.sink is not None:
             call.sink.stop()
+        if call.counted:
+            self._guard.exit(call.caller)
+        for held in () if call.publish is None else call.publish.end():
+            self._grpc.used(number, held.window_bytes)
         if call.give_up is not None:
             with suppress(HeadwaterError):  # NATS's connection is closed: nothing waits there
                 call.give_up()

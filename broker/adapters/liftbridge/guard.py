@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from broker.adapters.access.gate import Gate
+from broker.adapters.access.pace import Pace
 from broker.adapters.liftbridge.stream_calls import Unary, decode
 from broker.adapters.liftbridge.subscribing import Subscriber
 from broker.core.access.certificates import principal_of
@@ -75,10 +76,29 @@ class Guard:
             self._peer = f"{address[0]}:{address[1]}"
 
     def caller(self, authorization: str | None) -> Caller:
-        """Return who makes a call; raises UnauthenticatedError if its token is not valid."""
-        return self._gate.caller(
+        """Return who makes a call, and count the call.
+
+        Raises:
+            UnauthenticatedError: its token is not valid.
+            QuotaExceededError: the caller has made as many calls as its quota lets it, for now.
+        """
+        caller = self._gate.caller(
             authorization=authorization, certificate=self._certificate, peer=self._peer
         )
+        self._gate.count_request(caller)
+        return caller
+
+    def enter(self, caller: Caller) -> None:
+        """Count a call that stays open, until :meth:`exit`; raises QuotaExceededError."""
+        self._gate.enter(caller)
+
+    def exit(self, caller: Caller) -> None:
+        """Count an open call no more."""
+        self._gate.exit(caller)
+
+    def publish_pace(self, caller: Caller) -> Pace:
+        """Return the pace at which the messages of a call may be stored."""
+        return self._gate.pace(caller, "publish")
 
     def unary(self, caller: Caller, path: str, work: Unary) -> Unary:
         """Return the work with a check before it; a list is filtered by what may be described."""
@@ -102,7 +122,7 @@ class Guard:
     def subscriber(
         self, caller: Caller, request: api.SubscribeRequest, sink: Subscriber
     ) -> Subscriber:
-        """Return a subscriber whose right is checked again while it reads.
+        """Return a subscriber whose right is checked again while it reads at its pace.
 
         Raises:
             AccessError: the caller may not read the stream.
@@ -111,7 +131,8 @@ class Guard:
             return sink
         values = _stream(request)
         self._gate.admit(caller, "Subscribe", values)
-        return _Watched(sink, self._gate.watch(caller, "Subscribe", values))
+        check = self._gate.watch(caller, "Subscribe", values)
+        return _Watched(sink, check, self._gate.pace(caller, "read"))
 
     def publisher(
         self,
@@ -168,11 +189,12 @@ class Guard:
 
 
 class _Watched:
-    """A subscriber whose right is checked again and again."""
+    """A subscriber whose right is checked again and again, and who reads at its pace."""
 
-    def __init__(self, sink: Subscriber, check: Callable[[], None]) -> None:
+    def __init__(self, sink: Subscriber, check: Callable[[], None], pace: Pace) -> None:
         self._sink = sink
         self._check = check
+        self._pace = pace
 
     def stopped(self) -> bool:
         """See ``Subscriber.stopped``; raises AccessError once the caller may not read any more."""
@@ -180,5 +202,6 @@ class _Watched:
         return self._sink.stopped()
 
     def send(self, messages: bytes) -> None:
-        """See ``Subscriber.send``."""
-        self._sink.send(messages)
+        """See ``Subscriber.send``; raises AccessError as :meth:`stopped`."""
+        if self._pace.wait(len(messages), self.stopped):
+            self._sink.send(messages)

@@ -5,6 +5,9 @@ partition. So its acknowledgement means the same as for all publishers of the st
 for one partition that one read of the socket brought become one batch of the log. While a partition
 has no leader, its messages wait for a leader; messages for other partitions do not wait.
 
+Messages beyond the quota of their publisher wait before they are stored. Their bytes count as not
+handled meanwhile, so HTTP/2's window holds the publisher back.
+
 Everything here runs on the event loop, except the look-up of a partition, which may ask the
 controllers. An outcome comes back from a commit thread by ``call_soon``.
 """
@@ -19,6 +22,7 @@ from typing import Final, Protocol
 
 from google.protobuf.message import DecodeError
 
+from broker.adapters.access.pace import Pace
 from broker.adapters.liftbridge.messages import NS_PER_US, POLICIES, size_of, to_batch
 from broker.adapters.liftbridge.statuses import Code, Status, status_of
 from broker.errors import (
@@ -128,8 +132,11 @@ class PublishCall:
         clock: Clock,
         call_soon: Callable[[Callable[[], None]], None],
         answer: Answer,
+        pace: Pace,
     ) -> None:
         """``answer`` gets each message once; a response of None: the message is not answered."""
+        self._pace = pace
+        self._held: deque[Sequence[Published]] = deque()  # that came together, for the quota
         self._finder = finder
         self._clock = clock
         self._call_soon = call_soon
@@ -143,8 +150,29 @@ class PublishCall:
         return not self._unanswered
 
     def take(self, messages: Sequence[Published]) -> None:
-        """Store messages."""
+        """Store messages, as soon as the quota of their publisher lets them pass."""
         self._unanswered += len(messages)
+        self._held.append(messages)
+        if len(self._held) == 1:
+            self._pass_held()
+
+    def end(self) -> Sequence[Published]:
+        """End the call; return the messages that were not stored, because of the quota."""
+        self._pace.leave()
+        left = [one for messages in self._held for one in messages]
+        self._held.clear()
+        return left
+
+    def _pass_held(self) -> None:
+        while self._held:
+            wait_ms = self._pace.ask(sum(one.window_bytes for one in self._held[0]))
+            if wait_ms:
+                self._finder.call_later(wait_ms / 1000, self._pass_held)
+                return
+            self._sort(self._held.popleft())
+
+    def _sort(self, messages: Sequence[Published]) -> None:
+        """Put messages behind others of their partitions, and store what can be stored."""
         touched: dict[tuple[str, int], _PartitionQueue] = {}
         for one in messages:
             key = (one.request.stream, one.request.partition)

@@ -16,6 +16,7 @@ from broker.adapters.liftbridge.service import LiftbridgeService
 from broker.core.access.static_tokens import TOKEN_BYTES, make_token, split_token
 from broker.errors import AccessDeniedError, AccessError, UnauthenticatedError
 from broker.model.access import Action, Grant, Kind
+from broker.model.quota import Quota
 from broker.model.secret import Secret
 from broker.model.stream import StreamConfig
 from broker.runtime.api.access import Access
@@ -184,3 +185,92 @@ def test_our_client_of_the_api_brings_its_token(door: Door) -> None:
     wrong = make_token(secrets.token_bytes(TOKEN_BYTES))
     with Liftbridge(address, token=wrong) as stranger, pytest.raises(UnauthenticatedError):
         stranger.publish("s", b"x")
+
+
+def let_use(door: Door, *principals: str) -> list[Secret]:
+    """Let the principals publish to stream s and read it; return their tokens."""
+    for one in principals:
+        door.grant(one, "stream", "s", "publish", "consume")
+    return [door.token(one) for one in principals]
+
+
+def subscribe(door: Door, token: Secret, *, timeout_s: float = WAIT_S) -> Any:
+    """Read stream s from its start."""
+    request = api.SubscribeRequest(stream="s", startPosition=api.EARLIEST)
+    return door.stub.Subscribe(request, timeout=timeout_s, metadata=metadata(token))
+
+
+def test_a_publisher_beyond_its_quota_is_held_and_loses_nothing(door: Door) -> None:
+    """The clock stands still: nothing more of ann is stored, and bob is not held up."""
+    ann, bob = let_use(door, "ann", "bob")
+    door.access.set_quota(Quota(principal="ann", publish_bytes_per_s=1024))
+    first = threading.Event()
+    found: list[str] = []
+
+    def messages() -> Iterator[api.PublishRequest]:
+        for name in "abc":
+            yield api.PublishRequest(
+                stream="s", correlationId=name, value=b"x" * 2048, ackPolicy=wire.ALL
+            )
+            assert first.wait(WAIT_S)
+
+    def acked() -> None:
+        call = door.stub.PublishAsync(messages(), timeout=WAIT_S, metadata=metadata(ann))
+        for one in call:
+            found.append(one.correlationId)
+            first.set()
+
+    publishing = threading.Thread(target=acked)
+    publishing.start()
+    assert first.wait(WAIT_S)
+    for _ in range(5):
+        door.ask(bob, "Publish", stream="s", value=b"y", ackPolicy=wire.ALL)
+    assert found == ["a"]
+    while publishing.is_alive():
+        door.broker.clock.advance(us=100_000)
+        publishing.join(0.01)
+    assert found == ["a", "b", "c"]
+
+
+def test_a_message_that_is_held_until_its_deadline_is_not_stored(door: Door) -> None:
+    """Its publisher was not told that it is, and its connection goes on."""
+    (ann,) = let_use(door, "ann")
+    door.access.set_quota(Quota(principal="ann", publish_bytes_per_s=1024))
+    big = api.PublishRequest(stream="s", value=b"x" * 1_500_000, ackPolicy=wire.ALL)
+    door.stub.Publish(big, timeout=WAIT_S, metadata=metadata(ann))
+    for _ in range(3):  # of more bytes together than a window of HTTP/2 has
+        with pytest.raises(grpc.RpcError) as late:
+            door.stub.Publish(big, timeout=0.1, metadata=metadata(ann))
+        assert late.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    door.broker.clock.advance(us=10_000_000_000)
+    acked = door.stub.Publish(big, timeout=WAIT_S, metadata=metadata(ann))
+    assert acked.ack.offset == 1
+
+
+def test_a_subscriber_beyond_its_quota_is_held(door: Door) -> None:
+    """Until it may read on: here, because its quota is gone."""
+    ann, bob = let_use(door, "ann", "bob")
+    door.ask(bob, "Publish", stream="s", value=b"x" * 2048, ackPolicy=wire.ALL)
+    door.access.set_quota(Quota(principal="*", read_bytes_per_s=1024))
+    reading = subscribe(door, ann)
+    assert next(reading) == wire.Message()  # has used a part of the second's tokens
+    threading.Timer(0.1, door.access.remove_quota, ("*",)).start()
+    assert len(next(reading).value) == 2048
+    assert door.access.usage.throttled()["token", "read"].pieces == 1
+    reading.cancel()
+
+
+def test_calls_beyond_a_quota_are_refused(door: Door) -> None:
+    """Requests of a second, and calls that are open; with the status that clients try again on."""
+    ann, bob = let_use(door, "ann", "bob")
+    door.access.set_quota(Quota(principal="ann", requests_per_s=1))
+    door.ask(ann, "FetchMetadata")
+    assert door.code(ann, "FetchMetadata") is grpc.StatusCode.UNAVAILABLE
+    door.broker.clock.advance(us=1_000_000)
+    door.ask(ann, "FetchMetadata")
+    door.access.set_quota(Quota(principal="bob", open_calls=1))
+    reading = subscribe(door, bob)
+    next(reading)
+    with pytest.raises(grpc.RpcError) as refused:
+        next(subscribe(door, bob))
+    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
