@@ -297,6 +297,8 @@ class AccessConfig:
     jwt_issuer: str = ""  # of accepted tokens; needed with jwt_keys_file
     jwt_audience: str = ""  # the same
     jwt_principal_claim: str = "sub"
+    casbin_model_file: str = ""  # with a policy: it decides in place of the grants
+    casbin_policy_file: str = ""  # both are read again when they change
     audit_stream: bool = True  # keep what happened in __audit; the log has it in any case
 
     def __post_init__(self) -> None:
@@ -310,10 +312,15 @@ class AccessConfig:
                 "access.jwt_keys_file needs jwt_issuer and jwt_audience: without them a token that "
                 "was made for another service would be taken"
             )
-        if not self.enabled and (self.admins or self.owner_token_file or self.jwt_keys_file):
+        if bool(self.casbin_model_file) != bool(self.casbin_policy_file):
             raise InvalidConfigError(
-                "access.admins, owner_token_file and jwt_keys_file have no effect before "
-                "access.enabled = true"
+                "access.casbin_model_file and casbin_policy_file need each other"
+            )
+        files = (self.owner_token_file, self.jwt_keys_file, self.casbin_policy_file)
+        if not self.enabled and (self.admins or any(files)):
+            raise InvalidConfigError(
+                "access.admins, owner_token_file, jwt_keys_file and casbin_policy_file have no "
+                "effect before access.enabled = true"
             )
 
     def admin_names(self) -> tuple[str, ...]:
@@ -406,7 +413,8 @@ def unguarded_doors(config: BrokerConfig) -> list[str]:
 def watches_files(config: BrokerConfig) -> bool:
     """Tell whether there are files that the daemon takes again when they have changed."""
     doors = (config.flight, config.liftbridge, config.http, config.cluster)
-    return any(one.tls_cert_file is not None for one in doors)
+    certificates = any(one.tls_cert_file is not None for one in doors)
+    return certificates or bool(config.access.casbin_policy_file)
 
 
 def arrow_bytes_max(config: BrokerConfig) -> int:

@@ -66,6 +66,16 @@ class UsageApi(Protocol):
         """Count an open call no more."""
 
 
+class Policy(Protocol):
+    """One state of a policy that is kept outside, in place of the grants. Any thread; no I/O."""
+
+    def allows(self, principal: str, resource: str, act: str) -> bool:
+        """Tell whether a line of the policy allows the act; False if none does."""
+
+    def principals(self) -> frozenset[str]:
+        """Return the names of those whom lines are about, roles included."""
+
+
 class AccessApi(Protocol):
     """Decides what a caller may do; every door asks it. Any thread; only changes block."""
 
@@ -79,7 +89,7 @@ class AccessApi(Protocol):
 
     @property
     def version(self) -> object:
-        """Stands for the present grants and tokens: after a change it is another object."""
+        """Stands for the present grants, policy and tokens: another object after a change."""
 
     def identify(self, *, bearer: str | None, certificate: str | None, peer: str) -> Caller:
         """Return the caller. If there are a bearer token and a certificate, the token counts.
@@ -88,8 +98,8 @@ class AccessApi(Protocol):
             UnauthenticatedError: the token or the certificate is not valid.
         """
 
-    def require(self, caller: Caller, action: Action, resource: Resource) -> None:
-        """Return if the caller may do the action to the resource now.
+    def require(self, caller: Caller, action: Action, resource: Resource, call: str = "") -> None:
+        """Return if the caller may do the action to the resource now, by this call of a door.
 
         Raises:
             UnauthenticatedError: the caller has no identity, or its proof has expired.

@@ -8,7 +8,7 @@ import stat
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from broker.adapters.access.gate import Gate
 from broker.config import AccessConfig, BrokerConfig, unguarded_doors
@@ -20,6 +20,9 @@ from broker.ports.system import Clock
 from broker.runtime.api.access import Access
 from broker.runtime.api.identities import OWNER, OwnerToken
 from broker.runtime.metadata.metadata_log import WaitingMetadata
+
+if TYPE_CHECKING:
+    from broker.adapters.access.casbin_policy import CasbinFiles
 
 _FILE_BYTES_MAX: Final = 4096
 _NO_LINK: Final = os.O_NOFOLLOW | os.O_CLOEXEC
@@ -57,6 +60,7 @@ def check_files(settings: AccessConfig) -> None:
             raise InvalidConfigError(f"cannot make the token file {path}")
     if settings.jwt_keys_file:
         _jwt_tokens(settings)
+    read_policy(settings)
 
 
 def _jwt_tokens(settings: AccessConfig) -> Authenticator:
@@ -85,11 +89,26 @@ def read_files(settings: AccessConfig) -> list[Authenticator]:
     return found
 
 
+def read_policy(settings: AccessConfig) -> CasbinFiles | None:
+    """Return the policy in the files of the settings; None if they name none: grants count.
+
+    Raises:
+        InvalidConfigError: a file cannot be used.
+    """
+    if not settings.casbin_policy_file:
+        return None
+    # Imported late: most brokers use grants, and start sooner without the library.
+    from broker.adapters.access.casbin_policy import CasbinFiles  # noqa: PLC0415
+
+    return CasbinFiles(settings.casbin_model_file, settings.casbin_policy_file)
+
+
 def make_access(
     config: BrokerConfig,
     authenticators: Sequence[Authenticator],
     metadata: WaitingMetadata,
     clock: Clock,
+    policy: CasbinFiles | None = None,
 ) -> Access:
     """Return who decides for every door of this daemon."""
     settings = config.access
@@ -104,6 +123,7 @@ def make_access(
         admins=admins,
         authenticators=authenticators,
         certificates=settings.certificates,
+        policy=(lambda: None) if policy is None else policy.policy,
     )
 
 

@@ -44,6 +44,7 @@ from broker.process.access import (
     metrics_guard,
     no_grants_yet,
     read_files,
+    read_policy,
     require_guarded,
 )
 from broker.process.activity import begin_activity, encode_event
@@ -61,7 +62,7 @@ from broker.process.metrics import CONTENT_TYPE, BrokerMetrics
 from broker.process.node import ClusterNode
 from broker.process.samples import BrokerSamples, limits_sample
 from broker.process.start_failure import say_failed
-from broker.process.watched_files import WatchedFiles
+from broker.process.watched_files import Watched, WatchedFiles
 from broker.runtime.api.access import Access
 from broker.runtime.audit import Audit
 from broker.runtime.broker import Broker, BrokerName, BrokerParts
@@ -154,7 +155,8 @@ class _Daemon:
         if not config.access.enabled:
             self._metrics_guard = lambda *_: None
         self._certificates = Certificates(SystemClock())
-        self._files = WatchedFiles([self._certificates], SystemClock(), self._crashed)
+        self._watched: list[Watched] = [self._certificates]
+        self._files = WatchedFiles(self._watched, SystemClock(), self._crashed)
         self._relieve: Callable[[], None] = lambda: None  # break idle connections now
 
     async def run(self) -> int:
@@ -187,6 +189,9 @@ class _Daemon:
         self._undo.append(self._files.stop)
         # Before the other controllers are waited for: their operator needs this broker's token.
         authenticators = await asyncio.to_thread(read_files, config.access)
+        policy = await asyncio.to_thread(read_policy, config.access)
+        if policy is not None:
+            self._watched.append(policy)
         files, directory, promises = await asyncio.to_thread(self._open_data_dir)
         health = self._start_health()
         clock = SystemClock()
@@ -230,7 +235,7 @@ class _Daemon:
             tiering.start()
             self._undo.append(tiering.stop)
         await self._start_ingest(broker, samples, node)
-        access = make_access(config, authenticators, node.metadata, clock)
+        access = make_access(config, authenticators, node.metadata, clock, policy)
         samples.usage = access.usage
         audit = begin_audit(config, broker, clock, self._crashed, self._undo)
         self._metrics_guard = metrics_guard(access, audit)

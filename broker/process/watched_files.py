@@ -10,7 +10,7 @@ from broker.ports.pumps import Driven
 from broker.ports.system import Clock
 from broker.runtime.pumps import PumpThread
 
-LOOK_MS: Final = 250  # a change is taken at the second look that finds it
+LOOK_MS: Final = 200  # a change is taken at the second look that finds it
 
 
 class Watched(Protocol):
@@ -21,7 +21,7 @@ class Watched(Protocol):
 
 
 class WatchedFiles:
-    """Looks four times a second, and when it is asked to. Any thread."""
+    """Looks five times a second, and when it is asked to. Any thread."""
 
     def __init__(
         self, watched: Sequence[Watched], clock: Clock, on_crash: Callable[[BaseException], None]

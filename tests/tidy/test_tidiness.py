@@ -48,6 +48,7 @@ CLIENTS: Final[dict[str, tuple[str, ...]]] = {
     # objects, and the wrapping of data keys: a broker without a lake may use the latter alone
     "boto3": ("tiering/store/s3.py", "broker/keys/aws_kms.py"),
     "joserfc": ("broker/adapters/access/jwt_tokens.py",),
+    "casbin": ("broker/adapters/access/casbin_policy.py",),
     "h2": ("broker/adapters/liftbridge/http2.py",),
     "obstore": ("tiering/store/s3_reads.py",),
     "botocore": ("tiering/store/s3.py", "broker/keys/aws_kms.py"),
@@ -83,6 +84,7 @@ SLEEPLESS: Final = ("broker/*", "tests/unit/*", "tests/property/*", "tests/sim/*
 
 # Handlers of every exception that do not end in `raise`: file -> why it may swallow them.
 CATCH_ALL: Final[dict[str, str]] = {
+    "broker/adapters/access/casbin_policy.py": "a matcher can fail in any way: it allows nothing",
     "broker/runtime/pumps.py": "a pump's crash is handed over: it ends the process",
     "broker/runtime/partition/commit_scheduler.py": "a crash is handed over: it ends the process",
     "tests/lib/clusterkit/load.py": "raised again where the test waits",

@@ -176,7 +176,7 @@ class Gate:
             return
         self._access.require_known(caller)
         for ask, resource in resources:
-            self._access.require(caller, ask.action, resource)
+            self._access.require(caller, ask.action, resource, call)
 
     def _asked(self, row: CallRow, values: Mapping[str, Any]) -> tuple[tuple[Ask, Resource], ...]:
         assert self._access is not None, "the gate is not open"

@@ -14,7 +14,7 @@ changes, so a revocation is in force from the next decision on.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -30,7 +30,7 @@ from broker.model.access import (
 )
 from broker.model.subjects import covers, is_shared
 
-_REMEMBERED_MAX: Final = 65_536
+REMEMBERED_MAX: Final = 65_536  # decisions of one judge
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +64,19 @@ class Judge:
             self._grants.setdefault(one.principal, []).append(one)
         self._remembered: dict[tuple[str, Action, Resource], Decision] = {}
 
-    def decide(self, principal: str, action: Action, resource: Resource) -> Decision:
-        """Return whether ``principal`` may do ``action`` to ``resource``."""
+    def decide(
+        self,
+        principal: str,
+        action: Action,
+        resource: Resource,
+        call: str = "",  # noqa: ARG002 - grants do not tell calls apart; a policy does
+    ) -> Decision:
+        """Return whether ``principal`` may do ``action`` to ``resource``, by whatever call."""
         key = (principal, action, resource)
         found = self._remembered.get(key)
         if found is None:
             found = self._decide(principal, action, resource)
-            if len(self._remembered) >= _REMEMBERED_MAX:
+            if len(self._remembered) >= REMEMBERED_MAX:
                 self._remembered.clear()
             self._remembered[key] = found
         return found
@@ -81,16 +87,9 @@ class Judge:
         return sorted(one for one in known if self.decide(one, action, resource) is ALLOWED)
 
     def _decide(self, principal: str, action: Action, resource: Resource) -> Decision:
-        if principal == ANONYMOUS:
-            return _NOBODY
-        if action == "publish" and resource.kind == "stream" and resource.name == AUDIT_STREAM:
-            return Denied("only brokers write to the audit stream")
-        if self._administers(principal):
-            return ALLOWED
-        if resource.kind == "subject" and is_shared(resource.name):
-            return Denied(
-                f"{resource} may carry other clients' requests, so only administrators may use it"
-            )
+        fixed = fixed_rule(principal, action, resource, self._administers)
+        if fixed is not None:
+            return fixed
         for grant in self._of(principal):
             if (action in grant.actions or action == "describe") and reaches(grant, resource):
                 return ALLOWED
@@ -102,6 +101,23 @@ class Judge:
     def _of(self, principal: str) -> list[Grant]:
         own, shared = self._grants.get(principal, []), self._grants.get(EVERYBODY, [])
         return own + shared if principal != EVERYBODY else own
+
+
+def fixed_rule(
+    principal: str, action: Action, resource: Resource, administers: Callable[[str], bool]
+) -> Decision | None:
+    """Return the decision of rules 1 to 4; None if they leave it to grants or a policy."""
+    if principal == ANONYMOUS:
+        return _NOBODY
+    if action == "publish" and resource.kind == "stream" and resource.name == AUDIT_STREAM:
+        return Denied("only brokers write to the audit stream")
+    if administers(principal):
+        return ALLOWED
+    if resource.kind == "subject" and is_shared(resource.name):
+        return Denied(
+            f"{resource} may carry other clients' requests, so only administrators may use it"
+        )
+    return None
 
 
 def reaches(grant: Grant, resource: Resource) -> bool:

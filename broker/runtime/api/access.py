@@ -2,15 +2,17 @@
 
 Grants and tokens are in the replicated metadata, so a change is in force on a broker with the entry
 that it applies. A broker that is cut off from the controllers learns of no change; its leaderships
-end by themselves, and what it has it goes on serving.
+end by themselves, and what it has it goes on serving. A policy from files, if there is one, decides
+in place of the grants.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from broker.core.access.decision import Denied, Judge
+from broker.core.access.policy import PolicyJudge
 from broker.core.metadata.commands import (
     Command,
     CreateToken,
@@ -35,7 +37,7 @@ from broker.model.access import (
 )
 from broker.model.ids import LeaseId
 from broker.model.quota import Quota, check_pattern
-from broker.ports.access import Authenticator
+from broker.ports.access import Authenticator, Policy
 from broker.ports.system import Clock
 from broker.runtime.api.feature_levels import raise_level
 from broker.runtime.api.identities import StaticTokens
@@ -58,8 +60,11 @@ class Access:
         admins: Sequence[str] = (),
         authenticators: Sequence[Authenticator] = (),
         certificates: bool = True,
+        policy: Callable[[], Policy | None] = lambda: None,
     ) -> None:
         """Ask ``authenticators`` in their order; ``namespace`` is that of streams created here.
+
+        ``policy`` returns the policy that counts now, in place of the grants; None: grants count.
 
         With ``certificates`` a client certificate that TLS has verified names a principal.
         """
@@ -71,12 +76,17 @@ class Access:
         self._admins = tuple(admins)
         self._authenticators = (StaticTokens(metadata), *authenticators)
         self._certificates = certificates
-        self._judged: tuple[AccessState | None, Judge] = (None, Judge(None, self._admins))
+        self._policy = policy
+        self._judged: tuple[AccessState | None, Policy | None, Judge | PolicyJudge] = (
+            None,
+            None,
+            Judge(None, self._admins),
+        )
 
     @property
     def version(self) -> object:
         """See ``AccessApi.version``."""
-        return self._metadata.state.access
+        return self._judge()
 
     def identify(self, *, bearer: str | None, certificate: str | None, peer: str) -> Caller:
         """See ``AccessApi.identify``."""
@@ -123,10 +133,10 @@ class Access:
             if row is None or row.digest != caller.digest:
                 raise UnauthenticatedError("the token of this call was revoked")
 
-    def require(self, caller: Caller, action: Action, resource: Resource) -> None:
+    def require(self, caller: Caller, action: Action, resource: Resource, call: str = "") -> None:
         """See ``AccessApi.require``."""
         self.require_known(caller)
-        decision = self._judge().decide(caller.principal, action, resource)
+        decision = self._judge().decide(caller.principal, action, resource, call)
         if isinstance(decision, Denied):
             raise AccessDeniedError(
                 decision.reason,
@@ -153,26 +163,32 @@ class Access:
         named = (one.name for one in state.streams.values() if one.uuid == lease.stream_uuid)
         return next(named, None)
 
-    def _judge(self) -> Judge:
-        state = self._metadata.state.access
-        seen, judge = self._judged
-        if seen is not state:
-            judge = Judge(state, self._admins)
-            self._judged = (state, judge)
+    def _judge(self) -> Judge | PolicyJudge:
+        state, policy = self._metadata.state.access, self._policy()
+        seen_state, seen_policy, judge = self._judged
+        if seen_state is not state or seen_policy is not policy:
+            if policy is None:
+                judge = Judge(state, self._admins)
+            else:
+                judge = PolicyJudge(policy, self._admins)
+            self._judged = (state, policy, judge)
         return judge
 
     # ------------------------------------------------------------------ changes
 
     def grant(self, grants: Sequence[Grant]) -> bool:
         """See ``AccessApi.grant``."""
+        self._require_grants()
         return self._change(GrantAccess(grants=tuple(grants)))
 
     def revoke(self, grants: Sequence[Grant]) -> bool:
         """See ``AccessApi.revoke``."""
+        self._require_grants()
         return self._change(RevokeAccess(grants=tuple(grants)))
 
     def grants(self) -> Sequence[Grant]:
         """See ``AccessApi.grants``."""
+        self._require_grants()
         access = self._metadata.state.access
         return () if access is None else access.grants
 
@@ -224,6 +240,13 @@ class Access:
     def quotas(self) -> Sequence[Quota]:
         """See ``AccessApi.quotas``."""
         return self._metadata.state.quotas
+
+    def _require_grants(self) -> None:
+        if self._policy() is not None:
+            raise InvalidRequestError(
+                "the policy of access.casbin_policy_file decides here, and grants have no effect: "
+                "change that file"
+            )
 
     def _change(self, command: Command) -> bool:
         if not self.enabled:

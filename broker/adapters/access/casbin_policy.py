@@ -1,0 +1,159 @@
+"""A policy in casbin's files, a model and its lines, by the library pycasbin.
+
+The two files are loaded and checked as a whole. Files that cannot be used, or of which a line would
+be skipped or fail later, are refused: at the start, and while the daemon runs the policy from
+before stays. A model that allows what no line names is refused, too.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Final
+
+import casbin
+import structlog
+from casbin.persist import Adapter, load_policy_line
+
+from broker.adapters.changed_files import ChangedFiles
+from broker.errors import InvalidConfigError
+
+_log = structlog.get_logger(__name__)
+
+_FILE_BYTES_MAX: Final = 1024 * 1024
+_LINES_MAX: Final = 1_000  # a question that was not asked before evaluates each: 3 to 5 us a line
+_ALLOWS_BY_DEFAULT: Final = "!some(where (p_eft == deny))"
+_PROBE: Final = ("headwater:probe", "headwater:probe", "headwater:probe")
+
+
+class CasbinPolicy:
+    """Implements ``Policy`` by one state of the files. Any thread; a question takes a lock."""
+
+    def __init__(self, model: str, lines: str) -> None:
+        """Load a model and its policy, given as texts.
+
+        Raises:
+            InvalidConfigError: one of them cannot be used.
+        """
+        self._lock = threading.Lock()
+        try:
+            parsed = casbin.Enforcer.new_model(text=model)
+            _require_known(parsed)
+            adapter = _Lines(lines)
+            self._enforcer = casbin.Enforcer(parsed, adapter)
+            self._enforcer.enforce(*_PROBE)
+        except InvalidConfigError:
+            raise
+        except Exception as cause:  # they have no base class of errors
+            raise InvalidConfigError(f"casbin refuses the model or the policy: {cause}") from cause
+        self._principals = frozenset(adapter.principals)
+
+    def allows(self, principal: str, resource: str, act: str) -> bool:
+        """See ``Policy.allows``. A matcher that fails allows nothing."""
+        try:
+            with self._lock:
+                return self._enforcer.enforce(principal, resource, act) is True
+        except Exception as error:  # noqa: BLE001 - casbin and its evaluator have no base class
+            _log.warning("policy_matcher_failed", principal=principal, act=act, reason=str(error))
+            return False
+
+    def principals(self) -> frozenset[str]:
+        """See ``Policy.principals``."""
+        return self._principals
+
+
+class CasbinFiles:
+    """The files of a policy, loaded again when they change. One thread looks, any thread asks."""
+
+    def __init__(self, model_file: str, policy_file: str) -> None:
+        """Load the files.
+
+        Raises:
+            InvalidConfigError: a file cannot be used.
+        """
+        self._paths = (Path(model_file), Path(policy_file))
+        self._changed = ChangedFiles(self._paths)
+        self._policy = self._load()
+
+    def policy(self) -> CasbinPolicy:
+        """Return the policy that counts now; after a change it is another object."""
+        return self._policy
+
+    def look(self, *, at_once: bool) -> None:
+        """See ``Watched.look``. Files that cannot be used change nothing."""
+        if not self._changed.ready(at_once=at_once):
+            return
+        files = [str(one) for one in self._paths]
+        try:
+            self._policy = self._load()
+        except InvalidConfigError as error:
+            _log.warning("policy_kept", files=files, reason=error.message)
+            return
+        _log.info("policy_read", files=files)
+
+    def _load(self) -> CasbinPolicy:
+        model, lines = (_text(one) for one in self._paths)
+        try:
+            return CasbinPolicy(model, lines)
+        except InvalidConfigError as error:
+            names = " and ".join(str(one) for one in self._paths)
+            raise InvalidConfigError(f"{names}: {error.message}") from error
+
+
+class _Lines(Adapter):  # type: ignore[misc]  # casbin has no types
+    """Gives the lines of a policy to casbin, which would skip those that it does not know."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self.principals: set[str] = set()
+
+    def load_policy(self, model: casbin.Model) -> None:
+        """Add each line to the model, or raise InvalidConfigError."""
+        lines = [line.strip() for line in self._text.splitlines()]
+        lines = [line for line in lines if line and not line.startswith("#")]
+        if not lines:
+            raise InvalidConfigError("the policy has no line, so nobody could do anything")
+        if len(lines) > _LINES_MAX:
+            raise InvalidConfigError(f"the policy has more than {_LINES_MAX} lines")
+        for line in lines:
+            kind = line.partition(",")[0].strip()
+            rules = model.model.get(kind[:1], {}).get(kind) if kind[:1] in ("p", "g") else None
+            if rules is None:
+                raise InvalidConfigError(f"the model does not define {kind[:16]!r} of {line!r}")
+            if '"' in line:
+                raise InvalidConfigError(f"quotes have no meaning in a policy: {line!r}")
+            before = len(rules.policy)
+            load_policy_line(line, model)
+            fields = rules.policy[before]
+            wanted = len(rules.tokens) if kind[0] == "p" else rules.value.count("_")
+            if len(fields) != wanted or not all(fields):
+                raise InvalidConfigError(f"a line {kind!r} has {wanted} fields, not so {line!r}")
+            self.principals.add(fields[0])
+
+
+def _require_known(model: casbin.Model) -> None:
+    """Refuse models of other questions, and those that allow what no line names."""
+    try:
+        found = {key: model.model[key][key] for key in ("r", "p", "e", "m")}
+    except KeyError as cause:
+        raise InvalidConfigError(
+            "the model needs request_definition, policy_definition, policy_effect and matchers"
+        ) from cause
+    if len(found["r"].tokens) != 3:
+        raise InvalidConfigError("the request of the model must be of subject, object and action")
+    if found["e"].value == _ALLOWS_BY_DEFAULT:
+        raise InvalidConfigError(
+            "the effect of the model allows what no line denies; take one that allows what a line "
+            "allows, such as some(where (p.eft == allow))"
+        )
+
+
+def _text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            found = file.read(_FILE_BYTES_MAX + 1)
+        if len(found) > _FILE_BYTES_MAX:
+            raise InvalidConfigError(f"{path} has more than {_FILE_BYTES_MAX} bytes")
+        return found.decode()
+    except (OSError, UnicodeDecodeError) as cause:
+        raise InvalidConfigError(f"cannot read {path}: {cause}") from cause
