@@ -85,6 +85,7 @@ from tiering.store.location import StoreConfig
 from tiering.tiering import Tiering
 
 if TYPE_CHECKING:
+    from broker.adapters.access.casbin_policy import CasbinFiles
     from broker.adapters.liftbridge.service import LiftbridgeService
 
 _log = structlog.get_logger(__name__)
@@ -185,13 +186,9 @@ class _Daemon:
         config = self._config
         for one in require_guarded(config):
             _log.warning("insecure", reason=one, because="access.insecure = true")
-        self._files.start()  # also while it waits for others: their certificates may have expired
-        self._undo.append(self._files.stop)
+        policy = await asyncio.to_thread(self._watch_files)
         # Before the other controllers are waited for: their operator needs this broker's token.
         authenticators = await asyncio.to_thread(read_files, config.access)
-        policy = await asyncio.to_thread(read_policy, config.access)
-        if policy is not None:
-            self._watched.append(policy)
         files, directory, promises = await asyncio.to_thread(self._open_data_dir)
         health = self._start_health()
         clock = SystemClock()
@@ -253,6 +250,15 @@ class _Daemon:
             lake_uri=config.lake.uri,
         )
         self._say_ready(addresses, directory, streams_count=len(broker.streams.all()))
+
+    def _watch_files(self) -> CasbinFiles | None:
+        """Begin to look at files that may change; return the policy in files, if there is one."""
+        policy = read_policy(self._config.access)
+        if policy is not None:
+            self._watched.append(policy)
+        self._files.start()  # before others are waited for: the certificates may have expired
+        self._undo.append(self._files.stop)
+        return policy
 
     async def _start_liftbridge(
         self, broker: Broker, clock: SystemClock, access: Access, audit: Audit | None
