@@ -80,7 +80,9 @@ def checked_needs(config: BrokerConfig, *, java: bool) -> Iterator[CheckedNeed]:
             )
     yield _checked("doors", _doors_said(config), lambda: require_guarded(config))
     if config.access.enabled:
-        yield _checked("access", "who may do what", lambda: check_files(config.access))
+        proofs = (config.access.owner_token_file, config.access.jwt_keys_file)
+        told = ", ".join(one for one in proofs if one) or "grants in the metadata"
+        yield _checked("access", told, lambda: check_files(config.access))
     if config.cluster.members():
         yield _checked("this broker's name", config.node.id, lambda: _accepted_by_brokers(config))
     host = _clients_host(config)
@@ -215,7 +217,7 @@ def _doors_said(config: BrokerConfig) -> str:
     told = unguarded_doors(config)
     if config.access.insecure and told:
         return f"open to strangers, because access.insecure = true: {'; '.join(told)}"
-    return "who may come in"
+    return "whether a stranger could come in by one of them"
 
 
 def _certificates(
