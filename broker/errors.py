@@ -38,7 +38,7 @@ class and the facts. The file is not split: a caller finds all that can be raise
 from __future__ import annotations
 
 import json
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 
 class HeadwaterError(Exception):
@@ -83,7 +83,17 @@ class StreamExistsError(InvalidRequestError):
 
 
 class UnknownPartitionError(InvalidRequestError):
-    """The stream has no partition with this number."""
+    """The stream has no partition with this number. Facts: stream, partition, partitions_count."""
+
+    @classmethod
+    def of(cls, stream: str, partition: object, partitions_count: int) -> Self:
+        """Return the error of a stream that has the partitions [0, partitions_count)."""
+        return cls(
+            f"stream {stream!r} has partitions 0 to {partitions_count - 1}, not {partition}",
+            stream=stream,
+            partition=partition,
+            partitions_count=partitions_count,
+        )
 
 
 class OffsetOutOfRangeError(InvalidRequestError):

@@ -467,12 +467,7 @@ def _find(state: MetadataState, name: str, partition: int) -> tuple[Stream, Part
         raise UnknownStreamError(f"no stream is named {name!r}", stream=name)
     rows = state.partitions[stream.uuid]
     if not 0 <= partition < len(rows):
-        raise UnknownPartitionError(
-            f"stream {name!r} has partitions 0 to {len(rows) - 1}, not {partition}",
-            stream=name,
-            partition=partition,
-            partitions_count=len(rows),
-        )
+        raise UnknownPartitionError.of(name, partition, len(rows))
     return stream, rows[partition]
 
 

@@ -325,12 +325,7 @@ def _partition(found: ClusterStatus, stream: str, partition: int) -> PartitionIn
     count = sum(other.stream == stream for other in found.partitions)
     if not count:
         raise UnknownStreamError(f"no stream is named {stream!r}", stream=stream)
-    raise UnknownPartitionError(
-        f"stream {stream!r} has partitions 0 to {count - 1}, not {partition}",
-        stream=stream,
-        partition=partition,
-        partitions_count=count,
-    )
+    raise UnknownPartitionError.of(stream, partition, count)
 
 
 def _wait_led(

@@ -55,11 +55,7 @@ class Router:
         """
         config = stream.config
         if partition is not None and partition >= config.partitions:
-            raise UnknownPartitionError(
-                f"stream {stream.name!r} has partitions 0 to {config.partitions - 1}",
-                stream=stream.name,
-                partition=partition,
-            )
+            raise UnknownPartitionError.of(stream.name, partition, config.partitions)
         wildcard = any(token in ("*", ">") for token in config.subject.split("."))
         if wildcard and subject is None:
             raise InvalidRequestError(

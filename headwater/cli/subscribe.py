@@ -259,11 +259,7 @@ def _partitions(client: Client, stream: str, chosen: int | None) -> list[int]:
     if chosen is None:
         return list(range(total))
     if chosen >= total:
-        raise UnknownPartitionError(
-            f"stream {stream!r} has partitions 0 to {total - 1}, not {chosen}",
-            stream=stream,
-            partition=chosen,
-        )
+        raise UnknownPartitionError.of(stream, chosen, total)
     return [chosen]
 
 

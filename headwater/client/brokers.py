@@ -237,12 +237,7 @@ class Brokers:
         """
         places = self.locate(stream)
         if not 0 <= partition < len(places):
-            raise UnknownPartitionError(
-                f"stream {stream!r} has partitions 0 to {len(places) - 1}, not {partition}",
-                stream=stream,
-                partition=partition,
-                partitions_count=len(places),
-            )
+            raise UnknownPartitionError.of(stream, partition, len(places))
         place = places[partition]
         if stream_uuid is not None and place.stream_uuid != stream_uuid:
             raise StreamRecreatedError(

@@ -209,11 +209,7 @@ class Client(GroupClient, PausingCalls):
         found = self.describe(name)
         count = len(found.partitions)
         if partition is not None and not 0 <= partition < count:
-            raise UnknownPartitionError(
-                f"stream {name!r} has partitions 0 to {count - 1}, not {partition}",
-                partition=partition,
-                partitions_count=count,
-            )
+            raise UnknownPartitionError.of(name, partition, count)
         if before is not None and (before_us is not None or (partition is None and count > 1)):
             raise InvalidRequestError(
                 "before is an offset of one partition: give partition with it, and no before_us",
@@ -441,10 +437,7 @@ class Client(GroupClient, PausingCalls):
         count = found.config.partitions
         for number in start if isinstance(start, Mapping) else ():
             if number not in range(count):
-                raise UnknownPartitionError(
-                    f"stream {stream!r} has partitions 0 to {count - 1}, not {number!r}",
-                    partitions_count=count,
-                )
+                raise UnknownPartitionError.of(stream, number, count)
 
         def opened(partition: int) -> Fetch:
             place: StartAt = start if not isinstance(start, Mapping) else "earliest"

@@ -91,12 +91,7 @@ def _brokers_to_ask(
         raise UnavailableError(f"stream {name!r} has just been created: try again")
     unknown = set(partitions) - {one.partition for one in places}
     if unknown:
-        raise UnknownPartitionError(
-            f"stream {name!r} has partitions 0 to {len(places) - 1}, not {min(unknown)}",
-            stream=name,
-            partition=min(unknown),
-            partitions_count=len(places),
-        )
+        raise UnknownPartitionError.of(name, min(unknown), len(places))
     chosen = [one for one in places if one.partition in partitions or not partitions]
     brokers = dict.fromkeys(broker for one in chosen for broker in one.replicas)
     found = []

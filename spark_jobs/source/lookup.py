@@ -116,13 +116,8 @@ class BrokerLookup:
             if selection.takes(name, part.partition)
         }
         if selection.assigned is not None:
-            last = len(found.partitions) - 1
             for number in sorted(selection.assigned[name] - set(ranges)):
-                raise UnknownPartitionError(
-                    f"stream {name!r} has partitions 0 to {last}, not {number}",
-                    stream=name,
-                    partition=number,
-                )
+                raise UnknownPartitionError.of(name, number, len(found.partitions))
         return StreamPositions(name, found.stream.uuid, ranges)
 
     def offset_at(self, stream: StreamPositions, partition: int, at: AtMs) -> Offset:

@@ -197,7 +197,7 @@ class LiftbridgeService:
         """Find a partition to publish to. Blocks."""
         stream = self._api.streams.get(name)
         if not 0 <= partition < stream.config.partitions:
-            raise UnknownPartitionError(f"stream {name!r} has no partition {partition}")
+            raise UnknownPartitionError.of(name, partition, stream.config.partitions)
         self._api.pauses.wake(name, partition)
         return PublishTarget(stream, partition, self._api.partitions.writer(name, partition))
 

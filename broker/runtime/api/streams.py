@@ -372,13 +372,7 @@ class Streams:
             self._metadata.barrier(timeout_ms=CONFIRM_MS)
             stream = self.get(name)
         if not 0 <= partition < stream.config.partitions:
-            raise UnknownPartitionError(
-                f"stream {name!r} has partitions 0 to {stream.config.partitions - 1}, "
-                f"not {partition}",
-                stream=name,
-                partition=partition,
-                partitions_count=stream.config.partitions,
-            )
+            raise UnknownPartitionError.of(name, partition, stream.config.partitions)
         return stream
 
     def all(self) -> list[Stream]:
