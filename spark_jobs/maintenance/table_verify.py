@@ -126,14 +126,7 @@ def _cold_tasks(spark: SparkSession, held: HeldStream) -> list[_VerifyTask]:
 def _part(snapshot: TableSnapshot, number: int, wanted: OffsetRange) -> TableSnapshot:
     """Return the snapshot with only those files that may hold records of a range."""
     files = tuple(
-        file
-        for file in snapshot.files
-        if file.partition == number
-        and (
-            file.min_offset is None
-            or file.end_offset is None
-            or (file.min_offset < wanted.end and file.end_offset > wanted.start)
-        )
+        file for file in snapshot.files if file.partition == number and file.may_have(wanted)
     )
     return replace(snapshot, files=files, properties={}, ranges={number: snapshot.ranges[number]})
 

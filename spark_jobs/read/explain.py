@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from broker.model.cut import Cut, PartitionCut
+from broker.model.offsets import Offset, OffsetRange
 from headwater.reads.lease_keeper import KEEPER
 from spark_jobs.read.held_reads import READS, HeldRead
 from tiering.read.lake import Lake
@@ -62,10 +63,9 @@ def _partition(
     hot_start = max(start, int(part.cold_end))
     yield f"partition {part.partition}: [{start}, {part.end}), log end {part.hot_end}"
     if part.cold_stop > start:
+        cold = OffsetRange(Offset(start), part.cold_stop)
         wanted = [
-            file
-            for file in files
-            if file.partition == part.partition and _overlaps(file, start, int(part.cold_stop))
+            file for file in files if file.partition == part.partition and file.may_have(cold)
         ]
         size = sum(file.size_bytes for file in wanted)
         yield f"  table  [{start}, {part.cold_stop}) from {len(wanted)} files, {size:,} bytes"
@@ -77,12 +77,6 @@ def _partition(
             yield f"    and {len(wanted) - len(shown)} more; files_max=None lists all"
     if part.hot_stop > hot_start:
         yield f"  log    [{hot_start}, {part.hot_stop}) from the broker"
-
-
-def _overlaps(file: DataFile, start: int, end: int) -> bool:
-    if file.min_offset is None or file.max_offset is None:
-        return True
-    return file.min_offset < end and file.max_offset >= start
 
 
 def _files(cut: Cut) -> tuple[DataFile, ...]:

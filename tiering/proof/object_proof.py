@@ -115,9 +115,7 @@ def _holds(file: DataFile, wanted: OffsetRange | None, *, ours: bool) -> bool:
         return False
     if file.records_count == 0:
         return not ours  # only a foreign writer claims that the file is empty
-    if file.min_offset is None or file.max_offset is None:
-        return True
-    return file.min_offset < wanted.end and file.max_offset >= wanted.start
+    return file.may_have(wanted)
 
 
 def _require_facts(known: ProvedFile, info: ObjectInfo) -> bool:

@@ -114,7 +114,12 @@ def _row_groups(
     statistics come first.
     """
     relevant = [
-        file for file in snapshot.files if file.partition == partition and _may_hold(file, wanted)
+        file
+        for file in snapshot.files
+        if file.partition == partition
+        and file.records_count != 0
+        and wanted
+        and file.may_have(wanted)
     ]
     pending: list[RowGroup] = []
     relevant.sort(key=lambda file: file.min_offset or 0)
@@ -129,14 +134,6 @@ def _row_groups(
             if group.min_offset < wanted.end and group.max_offset >= wanted.start
         )
     yield from sorted(pending, key=lambda group: group.min_offset)
-
-
-def _may_hold(file: DataFile, wanted: OffsetRange) -> bool:
-    if file.records_count == 0 or len(wanted) == 0:
-        return False
-    if file.min_offset is None or file.max_offset is None:
-        return True
-    return file.min_offset < wanted.end and file.max_offset >= wanted.start
 
 
 def _overlapping(groups: Iterator[RowGroup]) -> Iterator[list[RowGroup]]:

@@ -57,8 +57,7 @@ def _candidates(
             for file in snapshot.files
             if file.partition == partition
             and file.records_count != 0
-            and (file.min_offset is None or file.min_offset < wanted.end)
-            and (file.max_offset is None or file.max_offset >= wanted.start)
+            and file.may_have(wanted)
             # Delta keeps milliseconds, and a foreign OPTIMIZE rounds down.
             and (
                 file.max_timestamp_us is None

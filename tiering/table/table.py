@@ -64,6 +64,12 @@ class DataFile:
         """First offset above all rows of the file."""
         return None if self.max_offset is None else Offset(self.max_offset + 1)
 
+    def may_have(self, wanted: OffsetRange) -> bool:
+        """Tell whether the statistics allow a row of the range; without them, any row."""
+        if self.min_offset is None or self.max_offset is None:
+            return True
+        return self.min_offset < wanted.end and self.max_offset >= wanted.start
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableSnapshot:
