@@ -206,6 +206,11 @@ bench-liftbridge: $(STAMP) ## measure Liftbridge's API beside Liftbridge 1.9.0, 
 	@cd $(ROOT)
 	$(PYTHON) -m bench --only liftbridge $(BENCH_ARGS)
 
+.PHONY: bench-secure
+bench-secure: $(STAMP) ## measure what TLS, identity and authorization cost, beside the same without
+	@cd $(ROOT)
+	$(PYTHON) -m bench --only secure $(BENCH_ARGS)
+
 .PHONY: crash
 crash: $(STAMP) ## kill brokers mid-write and audit what survived (ROUNDS=20)
 	@cd $(ROOT)

@@ -33,6 +33,7 @@ from bench.report.cluster_rows import CLUSTER_ROWS
 from bench.report.liftbridge_rows import LIFTBRIDGE_ROWS
 from bench.report.moved import compared, moved
 from bench.report.rows import ROWS
+from bench.report.secure_rows import SECURE_ROWS
 from bench.report.table import BEGIN, render, render_beside, render_headlines, replace_between
 from bench.servers import settings
 from bench.session import Session
@@ -61,7 +62,9 @@ CLUSTER_MEASURES: Final = (
 )  # fmt: skip
 # Needs Go, for Liftbridge itself and its client; runs only by name, as in `make bench-liftbridge`.
 LIFTBRIDGE_MEASURES: Final = ("liftbridge",)
-EVERY_MEASURE: Final = (*MEASURES, *CLUSTER_MEASURES, *LIFTBRIDGE_MEASURES)
+# Has no peer but ourselves without security; runs only by name, as in `make bench-secure`.
+SECURE_MEASURES: Final = ("secure",)
+EVERY_MEASURE: Final = (*MEASURES, *CLUSTER_MEASURES, *LIFTBRIDGE_MEASURES, *SECURE_MEASURES)
 # What a change of the log, the front doors or the client moves; each has a peer in the same run.
 SMOKE_MEASURES: Final = ("publish", "ingest", "latency", "catch_up")
 SMOKE_SCALE: Final = 0.05
@@ -87,7 +90,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _measure(options: argparse.Namespace, work: Path) -> bool:
-    alone = options.only is not None and set(options.only) <= set(LIFTBRIDGE_MEASURES)
+    without_nats = {*LIFTBRIDGE_MEASURES, *SECURE_MEASURES}
+    alone = options.only is not None and set(options.only) <= without_nats
     tools = PeerTools(None, None, "not used") if alone else find_tools(options.cache / "bin")
     print(f"peer tools: {tools.why}", flush=True)
     kafka = Kafka.find(options.cache / "kafka") if options.kafka else None
@@ -162,9 +166,10 @@ def _smoke_report(out: Path) -> int:
 
 
 def _report(figures: dict[str, Summary], *, write: bool) -> None:
-    table = render((*ROWS, *LIFTBRIDGE_ROWS), figures)
+    rows = (*ROWS, *LIFTBRIDGE_ROWS, *SECURE_ROWS)
+    table = render(rows, figures)
     clusters = render_beside(CLUSTER_ROWS, figures)
-    measured = any(row.measured(figures) for row in (*ROWS, *LIFTBRIDGE_ROWS))
+    measured = any(row.measured(figures) for row in rows)
     shown = [table] if measured or not clusters else []
     print("\n\n".join([*shown, clusters]).strip())
     if not write:

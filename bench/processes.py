@@ -153,8 +153,13 @@ def _failed(command: Sequence[str], printed: str) -> BenchError:
 class Load:
     """A load generator (bench/workers/load.py) that is ready and waits for :meth:`go`."""
 
-    def __init__(self, kind: str, **arguments: Any) -> None:
-        """Start the process and wait until it has prepared its data and its connection."""
+    def __init__(
+        self, kind: str, *, env: Mapping[str, str] | None = None, **arguments: Any
+    ) -> None:
+        """Start the process and wait until it has prepared its data and its connection.
+
+        ``env`` is added to its environment; its command line is for everybody to see.
+        """
         command = [sys.executable, "-m", "bench.workers.load", kind, json.dumps(arguments)]
         self._command = command
         self._process = subprocess.Popen(
@@ -163,7 +168,7 @@ class Load:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            env={**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})},
         )
         assert self._process.stdout is not None
         if self._process.stdout.readline().strip() != "ready":

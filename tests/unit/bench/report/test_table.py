@@ -6,6 +6,7 @@ import pytest
 
 from bench.report.cluster_rows import CLUSTER_ROWS
 from bench.report.rows import ROWS
+from bench.report.secure_rows import SECURE_ROWS
 from bench.report.table import (
     BEGIN,
     END,
@@ -171,7 +172,7 @@ def test_a_text_without_one_pair_of_markers_is_refused(text: str) -> None:
         replace_between(text, "table")
 
 
-@pytest.mark.parametrize("rows", [ROWS, CLUSTER_ROWS])
+@pytest.mark.parametrize("rows", [ROWS, CLUSTER_ROWS, SECURE_ROWS])
 def test_the_rows_of_the_product_are_well_formed(rows: tuple[Row, ...]) -> None:
     """No row has more bars than figures, or a bar without words for it."""
     assert all(len(row.bars) <= len(row.ours) for row in rows)
