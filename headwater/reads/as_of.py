@@ -33,7 +33,7 @@ from broker.errors import InvalidCutError, InvalidRequestError, OffsetOutOfRange
 from broker.model.cut import Cut, PartitionCut
 from broker.model.offsets import OFFSET_MAX, Offset, OffsetRange
 from tiering.read.certify import certify_counts
-from tiering.read.lake import Lake
+from tiering.read.lake import kept_table
 from tiering.read.times import first_reaching
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def proved_table(cut: Cut) -> tuple[DeltaStreamTable, TableSnapshot] | None:
     """
     if cut.table_version is None:
         return None
-    table = Lake.open(cut.table_uri, cluster=cut.cluster).table_at(cut.table_uri)
+    table = kept_table(cut.table_uri)
     snapshot = table.snapshot(cut.table_version)
     certify_counts(snapshot, cut, table.store)
     return table, snapshot

@@ -23,10 +23,9 @@ from broker.model.offsets import Offset, OffsetRange
 from headwater.client import Client
 from headwater.reads.tail import joined_holes, served_batches
 from tiering.read.certify import certify_counts
-from tiering.read.lake import table_in
+from tiering.read.lake import kept_table, table_in
 from tiering.read.reader import read_rows
 from tiering.store.object_store import ObjectStore
-from tiering.table.log_copy import store_for_one_read
 from tiering.table.table import Table, TableSnapshot
 
 _RENEWED_MS: Final = 1_000  # the shortest; a renewal never makes a lease shorter
@@ -163,7 +162,7 @@ class History:
 def _open_table(cut: Cut, store: ObjectStore | None) -> tuple[Table | None, TableSnapshot | None]:
     if cut.table_version is None:
         return None, None
-    table = table_in(store or store_for_one_read(cut.table_uri, cut.table_version))
+    table = kept_table(cut.table_uri) if store is None else table_in(store)
     return table, table.snapshot(cut.table_version)
 
 

@@ -20,7 +20,7 @@ from broker.model.offsets import OffsetRange
 from headwater.client import Client
 from headwater.reads.tail import joined_holes, tail_batches
 from tiering.read.certify import certify_counts
-from tiering.read.lake import Lake
+from tiering.read.lake import kept_table
 from tiering.read.reader import read_rows
 from tiering.read.verify import verify_partition
 from tiering.table.table import Table, TableSnapshot
@@ -39,7 +39,7 @@ def verify_cut(client: Client, cut: Cut, *, progress: Progress | None = None) ->
     table, snapshot = None, None
     files_count = files_bytes = 0
     if cut.table_version is not None:
-        table = Lake.open(cut.table_uri, cluster=cut.cluster).table_at(cut.table_uri)
+        table = kept_table(cut.table_uri)
         snapshot = table.snapshot(cut.table_version)
         _, files_count, files_bytes = certify_counts(snapshot, cut, table.store)
     return Certificate(

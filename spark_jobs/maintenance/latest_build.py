@@ -133,7 +133,7 @@ def history_rows(
         f"(`partition` = {number} AND `offset` >= {wanted.start} AND `offset` < {wanted.end})"
         for number, wanted in ranges.items()
     )
-    rows = table_at(spark, history.uri, history.version, cluster=history.cluster, snapshot=history)
+    rows = table_at(spark, history.uri, history.version, snapshot=history)
     return rows.where(within or "false").where("`key` IS NOT NULL")
 
 

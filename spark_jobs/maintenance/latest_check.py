@@ -61,9 +61,7 @@ def check_latest(
         if covered:
             ranges[number] = covered
     expected = _newest(history_rows(spark, history, ranges), keys_from)
-    found = table_at(
-        spark, latest.uri, latest.version, cluster=latest.cluster, snapshot=latest
-    ).select(*ROW_COLUMNS)
+    found = table_at(spark, latest.uri, latest.version, snapshot=latest).select(*ROW_COLUMNS)
     with translated():
         missing, examples = _difference(expected, found)
         surplus, more = _difference(found, expected)

@@ -14,7 +14,7 @@ from broker.model.cut import Cut, PartitionCut
 from broker.model.offsets import Offset, OffsetRange
 from headwater.reads.lease_keeper import KEEPER
 from spark_jobs.read.held_reads import READS, HeldRead
-from tiering.read.lake import Lake
+from tiering.read.lake import kept_table
 from tiering.table.table import DataFile
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def _partition(
 def _files(cut: Cut) -> tuple[DataFile, ...]:
     if cut.table_version is None:
         return ()
-    table = Lake.open(cut.table_uri, cluster=cut.cluster).table_at(cut.table_uri)
+    table = kept_table(cut.table_uri)
     return table.snapshot(cut.table_version).files
 
 

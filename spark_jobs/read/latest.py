@@ -51,9 +51,7 @@ def latest_rows(
     )
     rows = rows.where("`key` IS NOT NULL")
     if snapshot is not None:
-        newest_at_end = table_at(
-            spark, snapshot.uri, snapshot.version, cluster=cut.cluster, snapshot=snapshot
-        )
+        newest_at_end = table_at(spark, snapshot.uri, snapshot.version, snapshot=snapshot)
         gone = _below_start(cut)
         kept = newest_at_end.where(f"NOT ({gone})") if gone else newest_at_end
         rows = kept.select(*needed).union(rows)

@@ -19,7 +19,7 @@ from spark_jobs.sessions import is_connect, parallelism
 from spark_jobs.source.left import Counted, count_left, may_lack_records, to_text
 from spark_jobs.source.options import positions_text
 from spark_jobs.source.partitions import plan
-from tiering.read.lake import Lake
+from tiering.read.lake import kept_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -172,13 +172,10 @@ def _cold(
     cold = {part.partition: part.cold for part in parts}
     try:
         if table is None:
-            lake = Lake.open(cut.table_uri, cluster=cut.cluster)
-            table = lake.table_at(cut.table_uri).snapshot(cut.table_version)
+            table = kept_table(cut.table_uri).snapshot(cut.table_version)
         if table.is_encrypted:  # Spark's own scan has no keys
             return _by_source(spark, cut, columns, cold, server=server)
-        rows = table_at(
-            spark, cut.table_uri, cut.table_version, cluster=cut.cluster, snapshot=table
-        )
+        rows = table_at(spark, cut.table_uri, cut.table_version, snapshot=table)
     except (UnavailableError, InvalidConfigError, ObjectMissingError) as error:
         if proved or not is_connect(spark):
             raise

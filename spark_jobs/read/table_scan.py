@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final
 from broker.errors import TableMismatchError
 from spark_jobs.sessions import is_connect
 from spark_jobs.source.columns import ROW_COLUMNS, ddl
-from tiering.read.lake import Lake
+from tiering.read.lake import kept_table
 from tiering.store.location import StoreConfig
 
 if TYPE_CHECKING:
@@ -56,7 +56,6 @@ def table_at(
     table_uri: str,
     version: int,
     *,
-    cluster: str,
     snapshot: TableSnapshot | LatestTable | None = None,
 ) -> DataFrame:
     """Return Spark's own strict scan of a table at one version. Blocks on the table's log.
@@ -65,7 +64,6 @@ def table_at(
         spark: any session.
         table_uri: the table's URI.
         version: the table's version.
-        cluster: the cluster that owns the table.
         snapshot: that version as our own reader sees it, if the caller has it; required for a key
             snapshot.
 
@@ -79,7 +77,7 @@ def table_at(
         if strict is not None:
             return strict
     if snapshot is None:
-        snapshot = Lake.open(table_uri, cluster=cluster).table_at(table_uri).snapshot(version)
+        snapshot = kept_table(table_uri).snapshot(version)
     return files_of(spark, table_uri, (file.path for file in snapshot.files))
 
 

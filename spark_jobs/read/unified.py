@@ -36,7 +36,7 @@ from spark_jobs.source.columns import ROW_COLUMNS, check_projection, name_list
 from spark_jobs.source.left import Counted
 from tiering.keys.of_cut import usable_snapshot
 from tiering.read.certify import certify_counts
-from tiering.read.lake import Lake
+from tiering.read.lake import kept_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -215,7 +215,7 @@ def certify(
         return None, None
     table = snapshot = None
     if cut.table_version is not None:  # else there is no table yet, or there will be none
-        table = Lake.open(cut.table_uri, cluster=cut.cluster).table_at(cut.table_uri)
+        table = kept_table(cut.table_uri)
         snapshot = table.snapshot(cut.table_version)
     if form == "full":
         return _verified(cut, client), snapshot

@@ -7,18 +7,23 @@ reader.py and verify.py.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 from broker.errors import InvalidConfigError
 from broker.model.stream import Stream
 from tiering.store.location import StoreConfig, canonical_uri
 from tiering.store.object_store import ObjectStore, require_conditional_put
-from tiering.store.opening import open_store
+from tiering.store.opening import open_for_reading, open_store
 from tiering.table.delta_table import DeltaStreamTable
-from tiering.table.log_copy import LogCopy
 from tiering.table.table import CLUSTER_NAME, recreated_table_name, table_path
+
+_KEPT_MAX: Final = 64
+_KEPT: Final[dict[StoreConfig, DeltaStreamTable]] = {}  # the one used last is at the end
+_KEPT_LOCK: Final = threading.Lock()
 
 
 class Lake:
@@ -108,13 +113,26 @@ class Lake:
         return recreated_table_name(name, uuid)
 
 
+def kept_table(uri: str) -> DeltaStreamTable:
+    """Return the table at a URI, for reading one version after another; makes no request.
+
+    Of a remote table the process keeps one object, whose copy of the log is brought forward by each
+    use (log_copy.py). Settings come from the environment. Raises InvalidConfigError.
+    """
+    config = StoreConfig.from_env(uri)
+    if config.kind == "local":
+        return table_in(open_store(config))
+    with _KEPT_LOCK:
+        table = _KEPT.pop(config, None) or table_in(open_for_reading(config))
+        _KEPT[config] = table  # now the newest
+        if len(_KEPT) > _KEPT_MAX:
+            del _KEPT[next(iter(_KEPT))]
+        return table
+
+
 def table_in(store: ObjectStore) -> DeltaStreamTable:
     """Return the table that a store is rooted at, for reading; makes no request."""
-    return DeltaStreamTable(
-        store,
-        storage_options=storage_options_of(store),
-        log_copy=store.folder if isinstance(store, LogCopy) else None,
-    )
+    return DeltaStreamTable(store, storage_options=storage_options_of(store))
 
 
 class _Options:

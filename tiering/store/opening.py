@@ -22,7 +22,7 @@ def open_store(config: StoreConfig) -> ErasableStore:
 
 
 def open_for_reading(config: StoreConfig) -> ObjectStore:
-    """Return the adapter for a process that reads a location once and ends; makes no request.
+    """Return the adapter for a location that is only read; makes no request.
 
     It is that of :func:`open_store` where boto3 has to look for credentials or the region, where an
     endpoint has buckets in its host name, and where obstore is not installed.

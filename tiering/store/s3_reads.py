@@ -1,9 +1,9 @@
 """Reads objects of S3 and compatible stores by obstore. The only file that imports obstore.
 
-For a process that reads once and ends, as a command does. boto3 takes 0.3 s until its first
-request; obstore, which wraps the client that is in delta-rs, is ready in milliseconds. Processes
-that write use s3.py, with the checksums of its uploads, and so does the little that a reader
-writes. Credentials and region have to be given: boto3 looks for others, see opening.py.
+For what a process only reads, as a command does. boto3 takes 0.3 s until its first request;
+obstore, which wraps the client that is in delta-rs, is ready in milliseconds. Processes that write
+use s3.py, with the checksums of its uploads, and so does the little that a reader writes.
+Credentials and region have to be given: boto3 looks for others, see opening.py.
 """
 
 from __future__ import annotations

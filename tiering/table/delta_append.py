@@ -19,7 +19,7 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable
-from deltalake.exceptions import CommitFailedError, DeltaError, SchemaMismatchError
+from deltalake.exceptions import DeltaError
 from deltalake.schema import Schema
 from deltalake.transaction import AddAction, RemoveAction
 
@@ -161,21 +161,19 @@ class AppendTable:
     def add_columns(self, base: AppendSnapshot, fields: Sequence[pa.Field]) -> bool:
         """Add nullable columns as version ``base.version + 1``; False when that exists already."""
         with self._lock:
-            table = self._library.at(base.version)
             wanted = Schema.from_arrow(pa.schema(list(fields))).fields
-            try:
-                self._library.guarded(
-                    lambda: table.alter.add_columns(
-                        list(wanted),
-                        commit_properties=CommitProperties(max_commit_retries=NO_RETRY),
-                        post_commithook_properties=NO_HOOKS,
-                    ),
-                    "add columns to",
-                )
-            except (CommitFailedError, SchemaMismatchError):
-                return False
-        self._store.make_durable([log_key(base.version + 1)])
-        return True
+            done = self._library.write(
+                base.version,
+                lambda table: table.alter.add_columns(
+                    list(wanted),
+                    commit_properties=CommitProperties(max_commit_retries=NO_RETRY),
+                    post_commithook_properties=NO_HOOKS,
+                ),
+                "add columns to",
+            )
+        if done:
+            self._store.make_durable([log_key(base.version + 1)])
+        return done
 
     def commit(
         self,
@@ -213,7 +211,7 @@ class AppendTable:
         with self._lock:
             table = self._library.newest()
             newest = above if table is None else table.version()
-        found: list[Commit] = commits_between(self._store, above=above, up_to=newest)
+        found: list[Commit] = commits_between(self._library.store, above=above, up_to=newest)
         for commit in found:
             if commit.commit_id == commit_id:
                 self._store.make_durable([log_key(commit.version)])

@@ -13,14 +13,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
-from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.exceptions import (
+    CommitFailedError,
+    DeltaError,
+    SchemaMismatchError,
+    TableNotFoundError,
+)
 from deltalake.transaction import AddAction, RemoveAction
 
+from broker.codec.checksum import crc32c
 from broker.errors import (
     HeadwaterError,
     ObjectCorruptError,
@@ -37,6 +42,7 @@ from tiering.table.delta_log import (
     log_key,
     transactions_at,
 )
+from tiering.table.log_copy import LogCopy, fetch_log
 
 _T = TypeVar("_T")
 
@@ -52,17 +58,13 @@ class DeltaLibrary:
         self,
         store: ObjectStore,
         storage_options: Callable[[], dict[str, str]] = dict,
-        *,
-        log_copy: Path | None = None,
     ) -> None:
-        """Bind to the folder that ``store`` is rooted at; makes no request.
-
-        With ``log_copy``, versions are opened from a local copy of the log; for reading only.
-        """
+        """Bind to the folder that ``store`` is rooted at; makes no request."""
         self._store = store
         self._storage_options = storage_options
-        self._log_copy = log_copy
+        self._copy = store if isinstance(store, LogCopy) else None  # of a remote table's log
         self._deadline_s = store.config.upload_deadline_s
+        self._older: LogCopy | None = None  # of a version below the copy's checkpoint
         self._newest: DeltaTable | None = None
         self._known: tuple[int, Transactions] | None = None  # a version and its transactions
 
@@ -71,10 +73,19 @@ class DeltaLibrary:
         """Canonical URI of the table's folder."""
         return self._store.config.uri
 
+    @property
+    def store(self) -> ObjectStore:
+        """The objects below the table's folder, with its log as it was loaded last."""
+        return self._copy or self._store
+
     def newest(self) -> DeltaTable | None:
         """Return the newest version; if possible by an update of the version loaded last."""
+        return self._from_copy(None) or self.newest_in_store()
+
+    def newest_in_store(self) -> DeltaTable | None:
+        """Return the newest version as :meth:`newest`, for calls that write more than a commit."""
         table = self._newest
-        if table is not None:
+        if table is not None and self._copy is None:
             try:
                 # If that version's commit is gone, the log was cut: then load the table anew.
                 self._store.head(log_key(table.version()))
@@ -86,24 +97,51 @@ class DeltaLibrary:
             else:
                 return table
         try:
-            self._newest = self.opened(None)
+            table = self._loaded(None)
         except ObjectMissingError as error:
             if error.facts.get("key") == "_delta_log":
                 return None
             raise
-        return self._newest
+        if self._copy is None:
+            self._newest = table
+        return table
 
     def at(self, version: int) -> DeltaTable:
         """Return one version; the version that was loaded last costs no request."""
         table = self._newest
         return table if table is not None and table.version() == version else self.opened(version)
 
-    def opened(self, version: int | None) -> DeltaTable:
-        """Load one version, or the newest; raises ObjectMissingError if it does not exist."""
+    def opened(self, version: int) -> DeltaTable:
+        """Load one version; raises ObjectMissingError if it does not exist."""
+        return self._from_copy(version) or self._loaded(version)
+
+    def _from_copy(self, version: int | None) -> DeltaTable | None:
+        """Bring the copy of the log forward and load a version from it; None without a copy."""
+        known = self._copy
+        copy = fetch_log(self._store, version, known=known)
+        if copy is None:
+            if known is not None:
+                self._copy = self._newest = self._known = None
+            return None
+        if known is not None and version is not None and version < known.base:
+            self._older = copy  # delta-rs may still read its folder
+            return self._in_copy(copy, version)
+        self._copy = copy
+        if known is None or known.folder != copy.folder:
+            self._newest = self._known = None
+        if self._newest is None:
+            self._newest = self._in_copy(copy, copy.version)
+        elif self._newest.version() != copy.version:
+            self.guarded(self._newest.update_incremental, "update")
+        return self._newest if version in {None, copy.version} else self._in_copy(copy, version)
+
+    def _in_copy(self, copy: LogCopy, version: int | None) -> DeltaTable:
+        return self.guarded(lambda: DeltaTable(copy.folder, version=version), "open", version)
+
+    def _loaded(self, version: int | None) -> DeltaTable:
+        """Load one version, or the newest, from the store."""
 
         def load() -> DeltaTable:
-            if self._log_copy is not None:
-                return DeltaTable(self._log_copy, version=version)
             return DeltaTable(self.uri, version=version, storage_options=self._storage_options())
 
         try:
@@ -155,32 +193,53 @@ class DeltaLibrary:
 
         Raises RemoteTierUnavailableError when the outcome is unknown.
         """
-        table = self.at(base)
-        try:
-            self.guarded(
-                lambda: table.create_write_transaction(
-                    list(actions),
-                    mode="append",
-                    schema=schema,
-                    partition_by=list(partition_by),
-                    post_commithook_properties=NO_HOOKS,
-                    commit_properties=CommitProperties(
-                        custom_metadata=dict(metadata),
-                        max_commit_retries=NO_RETRY,
-                        app_transactions=[
-                            Transaction(app_id, version) for app_id, version in transactions.items()
-                        ],
-                    ),
+        return self.write(
+            base,
+            lambda table: table.create_write_transaction(
+                list(actions),
+                mode="append",
+                schema=schema,
+                partition_by=list(partition_by),
+                post_commithook_properties=NO_HOOKS,
+                commit_properties=CommitProperties(
+                    custom_metadata=dict(metadata),
+                    max_commit_retries=NO_RETRY,
+                    app_transactions=[
+                        Transaction(app_id, version) for app_id, version in transactions.items()
+                    ],
                 ),
-                "commit",
-            )
-        except CommitFailedError:
+            ),
+            "commit",
+        )
+
+    def write(self, base: int, commit: Callable[[DeltaTable], object], what: str) -> bool:
+        """Write version ``base + 1`` by one commit of the library, without a retry; else False.
+
+        With a copy of the log, the library writes the commit into the copy, and this is put into
+        the store: one request. Raises as :meth:`append`.
+        """
+        table = self.at(base)
+        copy = self._copy
+        if copy is not None and base != copy.version:
+            return False  # the next version is in the copy, so it exists
+        try:
+            self.guarded(lambda: commit(table), what)
+        except (CommitFailedError, SchemaMismatchError):
             return False
-        return True
+        if copy is None:
+            return True
+        written = copy.folder / log_key(base + 1)
+        body, done = written.read_bytes(), False
+        try:
+            done = self._store.put_if_absent(log_key(base + 1), body, crc32c=crc32c(body))
+        finally:
+            if not done:
+                written.unlink()
+        return done
 
     def checkpoint(self) -> None:
         """Write a Delta checkpoint of the newest version, so that opening stays quick."""
-        table = self.newest()
+        table = self.newest_in_store()
         if table is None:
             return
         self.guarded(table.create_checkpoint, "checkpoint")
@@ -197,9 +256,9 @@ class DeltaLibrary:
         try:
             if self._known is not None and 0 <= version - self._known[0] <= _FOLD_COMMITS_MAX:
                 above, known = self._known
-                found = fold(self._store, known, above=above, up_to=version)
+                found = fold(self.store, known, above=above, up_to=version)
             else:
-                found = transactions_at(self._store, version)
+                found = transactions_at(self.store, version)
         except ObjectMissingError:
             # The log was cleaned up, or its checkpoints have a form that we do not read: ask
             # delta-rs for each id.
@@ -216,7 +275,7 @@ class DeltaLibrary:
         """Run a call of the library under the deadline and translate its errors."""
         try:
             return call_with_deadline(call, seconds=self._deadline_s, what=f"{what} {self.uri}")
-        except CommitFailedError:
+        except (CommitFailedError, SchemaMismatchError):
             raise
         except (DeltaError, TableNotFoundError, OSError) as cause:
             self._newest = None

@@ -153,7 +153,7 @@ class MaintainedTable:
         return int(self._opened().version())
 
     def _opened(self) -> DeltaTable:
-        table = self._library.newest()
+        table = self._library.newest_in_store()
         if table is None:
             raise ObjectMissingError(f"there is no table at {self.uri}", key="_delta_log")
         return table

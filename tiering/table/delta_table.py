@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
@@ -88,19 +87,19 @@ class DeltaStreamTable:
         cluster: str | None = None,
         kind: TableKind = "history",
         storage_options: Callable[[], dict[str, str]] = dict,
-        log_copy: Path | None = None,
     ) -> None:
         """Bind to the folder that ``store`` is rooted at; makes no request.
 
         Without ``stream`` the owner is read from the table's properties; then only reading and
-        replacing files are possible. ``log_copy`` is a local copy of the log (log_copy.py).
+        replacing files are possible.
         """
         self._kind = kind
         self._store = store
         self._stream = stream
         self._cluster = cluster
         self._lock = threading.Lock()
-        self._library = DeltaLibrary(store, storage_options, log_copy=log_copy)
+        self._library = DeltaLibrary(store, storage_options)
+        self._made: tuple[DeltaTable, TableSnapshot] | None = None  # and what it was made of
         self._version_seen = -1  # the newest version that this process has seen; -1: none
         self._reads_count = 0  # how often the cold ends were read
         self._cold_ends: Mapping[int, Offset] | None = None  # result of the last read
@@ -112,8 +111,8 @@ class DeltaStreamTable:
 
     @property
     def store(self) -> ObjectStore:
-        """The objects below the table's folder."""
-        return self._store
+        """The objects below the table's folder, with its log as it was loaded last."""
+        return self._library.store
 
     # ------------------------------------------------------------------------------- reading
 
@@ -173,7 +172,8 @@ class DeltaStreamTable:
     def snapshot(self, version: int | None = None) -> TableSnapshot:
         """Load one version, or the newest; raises ObjectMissingError if it does not exist."""
         if version is not None:
-            return self._snapshot_of(self._library.opened(version))
+            with self._lock:
+                return self._snapshot_of(self._library.opened(version))
         found = self.find()
         if found is None:
             raise ObjectMissingError(f"there is no table at {self.uri}", key="_delta_log")
@@ -184,7 +184,7 @@ class DeltaStreamTable:
         with self._lock:
             table = self._library.newest()
             newest = above if table is None else table.version()
-        return commits_between(self._store, above=above, up_to=newest)
+        return commits_between(self.store, above=above, up_to=newest)
 
     # ------------------------------------------------------------------------------- writing
 
@@ -324,7 +324,7 @@ class DeltaStreamTable:
             later = self.snapshot()
             if later.version == base.version and attempt >= _UNMOVED_ATTEMPTS:
                 self._refuse_unwritable(base.version)
-            refuse_foreign(self._store, self.uri, above=base.version, up_to=later.version)
+            refuse_foreign(self.store, self.uri, above=base.version, up_to=later.version)
             base = later
         raise RemoteTierUnavailableError(
             f"{self.uri}: other processes committed first {_COMMIT_ATTEMPTS_MAX} times in a row",
@@ -370,7 +370,7 @@ class DeltaStreamTable:
         with self._lock:
             self._library.checkpoint()
         with suppress(HeadwaterError):  # if the table is damaged, its next reader gets the error
-            note_proof(self.snapshot(), self._store)
+            note_proof(self.snapshot(), self.store)
 
     def _commit_next(
         self,
@@ -397,7 +397,13 @@ class DeltaStreamTable:
     # ------------------------------------------------------------------------------ translation
 
     def _snapshot_of(self, table: DeltaTable) -> TableSnapshot:
-        """Translate a loaded version into a snapshot; refuse a table that has no exact reading."""
+        """Translate a loaded version into a snapshot; refuse a table that has no exact reading.
+
+        The snapshot made last is kept, for the next use of the same version.
+        """
+        made = self._made
+        if made is not None and made[0] is table and made[1].version == table.version():
+            return made[1]
         properties = dict(table.metadata().configuration)
         stream = self._owner(properties)
         cluster = properties.get("headwater.cluster", "")
@@ -407,7 +413,7 @@ class DeltaStreamTable:
         for file in files:
             if file.partition not in ranges:
                 raise self._unknown_partition(file.path)
-        return TableSnapshot(
+        snapshot = TableSnapshot(
             uri=self.uri,
             version=table.version(),
             stream_uuid=stream.uuid,
@@ -417,6 +423,8 @@ class DeltaStreamTable:
             ranges=ranges,
             table_id=str(table.metadata().id),
         )
+        self._made = table, snapshot
+        return snapshot
 
     def _ranges_of(
         self, table: DeltaTable, stream: Stream, cluster: str, files: Sequence[DataFile] = ()

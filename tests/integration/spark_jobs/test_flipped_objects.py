@@ -180,7 +180,7 @@ def test_every_scan_of_a_table_is_strict(spark: SparkSession, stream: Served) ->
     saved = cut("s", server=stream.server)
     assert saved.table_version is not None
     made: list[Any] = [
-        table_scan.table_at(spark, saved.table_uri, saved.table_version, cluster=saved.cluster),
+        table_scan.table_at(spark, saved.table_uri, saved.table_version),
         files_of(spark, saved.table_uri, [f"partition=0/{file.name}" for file in _files(stream)]),
     ]
     for rows in made:

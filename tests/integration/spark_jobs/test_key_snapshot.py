@@ -87,7 +87,7 @@ def rows(spark: SparkSession, served: Served) -> dict[tuple[int, bytes], tuple[i
     """Return what the table holds, through plain Delta."""
     found = open_latest(served.broker.lake, "s", stream_uuid=served.broker.streams.get("s").uuid)
     assert found is not None
-    table = table_at(spark, found.uri, found.version, cluster=served.broker.cluster).collect()
+    table = table_at(spark, found.uri, found.version).collect()
     as_dict = {(row.partition, bytes(row.key)): (row.offset, bytes(row.value)) for row in table}
     assert len(as_dict) == len(table), "one row per partition and key"
     return as_dict
@@ -290,7 +290,7 @@ def test_a_recreated_stream_has_a_key_snapshot_of_its_own(
         for number, uuid in enumerate(uuids):
             found = open_latest(lake, "s", stream_uuid=uuid)
             assert found is not None
-            latest = table_at(spark, found.uri, found.version, cluster=lake.cluster).collect()
+            latest = table_at(spark, found.uri, found.version).collect()
             assert {bytes(row.key): bytes(row.value) for row in latest} == {
                 b"k%d" % number: b"new",
                 b"both": b"%d" % number,

@@ -22,15 +22,18 @@ from broker.errors import (
     TableRolledBackError,
     UnfencedStoreError,
 )
+from headwater.local.embedded import moto_environment
 from simkit.servers.motoproc import fresh, moto_location
-from simkit.servers.s3_proxy import Break, Rule, S3Proxy, s3_proxy
+from simkit.servers.s3_proxy import Break, Requests, Rule, S3Proxy, s3_proxy
 from simkit.tier.lab import TierLab, cut_of, read_table
+from tiering.proof.proofs import CACHE, prove
 from tiering.read.certify import certify_counts, require_sound
-from tiering.read.lake import Lake
+from tiering.read.lake import Lake, kept_table
 from tiering.read.verify import verify_table
 from tiering.store.location import StoreConfig
 from tiering.store.object_store import require_conditional_put
 from tiering.store.opening import open_for_reading, open_store
+from tiering.table.delta_log import commit_digest
 
 pytestmark = pytest.mark.integration
 
@@ -317,3 +320,43 @@ def test_an_object_is_told_by_its_bytes_where_its_name_has_changed(moto: StoreCo
     for _ in range(2):
         with pytest.raises(ObjectCorruptError, match="crc32c"):
             require_sound(snapshot, store, 0, whole)
+
+
+def served_for(proxy: S3Proxy, work: Callable[[], object]) -> Requests:
+    """Return the requests of some work; each takes long enough to be seen beside others."""
+    proxy.watch(hold_s=0.03)
+    work()
+    return proxy.served()
+
+
+def test_what_is_known_is_not_asked_for_again(
+    proxy: S3Proxy, moto: StoreConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process asks for a log at once, later for listings and new commits; all libraries count."""
+    for name, text in moto_environment(proxy.address).items():
+        monkeypatch.setenv(name, text)
+    lab = TierLab(replace(behind(proxy, moto), read_timeout_s=20.0, upload_deadline_s=60.0))
+    shipper, broker = lab.shipper(), lab.lake.table(lab.stream)
+    lab.source.fill(6, 20)
+    lab.ship_all(shipper)
+    CACHE.forget()
+
+    def read() -> None:
+        snapshot = broker.snapshot()  # as a broker takes a cut
+        prove(snapshot, broker.store)
+        commit_digest(broker.store, snapshot.version)
+        table = kept_table(broker.uri)  # as a reader plans
+        found = table.snapshot(snapshot.version)
+        certify_counts(found, cut_of(found, lab.stream), table.store)
+
+    # Of the broker the log, seven commits, the stored proofs; of the reader log, commits, files.
+    first = served_for(proxy, read)
+    assert len(first) == 9 + 9, str(first)
+    assert first.in_a_row <= 8, str(first)
+    assert len(again := served_for(proxy, read)) == 3, str(again)
+
+    # The object, its read-back and its ETag, the commit, a listing, its read-back, the ledger.
+    lab.source.fill(1, 20)
+    append = served_for(proxy, shipper.run_cycle)
+    assert len(append) == 7, str(append)
+    assert len(grown := served_for(proxy, read)) == 3 + 2, str(grown)

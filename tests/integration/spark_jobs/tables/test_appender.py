@@ -189,7 +189,11 @@ def test_a_lost_answer_is_recognised(tmp_path: Path, moto: StoreConfig) -> None:
             done = appender.append(ranges((0, number * 30)), batch_id=str(number))
             assert done.version == number
         assert proxy.unmet() == 0
-        require_exact(target, 90)
+        proxy.watch()
+        appender.append(ranges((0, 100)), batch_id="more")
+        # A listing and our last commit, the file and two looks at it, the commit.
+        assert len(proxy.served()) == 6, str(proxy.served())
+        require_exact(target, 100)
 
 
 _DIES = """

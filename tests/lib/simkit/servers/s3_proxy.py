@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -63,6 +64,8 @@ class _Proxy:
         self.counts: dict[str, int] = {}
         self._lock = threading.Lock()
         self.ended = threading.Event()
+        self.hold_s = 0.0
+        self.served: list[tuple[float, float, str, str]] = []  # begin, end, method, path
         self._meetings: dict[tuple[str, str], _Meeting] = {}
 
     def meet(self, method: str, path: str, *, conditional: bool) -> _Meeting | None:
@@ -96,7 +99,11 @@ class _Proxy:
             self.rules.extend(_unpacked(rule) for rule in body.get("once", []))
             if "always" in body:
                 self.always = [_unpacked(rule) for rule in body["always"]]
-            return {"unmet": len(self.rules), "counts": self.counts}
+            self.hold_s = body.get("hold_s", self.hold_s)
+            served = self.served
+            if "hold_s" in body:
+                self.served = []
+            return {"unmet": len(self.rules), "counts": self.counts, "served": served}
 
     def choose(self, method: str, path: str) -> Break | None:
         """Return what to do to a request; a queued rule is used once."""
@@ -163,7 +170,10 @@ def _handler(proxy: _Proxy) -> type[BaseHTTPRequestHandler]:
                 headers = {
                     name: text for name, text in headers.items() if name.lower() != "if-none-match"
                 }
+            began = time.monotonic()
             status, answered, data = proxy.forward(self.command, self.path, headers, body)
+            proxy.ended.wait(proxy.hold_s)
+            proxy.served.append((began, time.monotonic(), self.command, self.path))
             if meeting is not None:
                 meeting.done.set()
             if how is Break.DROP_AFTER:
@@ -195,6 +205,34 @@ def _handler(proxy: _Proxy) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
+@dataclass(frozen=True)
+class Requests:
+    """Answered requests: when each began and ended, its method and path."""
+
+    all: list[tuple[float, float, str, str]]
+
+    def __len__(self) -> int:
+        """Return how many there were."""
+        return len(self.all)
+
+    @property
+    def in_a_row(self) -> int:
+        """The most requests of which each began after the one before it was answered."""
+        count, free_at = 0, 0.0
+        for began, ended, _, _ in sorted(self.all, key=lambda one: one[1]):
+            if began >= free_at:
+                count, free_at = count + 1, ended
+        return count
+
+    def __str__(self) -> str:
+        """Return one line for each request."""
+        first = min((one[0] for one in self.all), default=0.0)
+        return "\n".join(
+            f"{began - first:6.3f} {ended - began:6.3f} {method:4} {path}"
+            for began, ended, method, path in sorted(self.all)
+        )
+
+
 class S3Proxy:
     """A handle on the proxy, which is a process of its own.
 
@@ -220,6 +258,14 @@ class S3Proxy:
     def count(self, method: str) -> int:
         """Return how many requests of a method have come."""
         return int(self._ask("GET")["counts"].get(method, 0))
+
+    def watch(self, hold_s: float = 0.0) -> None:
+        """Begin a new list of requests; hold each answer for so long."""
+        self._ask("POST", {"hold_s": hold_s})
+
+    def served(self) -> Requests:
+        """Return the requests that were answered since :meth:`watch`."""
+        return Requests([tuple(one) for one in self._ask("GET")["served"]])
 
     def _ask(self, method: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         target = urlsplit(self.address)

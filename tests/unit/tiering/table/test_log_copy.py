@@ -1,32 +1,53 @@
-"""A copy of a table's log is the log, fetched once; what it cannot stand for is not copied."""
+"""A copy of a table's log is the log, fetched once and brought forward; see log_copy.py.
+
+What the store does not list unchanged is never taken from the copy.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import shutil
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
-from broker.errors import ObjectCorruptError
-from simkit.tier.faulty_store import FaultyStore
-from simkit.tier.lab import TierLab, cut_of
+from broker.errors import (
+    CorruptDataError,
+    ObjectCorruptError,
+    ObjectMissingError,
+    RemoteTierUnavailableError,
+    StaleColdEndError,
+    TableRolledBackError,
+)
+from broker.model.ids import StreamUuid
+from broker.model.offsets import Offset, OffsetRange
+from simkit.tier.faulty_store import Fault, FaultyStore
+from simkit.tier.lab import CLUSTER, TierLab, cut_of
+from tiering.proof.proofs import prove
 from tiering.read.certify import certify_counts
 from tiering.store.location import StoreConfig
-from tiering.table.delta_log import log_key
+from tiering.store.object_store import ObjectInfo
+from tiering.table import log_copy
+from tiering.table.delta_log import commit_digest, log_key
 from tiering.table.delta_table import DeltaStreamTable
 from tiering.table.log_copy import fetch_log
 from tiering.table.table import TableSnapshot
 
+_CHECKPOINT = "_delta_log/00000000000000000003.checkpoint.parquet"
 _ELSEWHERE = StoreConfig.from_env("s3://bucket/table", {})
 
 
 class Remote(FaultyStore):
     """A folder that calls itself a table in S3, and notes what is fetched."""
 
-    def __init__(self, lab: TierLab) -> None:
+    def __init__(self, lab: TierLab, *, has_etags: bool = True) -> None:
         super().__init__(lab.table.store)
         self.fetched: Counter[str] = Counter()
+        self._has_etags = has_etags
 
     @property
     def config(self) -> StoreConfig:
@@ -38,9 +59,27 @@ class Remote(FaultyStore):
         self.fetched[key] += 1
         return super().get(key, start, end)
 
+    def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
+        """See the port; an ETag changes with the bytes."""
+        for one in super().list(prefix, start_after=start_after):
+            body = (_root(self) / one.key).read_bytes()
+            etag = hashlib.md5(body, usedforsecurity=False).hexdigest()
+            yield replace(one, stamp=None, etag=etag if self._has_etags else None)
+
+    def requests_count(self) -> int:
+        """Return how many requests were made since the last call, and begin anew."""
+        count = sum(self.calls.values())
+        self.calls.clear()
+        self.fetched.clear()
+        return count
+
     def of_the_log(self) -> dict[str, int]:
         """Return how often each file of the log was fetched."""
         return {key: n for key, n in self.fetched.items() if key.startswith("_delta_log/")}
+
+
+def _root(remote: Remote) -> Path:
+    return remote._store.config.root
 
 
 @pytest.fixture
@@ -61,7 +100,7 @@ def opened(remote: Remote, version: int) -> tuple[TableSnapshot, DeltaStreamTabl
     """Open a version from a copy of its log."""
     copy = fetch_log(remote, version)
     assert copy is not None
-    table = DeltaStreamTable(copy, log_copy=copy.folder)
+    table = DeltaStreamTable(copy)
     return table.snapshot(version), table
 
 
@@ -107,7 +146,7 @@ def test_a_damaged_commit_is_found_in_the_copy_as_in_the_log(lab: TierLab) -> No
     copy = fetch_log(Remote(lab), 3)
     assert copy is not None
     with pytest.raises(ObjectCorruptError, match="s3://bucket/table"):
-        DeltaStreamTable(copy, log_copy=copy.folder).snapshot(3)
+        DeltaStreamTable(copy).snapshot(3)
     with pytest.raises(ObjectCorruptError):
         lab.table.snapshot(3)
 
@@ -127,3 +166,211 @@ def test_what_a_copy_cannot_stand_for_is_not_copied(lab: TierLab) -> None:
     assert fetch_log(Remote(lab), 3) is not None
     (log / "00000000000000000001.json").unlink()
     assert fetch_log(Remote(lab), 3) is None
+
+
+# ------------------------------------------------------------------------------- brought forward
+
+
+def remote_table(lab: TierLab, remote: Remote) -> DeltaStreamTable:
+    """Return the table for writing, as a broker has it."""
+    return DeltaStreamTable(remote, stream=lab.stream, cluster=CLUSTER)
+
+
+def ship_one(lab: TierLab) -> None:
+    """Another process commits one more range."""
+    lab.source.fill(1, 20)
+    lab.ship_all()
+
+
+def read_again(table: DeltaStreamTable, lab: TierLab) -> int:
+    """Open and prove the newest version as a reader does; return the version."""
+    newest = lab.table.snapshot().version
+    snapshot = table.snapshot(newest)
+    certify_counts(snapshot, cut_of(snapshot, lab.stream), table.store)
+    return newest
+
+
+def test_a_later_read_asks_for_listings_and_new_commits_only(lab: TierLab) -> None:
+    """Two requests for an unchanged table, and one for each commit since."""
+    remote = Remote(lab)
+    table = DeltaStreamTable(remote)
+    read_again(table, lab)
+    remote.requests_count()
+    read_again(table, lab)
+    assert dict(remote.calls) == {"list": 2}
+    for more in (1, 2):
+        for _ in range(more):
+            ship_one(lab)
+        remote.requests_count()
+        newest = read_again(table, lab)
+        assert remote.of_the_log() == {
+            log_key(number): 1 for number in range(newest - more + 1, newest + 1)
+        }
+        assert remote.requests_count() == 2 + more
+
+
+def test_an_unchanged_table_is_found_and_proved_with_one_request(lab: TierLab) -> None:
+    """What a broker does for each cut."""
+    remote = Remote(lab)
+    table = remote_table(lab, remote)
+    prove(table.snapshot(), table.store)
+    remote.requests_count()
+    found = table.snapshot()
+    prove(found, table.store)
+    commit_digest(table.store, found.version)
+    assert remote.requests_count() == 1
+
+
+def test_a_commit_is_one_request_and_is_read_back(lab: TierLab) -> None:
+    """The object, its read-back and ETag, the commit, a listing, the commit read, the ledger."""
+    remote = Remote(lab)
+    shipper = lab.shipper(table=remote_table(lab, remote))
+    lab.source.fill(2, 20)
+    shipper.run_cycle()
+    remote.requests_count()
+    shipper.run_cycle()
+    assert dict(remote.calls) == {"put": 3, "get": 2, "head": 1, "list": 1}
+    assert lab.table.snapshot().cold_end(0) == 100
+
+
+def test_of_two_writers_on_copies_one_wins_each_version(lab: TierLab) -> None:
+    """The second finds its version taken, takes the winner's commit over and commits on it."""
+    tables = [remote_table(lab, Remote(lab)) for _ in range(2)]
+    shippers = [lab.shipper(table=table) for table in tables]
+    for table in tables:
+        table.snapshot()
+    lab.source.fill(2, 20)
+    shippers[0].run_cycle()
+    with pytest.raises(StaleColdEndError):
+        tables[1].commit(
+            replace(lab.table.snapshot(3), uri=tables[1].uri),
+            [], {0: OffsetRange(Offset(60), Offset(80))}, commit_id="x", ranges_json="[]",
+        )  # fmt: skip
+    shippers[1].run_cycle()
+    assert {one.snapshot().cold_end(0) for one in (*tables, lab.table)} == {100}
+
+
+def test_a_commit_without_an_answer_is_found_by_the_next_cycle(lab: TierLab) -> None:
+    """It may be in the store or not; the copy knows nothing of it until it is listed."""
+    for fault in (Fault.ANSWER_LOST, Fault.REFUSED):
+        remote = Remote(lab)
+        shipper = lab.shipper(table=remote_table(lab, remote))
+        shipper.run_cycle()
+        lab.source.fill(1, 20)
+        remote.faults["put"].extend([None, fault])  # the object, the commit
+        with pytest.raises(RemoteTierUnavailableError):
+            shipper.run_cycle()
+        while shipper.run_cycle():
+            pass
+        snapshot = lab.table.snapshot()
+        assert snapshot.cold_end(0) == lab.source.log_end
+        certify_counts(snapshot, cut_of(snapshot, lab.stream), lab.table.store)
+
+
+def test_a_log_that_was_cut_is_rolled_back_for_a_copy_too(lab: TierLab) -> None:
+    """The newest commit is gone; the copy still has it, and must not show it."""
+    table = remote_table(lab, Remote(lab))
+    newest = table.snapshot().version
+    (folder_of(lab) / f"{newest:020}.json").unlink()
+    for _ in range(2):
+        with pytest.raises(TableRolledBackError):
+            table.find()
+    with pytest.raises(ObjectMissingError):
+        table.snapshot(newest)
+
+
+def test_a_rewritten_commit_is_another_log_for_a_copy_too(lab: TierLab) -> None:
+    """Below the newest version, and of the same length: only the listing tells."""
+    remote = Remote(lab)
+    table = remote_table(lab, remote)
+    read_again(table, lab)
+    path = folder_of(lab) / "00000000000000000002.json"
+    text = path.read_text()
+    path.write_text(text.replace('numRecords\\": 20', 'numRecords\\": 21'))
+    assert path.read_text() != text
+    remote.requests_count()
+    with pytest.raises(CorruptDataError):
+        read_again(table, lab)
+    assert remote.fetched[log_key(2)] == 1
+
+
+def test_a_table_in_place_of_another_is_read_anew(lab: TierLab, tmp_path: Path) -> None:
+    """The same versions with other commits: none of them comes from the copy."""
+    remote = Remote(lab)
+    table = DeltaStreamTable(remote)
+    read_again(table, lab)
+    other = TierLab(tmp_path / "other", stream=replace(lab.stream, uuid=StreamUuid(str(uuid4()))))
+    other.source.fill(3, 10)
+    other.ship_all()
+    shutil.rmtree(folder_of(lab).parent)
+    shutil.copytree(folder_of(other).parent, folder_of(lab).parent)
+    assert table.snapshot(3).stream_uuid == other.stream.uuid
+
+
+def test_a_deleted_object_is_missed_by_a_later_read(lab: TierLab) -> None:
+    """As after a VACUUM by another program: the log is unchanged, an object is gone."""
+    table = DeltaStreamTable(Remote(lab))
+    read_again(table, lab)
+    (folder_of(lab).parent / lab.table.snapshot().files[0].path).unlink()
+    with pytest.raises(ObjectMissingError):
+        read_again(table, lab)
+
+
+def test_a_log_that_was_cleaned_up_is_fetched_again(lab: TierLab) -> None:
+    """Commits below a checkpoint are gone, as another tool leaves it: the same rows."""
+    remote = Remote(lab)
+    table = DeltaStreamTable(remote)
+    before = table.snapshot(3)
+    lab.table.checkpoint()
+    for number in range(3):
+        (folder_of(lab) / log_key(number).rpartition("/")[2]).unlink()
+    remote.requests_count()
+    assert table.snapshot(3).files == before.files
+    assert set(remote.of_the_log()) == {
+        log_key(3),
+        "_delta_log/00000000000000000003.checkpoint.parquet",
+    }
+    ship_one(lab)
+    remote.requests_count()
+    assert table.snapshot(4).version == 4
+    assert remote.of_the_log() == {log_key(4): 1}
+
+
+def test_a_long_copy_begins_at_a_newer_checkpoint(
+    lab: TierLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Listings begin at the copy's checkpoint, so they stay short; files it has are kept."""
+    monkeypatch.setattr(log_copy, "_COMMITS_MAX", 3)
+    remote = Remote(lab)
+    first = fetch_log(remote, 3)
+    lab.table.checkpoint()
+    ship_one(lab)
+    remote.requests_count()
+    second = fetch_log(remote, known=first)
+    assert second is not None
+    assert (second.base, second.version) == (3, 4)
+    assert set(remote.of_the_log()) == {
+        log_key(4),
+        "_delta_log/00000000000000000003.checkpoint.parquet",
+    }
+    third = fetch_log(remote, known=second)
+    assert third is not None
+    assert third.folder == second.folder
+    old = fetch_log(remote, 2, known=third)
+    assert old is not None
+    assert (old.base, old.version) == (-1, 2)
+
+
+@pytest.mark.parametrize("how", ["no ETags", "an emptied folder"])
+def test_what_cannot_be_compared_is_fetched_again(lab: TierLab, how: str) -> None:
+    """A store without ETags, or a temporary folder that something else has emptied."""
+    remote = Remote(lab, has_etags=how != "no ETags")
+    first = fetch_log(remote)
+    assert first is not None
+    if how == "an emptied folder":
+        shutil.rmtree(first.folder)
+        assert first.get(log_key(1)) == remote.get(log_key(1))
+    remote.requests_count()
+    second = fetch_log(remote, known=first)
+    assert second is not None
+    assert remote.of_the_log() == {log_key(number): 1 for number in range(4)}
