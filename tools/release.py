@@ -1,6 +1,6 @@
 """Checks that a version can be tagged, and builds it: ``make release-check``.
 
-    python -m tools.release            # checks, then builds the sdist and the wheel into dist/
+    python -m tools.release            # checks, then builds sdist, wheel and bill into dist/
 
 The version stands in ``pyproject.toml`` and is set nowhere else. The wheel is built from the sdist,
 so the tested wheel is the one that an installer builds from the sdist. Nothing is uploaded, and
@@ -17,6 +17,9 @@ from collections.abc import Sequence
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Final
+
+from spark_jobs.jar_hashes import SHA256
+from tools.sbom import bill_of_materials
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 _VERSION: Final = re.compile(r"(\d+)\.(\d+)\.(\d+)(?:rc(\d+))?")
@@ -80,6 +83,15 @@ def build(out: Path) -> tuple[Path, Path]:
     return sdist, wheel
 
 
+def write_bill(out: Path, files: Sequence[Path]) -> Path:
+    """Write the bill of materials of built files beside them; return its path."""
+    bill = out / f"headwater-{version()}.cdx.json"
+    lock = (ROOT / "requirements.lock").read_text("utf-8")
+    text = bill_of_materials(version(), lock=lock, jars=SHA256, files=files)
+    bill.write_text(text, "utf-8")
+    return bill
+
+
 def _order(text: str) -> tuple[int, ...] | None:
     """Return the sort key of a version; a candidate comes before its version. None: no version."""
     found = _VERSION.fullmatch(text)
@@ -108,9 +120,10 @@ def main() -> int:
         sys.stderr.write("".join(f"{sentence}\n" for sentence in found))
         return 1
     out = ROOT / "dist"
-    for old in [*out.glob("*.tar.gz"), *out.glob("*.whl")]:
+    for old in [*out.glob("*.tar.gz"), *out.glob("*.whl"), *out.glob("*.cdx.json")]:
         old.unlink()
-    for path in build(out):
+    files = build(out)
+    for path in (*files, write_bill(out, files)):
         sys.stdout.write(f"{path.relative_to(ROOT)}\n")
     return 0
 

@@ -118,6 +118,8 @@ def test_the_files_of_the_access_control_are_looked_at(
     keys.write_text("{}")
     access = AccessConfig(enabled=True, jwt_keys_file=str(keys), jwt_issuer="i", jwt_audience="a")
     assert str(keys) in _wrong(replace(config, access=access))["access"]
+    access = AccessConfig(enabled=True, casbin_model_file=str(keys), casbin_policy_file=str(token))
+    assert str(keys) in _wrong(replace(config, access=access))["access"]
 
 
 def test_the_room_for_message_ids_is_told_and_fits_the_machine(config: BrokerConfig) -> None:
