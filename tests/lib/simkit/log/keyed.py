@@ -84,17 +84,12 @@ def rows_of(log: PartitionLog, start: int | None = None) -> list[Row]:
         for batch in log.read(at, log.log_end, bytes_max=2000):
             header = batch.header
             assert header.base_offset <= at < header.end_offset, "a batch does not continue"
-            rows = to_rows(
-                header, decode_body(header, batch.body), partition=0, subject="s"
-            ).to_pydict()
-            found += map(
-                Row,
-                rows["offset"],
-                rows["key"],
-                rows["value"],
-                rows["leader_epoch"],
-                [int(one.timestamp() * 1_000_000 + 0.5) for one in rows["timestamp"]],
-            )
+            rows = to_rows(header, decode_body(header, batch.body), partition=0, subject="s")
+            columns = [
+                rows.column(name).to_pylist() for name in ("offset", "key", "value", "leader_epoch")
+            ]
+            stamps_us = rows.column("timestamp").cast(pa.int64()).to_pylist()
+            found += map(Row, *columns, stamps_us)
             at = header.end_offset
     return [one for one in found if one.offset >= first]
 

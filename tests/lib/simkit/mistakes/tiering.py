@@ -200,7 +200,7 @@ FIRST_MIXED_SEEDS: Final = {
 }
 # The first seed that is known to show it, if that is not 0.
 FIRST_SEEDS: Final = {
-    "object_is_not_read_back": 17,
+    "object_is_not_read_back": 5,
     "uncommitted_records_are_shipped": 0,
     "cold_end_is_recorded_before_the_commit": 3,
     "ledger_is_not_repaired": 3,

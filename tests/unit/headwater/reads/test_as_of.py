@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -25,10 +26,10 @@ BASE_US = 1_700_000_000_000_000
 STAMPS = [0, 100, 200, 300, 301, 150, 400, 400, 500, 350, 600, 700]
 
 
-@pytest.fixture
-def served(tmp_path: Path) -> Iterator[Served]:
-    """Stream ``s`` of two partitions with those times, two batches each; 8 and 0 records cold."""
-    with serving(str(tmp_path / "lake")) as found, Client(found.server) as client:
+@contextmanager
+def _serving(folder: Path) -> Iterator[Served]:
+    """Serve stream ``s`` of two partitions with those times; 8 and 0 records are cold."""
+    with serving(str(folder / "lake")) as found, Client(found.server) as client:
         client.create_stream("s", partitions=2)
         for partition in range(2):
             with client.producer("s", partition) as producer:
@@ -36,6 +37,13 @@ def served(tmp_path: Path) -> Iterator[Served]:
                     for stamp in half:
                         producer.send([{"value": b"v", "timestamp": BASE_US + stamp}])
         found.broker.ship("s", 0, Offset(8), files=3)
+        yield found
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """That stream, for tests that change nothing of it."""
+    with _serving(tmp_path_factory.mktemp("served")) as found:
         yield found
 
 
@@ -107,10 +115,10 @@ def test_a_narrowed_cut_is_read_and_verified_up_to_its_end(served: Served, end: 
         ]
 
 
-def test_the_digest_of_a_narrowed_cut_does_not_depend_on_the_tier(served: Served) -> None:
+def test_the_digest_of_a_narrowed_cut_does_not_depend_on_the_tier(tmp_path: Path) -> None:
     """The same rows, cold at one proof and hot at another, have one digest."""
     moment = AtOffsets({0: Offset(5), 1: Offset(5)})
-    with Client(served.server) as client:
+    with _serving(tmp_path) as served, Client(served.server) as client:
         before = verify_cut(client, narrowed(client.cut("s"), moment, client))
         served.broker.ship("s", 1, Offset(12))
         after = verify_cut(client, narrowed(client.cut("s"), moment, client))

@@ -166,7 +166,7 @@ def test_a_stop_at_any_disk_operation_leaves_old_or_new(tear: bool) -> None:
     """The power fails at each step of a pass in turn; then the pass is done, exactly."""
     stops, at = 0, 0
     while True:
-        disk, log, rows = filled(3, 40)
+        disk, log, rows = filled(3, 30)
         disk.tear_sectors = tear
         segments = sealed_below(log, log.log_end)
         line = segments[-1].end_offset

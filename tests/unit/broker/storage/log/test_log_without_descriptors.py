@@ -88,7 +88,7 @@ def test_a_step_without_descriptors_is_refused_and_heals(
     """Whichever call of the step is the first that finds none."""
     for allowed in range(60):
         life = Life(wrap)
-        for _ in range(8):
+        for _ in range(5):
             life.append()
         life.scarce.allowed = allowed
         with suppress(NoRoomError):  # the truncation of a log that is to be cut may need two tries
