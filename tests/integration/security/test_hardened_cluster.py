@@ -28,10 +28,12 @@ from broker.errors import (
     AccessDeniedError,
     AccessError,
     NoAnswerError,
+    QuotaExceededError,
     UnauthenticatedError,
     UnavailableError,
 )
 from broker.model.access import CLUSTER, Grant
+from broker.model.quota import Quota
 from broker.runtime.api.identities import OWNER
 from clusterkit.foreign_program import build_go, play
 from clusterkit.hardened import BROKERS, PASSWORDS, Hardened, hardened_cluster, page_commands
@@ -257,6 +259,34 @@ def test_a_revocation_ends_open_reads_on_every_broker(cluster: Hardened) -> None
     )
     took = {broker: round(at - began, 3) for broker, (_, at) in ended.items()}
     assert max(took.values()) < SOON_S, took
+
+
+def test_a_quota_counts_on_every_broker(cluster: Hardened) -> None:
+    """Within a second; what one broker let through, another one does not know of."""
+
+    def is_throttled(client: Client) -> bool:
+        try:
+            client.call("brokers", {}, timeout_ms=100)
+        except QuotaExceededError as error:
+            return bool(error.limit == "requests_per_s")
+        return False
+
+    with cluster.client("ops") as ops, ExitStack() as stack:
+        access = AccessCalls(ops)
+        token = access.create_token("busy").token
+        clients = [
+            stack.enter_context(
+                Client(cluster.url_of(broker), tls_ca_file=cluster.ca_file, token=token)
+            )
+            for broker in BROKERS
+        ]
+        assert not any(is_throttled(one) for one in clients)
+        access.set_quota(Quota(principal="busy", requests_per_s=1))
+        began = time.monotonic()
+        for one in clients:
+            while not is_throttled(one):
+                assert time.monotonic() - began < SOON_S
+        access.remove_quota("busy")
 
 
 # ---------------------------------------------------------------------- Spark, and the audit
