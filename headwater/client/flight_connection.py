@@ -119,7 +119,7 @@ class Connection:
                 return self._action(name, values, timeout_ms)
             except QuotaExceededError as error:
                 pause_s = throttle_ms(error) / 1000
-                if time.monotonic() + pause_s > deadline_s:
+                if not pause_s or time.monotonic() + pause_s > deadline_s:
                     raise
             if self._closed.wait(pause_s):
                 raise NoAnswerError(f"the connection to {self.address.url} was closed")
