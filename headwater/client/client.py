@@ -422,35 +422,19 @@ class Client(GroupClient, PausingCalls):
 
         ``start`` may be the :attr:`Consumer.positions` of an earlier consumer; a partition that is
         not among them begins at its first record. With ``follow``, so do partitions that are added
-        to the stream meanwhile. The rest is as in :meth:`fetch`.
+        to the stream meanwhile: where keys move, once the lower partitions have returned what they
+        had, so that the records of a key stay in their order. The rest is as in :meth:`fetch`.
 
         Raises:
             UnknownStreamError.
             StreamRecreatedError: the name now means another stream than ``stream_uuid``.
             UnknownPartitionError: ``start`` names a partition that the stream does not have.
         """
-        from headwater.client.consumer import Consumer, partitions_of, refuse_other  # noqa: PLC0415
+        from headwater.client.consumer import consumer_of  # noqa: PLC0415
 
-        found = self.stream(stream)
-        if stream_uuid is not None:
-            refuse_other(found, stream_uuid)
-        count = found.config.partitions
-        for number in start if isinstance(start, Mapping) else ():
-            if number not in range(count):
-                raise UnknownPartitionError.of(stream, number, count)
-
-        def opened(partition: int) -> Fetch:
-            place: StartAt = start if not isinstance(start, Mapping) else "earliest"
-            if partition >= count:
-                place = "earliest"  # it was added later, so all of its records are later ones
-            if isinstance(start, Mapping):
-                place = start.get(partition, place)
-            return self.fetch(
-                stream, partition, place, columns=columns, follow=follow, stream_uuid=found.uuid
-            )
-
-        present = partitions_of(self.stream, found) if follow else None
-        return Consumer(range(count), opened, count=present)
+        return consumer_of(
+            self, stream, start, columns=columns, follow=follow, stream_uuid=stream_uuid
+        )
 
     def _high_watermark(self, stream: str, partition: int) -> Offset:
         return self.describe(stream).partitions[partition].high_watermark

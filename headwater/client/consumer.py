@@ -2,25 +2,37 @@
 
 Each partition's rows come in offset order; partitions are interleaved. The queue between the reads
 and the caller is bounded, so a slow caller slows the reads and not the memory.
+
+A key may move into a partition that is added: then its older records are in a lower one, and all of
+them were committed before its first record in the new one. So an added partition is read once the
+lower ones have returned what they had, and no caller gets an older record of a key after a newer.
 """
 
 from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Literal, Protocol, Self
 
-from broker.errors import HeadwaterError, StreamRecreatedError, UnavailableError
+from broker.codec.flight.protocol import AtTime, StartAt
+from broker.errors import (
+    HeadwaterError,
+    StreamRecreatedError,
+    UnavailableError,
+    UnknownPartitionError,
+)
 from broker.model.offsets import Offset
 from broker.model.stream import Stream
+from headwater.client.descriptions import StreamDescription
 from headwater.client.fetch import Fetch, Fetched
 
 _QUEUE_BATCHES: Final = 8
 _LOOK_S: Final = 1.0  # between two looks for partitions that were added to the stream
+_WAIT_S: Final = 0.05  # between two looks how far the lower partitions are
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,21 +55,25 @@ class Consumer:
         opened: Callable[[int], Fetch],
         *,
         count: Callable[[], int] | None = None,
+        ends: Callable[[], Mapping[int, Offset]] | None = None,
         look_s: float = _LOOK_S,
     ) -> None:
         """``opened`` returns a new read of a partition.
 
         With ``count``, which asks how many partitions the stream has, partitions that are added
-        while this consumer reads are read, too, from their first record.
+        while this consumer reads are read, too, from their first record. With ``ends``, which asks
+        for the end of each partition that has records, the lower partitions come first.
         """
         self._opened = opened
         self._count = count
+        self._ends = ends
         self._look_s = look_s
         self._arrived: queue.Queue[Consumed | HeadwaterError | None] = queue.Queue(_QUEUE_BATCHES)
         self._closed = threading.Event()
         self._growth = threading.Lock()  # one partition is added at a time, none after a close
         self._positions: dict[int, Offset] = {}
         self._fetches = {number: opened(number) for number in partitions}
+        self._queued = {number: one.position or 0 for number, one in self._fetches.items()}
         self._left = len(self._fetches)
         for number, fetch in self._fetches.items():
             threading.Thread(target=self._read, args=(number, fetch), daemon=True).start()
@@ -117,6 +133,7 @@ class Consumer:
                 for one in fetch:
                     if not self._put(Consumed(partition, one)):
                         return
+                    self._queued[partition] = one.end_offset
             except HeadwaterError as error:
                 last = error
         self._put(last)
@@ -127,14 +144,32 @@ class Consumer:
         while not self._closed.wait(self._look_s):
             try:
                 wanted = range(self._count())
-                for number in wanted:
-                    if number not in self._fetches:
-                        self._add(number)
+                added = [number for number in wanted if number not in self._fetches]
+                for number in self._in_order(added):
+                    self._add(number)
             except UnavailableError:
                 continue  # looked for again a little later
             except HeadwaterError as error:  # for example, the stream was deleted
                 self._put(error)
                 return
+
+    def _in_order(self, added: Sequence[int]) -> Iterator[int]:
+        """Yield added partitions, each when the rows of lower ones from before are in the queue.
+
+        The ends are asked for a look later: by then the leaders know of the growth and refuse
+        records of moved keys, or have lost their sessions.
+        """
+        if not added or self._ends is None:
+            yield from added
+            return
+        if self._closed.wait(self._look_s):
+            return
+        ends = self._ends()
+        for number in added:
+            while any(self._queued[lower] < ends.get(lower, 0) for lower in range(number)):
+                if self._closed.wait(_WAIT_S):
+                    return
+            yield number
 
     def _add(self, number: int) -> None:
         fetch = self._opened(number)
@@ -143,6 +178,7 @@ class Consumer:
                 fetch.cancel()
                 return
             self._left += 1
+            self._queued[number] = fetch.position or 0
             self._fetches = {**self._fetches, number: fetch}
         threading.Thread(target=self._read, args=(number, fetch), daemon=True).start()
 
@@ -153,6 +189,69 @@ class Consumer:
                 self._arrived.put(item, timeout=0.1)
                 return True
         return False
+
+
+class _StreamReads(Protocol):
+    """What is needed of the client."""
+
+    def stream(self, name: str, /) -> Stream: ...
+    def describe(self, name: str, /) -> StreamDescription: ...
+    def fetch(
+        self,
+        stream: str,
+        partition: int,
+        start: StartAt,
+        /,
+        *,
+        columns: Sequence[str] | None,
+        follow: bool,
+        stream_uuid: str | None,
+    ) -> Fetch: ...
+
+
+def consumer_of(
+    client: _StreamReads,
+    stream: str,
+    start: Literal["earliest", "latest"] | AtTime | Mapping[int, int],
+    *,
+    columns: Sequence[str] | None,
+    follow: bool,
+    stream_uuid: str | None,
+) -> Consumer:
+    """Open the reads of :meth:`Client.consume`; errors as there."""
+    found = client.stream(stream)
+    if stream_uuid is not None:
+        refuse_other(found, stream_uuid)
+    count = found.config.partitions
+    places = start if isinstance(start, Mapping) else {}
+    for number in places:
+        if number not in range(count):
+            raise UnknownPartitionError.of(stream, number, count)
+
+    def opened(number: int) -> Fetch:
+        place: StartAt = "earliest"  # also of a later partition: all of its records are later ones
+        if not isinstance(start, Mapping):
+            place = start if number < count else place
+        return client.fetch(
+            stream,
+            number,
+            places.get(number, place),
+            columns=columns,
+            follow=follow,
+            stream_uuid=found.uuid,
+        )
+
+    if not follow:
+        return Consumer(range(count), opened)
+    # A reader that goes on somewhere has not begun yet with the partitions that it does not name.
+    first = count if not places else found.keys_from or count
+    keeps_keys = found.config.partitioner == "crc32" and not isinstance(start, AtTime)
+    return Consumer(
+        [number for number in range(count) if number < first or number in places],
+        opened,
+        count=partitions_of(client.stream, found),
+        ends=ends_of(client.describe, stream) if keeps_keys else None,
+    )
 
 
 def partitions_of(look: Callable[[str], Stream], stream: Stream) -> Callable[[], int]:
@@ -167,6 +266,18 @@ def partitions_of(look: Callable[[str], Stream], stream: Stream) -> Callable[[],
         return now.config.partitions
 
     return present
+
+
+def ends_of(
+    describe: Callable[[str], StreamDescription], stream: str
+) -> Callable[[], dict[int, Offset]]:
+    """Return a function that asks for the high watermark of each partition that has records."""
+
+    def ends() -> dict[int, Offset]:
+        told = describe(stream).partitions
+        return {one.partition: one.high_watermark for one in told if one.offsets_count}
+
+    return ends
 
 
 def refuse_other(found: Stream, expected: str) -> None:

@@ -121,10 +121,12 @@ class Cuts:
             if len(table.ranges) > len(recorded):
                 self.drop_lease(lease.lease_id)
                 return None
+            # The highest partition first: keys only move upwards, so a cut that has a record of a
+            # moved key has all of its older ones, and none of them comes after the cut.
             partitions = tuple(
-                self._partition_cut(stream, number, table, recorded=least)
-                for number, least in enumerate(recorded)
-            )
+                self._partition_cut(stream, number, table, recorded=recorded[number])
+                for number in reversed(range(len(recorded)))
+            )[::-1]
         except BaseException:
             self.drop_lease(lease.lease_id)
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,8 @@ from broker.errors import (
 from broker.model.ids import StreamUuid
 from broker.model.offsets import Offset
 from headwater.client import Client
+from headwater.client.consumer import Consumer, ends_of, partitions_of
+from headwater.client.fetch import Fetch
 from headwater.reads.as_of import AtOffsets, narrowed
 from headwater.reads.history import History
 from headwater.reads.latest import newest_of_each_key
@@ -175,3 +178,32 @@ def test_what_is_not_there_is_told_at_once(client: Client) -> None:
         consumer.cut = replace(consumer.cut, stream_uuid=OTHER)
         with pytest.raises(StreamRecreatedError):
             offsets(consumer, 100)
+
+
+def test_an_added_partition_comes_after_the_rows_that_its_keys_had_before(client: Client) -> None:
+    """However slow the caller is: else a table of keys would get an older record last."""
+    seen = threading.Event()
+    present = partitions_of(client.stream, client.stream("s"))
+
+    def count() -> int:
+        if (found := present()) == 2:
+            seen.set()
+        return found
+
+    def opened(partition: int) -> Fetch:
+        return client.fetch("s", partition, follow=True, batch_bytes_max=4096)
+
+    with Consumer(
+        [0], opened, count=count, ends=ends_of(client.describe, "s"), look_s=0.01
+    ) as read:
+        with client.producer("s", 0) as producer:
+            for number in range(40):
+                producer.send([{"key": b"k", "value": b"%4096d" % number}]).result(20)
+        client.alter_stream("s", partitions=2)
+        client.producer("s", 1).send([{"key": b"k", "value": b"new"}]).result(20)
+        assert seen.wait(20)
+        ends = {0: 0}
+        while 1 not in ends:
+            one = next(read)
+            ends[one.partition] = one.fetched.end_offset
+    assert ends == {0: len(RECORDS) + 40, 1: 1}
