@@ -114,6 +114,8 @@ def translate(node: exp.Expr, names: Names) -> Value:
     rule = RULES.get(type(node))
     if rule is None:
         raise NeedsSparkError(named(node))
+    if type(node) in _TWO_SIDED:
+        only(node, "this", "expression", "typed", "safe")
     return rule(node, names)
 
 
@@ -147,7 +149,7 @@ def _literal(node: exp.Expr, _names: Names) -> Value:
 def _whole(number: int) -> Value:
     if not -_BIGINT_MAX <= number <= _BIGINT_MAX:
         raise NeedsSparkError(f"the number {number}")
-    kind = Kind.INT if -_INT_MAX <= number <= _INT_MAX else Kind.BIGINT
+    kind = Kind.INT if -_INT_MAX - 1 <= number <= _INT_MAX else Kind.BIGINT
     return Value(f"({number}::{_DUCKDB_TYPES[kind]})", kind, str(number))
 
 
@@ -243,11 +245,13 @@ def _exists(node: exp.Expr, names: Names) -> Value:
 
 
 def _like(node: exp.Expr, names: Names) -> Value:
+    only(node, "this", "expression", "negate")
     value, pattern = translate(node.this, names), translate(node.expression, names)
     expect(value, Kind.STRING)
     if pattern.text is None or "\\" in pattern.text:
         raise NeedsSparkError("LIKE with a pattern that is not a plain text")
-    return Value(f"({value.sql} LIKE {pattern.sql})", Kind.BOOLEAN)
+    word = "NOT LIKE" if node.args.get("negate") else "LIKE"
+    return Value(f"({value.sql} {word} {pattern.sql})", Kind.BOOLEAN)
 
 
 def alike(left: Value, right: Value) -> tuple[Value, Value]:
@@ -492,6 +496,14 @@ def named(node: exp.Expr) -> str:
         return f"the function {node.name.lower()}"
     return node.key.upper()
 
+
+# Rules that look at two sides: any other part is refused, such as a NOT that the node itself has.
+_TWO_SIDED: Final = frozenset(
+    {
+        exp.And, exp.Or, exp.Is, exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE,
+        exp.NullSafeEQ, exp.Add, exp.Sub, exp.Mul, exp.Div, exp.IntDiv, exp.Mod, exp.Nullif,
+    }
+)  # fmt: skip
 
 RULES: Final[dict[type[exp.Expr], Callable[[exp.Expr, Names], Value]]] = {
     exp.Column: _column,

@@ -171,6 +171,8 @@ def _json_text(node: exp.Expr, names: Names) -> Value:
         raise NeedsSparkError("GET_JSON_OBJECT with more than names in its path")
     where = text_of("$" + "".join(f".{quoted(key)}" for key in keys))
     found, kind = (f"{word}({item.sql}, {where})" for word in ("json_extract_string", "json_type"))
+    # Of a name that is there twice DuckDB takes the first value, Spark the first that is not null.
+    twice = " OR ".join(_occurs_twice(item.sql, key) for key in dict.fromkeys(keys))
     # Each function parses the whole record, and stops at what is not JSON. So json_type is asked
     # only about a value that does not show by itself that it is a text, a truth value or whole.
     checked = (
@@ -179,11 +181,18 @@ def _json_text(node: exp.Expr, names: Names) -> Value:
     )
     return Value(
         f"list_transform([{found}], lambda found: CASE "
-        f"WHEN found IS NULL OR NOT regexp_matches(found, {_NOT_PLAIN}, 'i') THEN found "
+        f"WHEN found IS NULL THEN CASE WHEN {twice} THEN error('a name occurs twice') END "
+        f"WHEN NOT regexp_matches(found, {_NOT_PLAIN}, 'i') THEN found "
         f"WHEN regexp_full_match(found, {_WHOLE_NUMBER}) THEN found "
         f"ELSE {checked} END)[1]",
         Kind.STRING,
     )
+
+
+def _occurs_twice(sql: str, key: str) -> str:
+    """Return the test whether a text of JSON may have a name twice."""
+    name = text_of(f'"{key}"')
+    return f"contains(substr({sql}, strpos({sql}, {name}) + 1), {name})"
 
 
 # ── Times ────────────────────────────────────────────────────────────────────────────────────────

@@ -7,10 +7,12 @@ accept is possible; the caller can ask for Spark by name, which skips this readi
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Final
 
-from sqlglot import ErrorLevel, exp, parse
+from sqlglot import ErrorLevel, TokenType, exp, parse, tokenize
 from sqlglot.errors import ParseError, TokenError
 
 from broker.errors import InvalidRequestError
@@ -54,7 +56,7 @@ def parse_statement(text: str) -> Statement:
             f"the statement has {len(text):,} characters; {_STATEMENT_MAX:,} is the maximum"
         )
     try:
-        found = [tree for tree in parse(text, read="spark", error_level=ErrorLevel.RAISE) if tree]
+        found = [tree for tree in _trees(text) if tree]
     except ParseError as error:
         raise InvalidRequestError(f"SQL: {_where(error)}") from error
     except TokenError as error:
@@ -71,6 +73,29 @@ def parse_statement(text: str) -> Statement:
         relations=tuple(_relations(tree)),
         is_query=isinstance(tree, exp.Query),
     )
+
+
+def _trees(text: str) -> list[exp.Expr | None]:
+    try:
+        return list(parse(text, read="spark", error_level=ErrorLevel.RAISE))
+    except ParseError:
+        # The column `offset` may have been taken for the clause OFFSET, as in GROUP BY offset.
+        again = _offset_as_column(text)
+        if again == text:
+            raise
+        with suppress(ParseError):
+            return list(parse(again, read="spark", error_level=ErrorLevel.RAISE))
+        raise
+
+
+def _offset_as_column(text: str) -> str:
+    """Put each word ``offset`` without a number behind it into backticks."""
+    tokens = tokenize(text, read="spark")
+    for token, behind in reversed(list(zip_longest(tokens, tokens[1:]))):
+        number = behind is not None and behind.token_type is TokenType.NUMBER
+        if token.token_type is TokenType.OFFSET and not number:
+            text = f"{text[: token.start]}`offset`{text[token.end + 1 :]}"
+    return text
 
 
 def refuse_change(statement: Statement) -> None:

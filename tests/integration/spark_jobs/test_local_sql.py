@@ -46,6 +46,9 @@ STATEMENTS = [
     "select cast(key as string), max(offset) from orders group by 1 order by 1",
     "select cast(key as string) k from orders group by key having count(*) > 2 order by k desc",
     "select reply_subject, count(*) c from orders where reply_subject like 's.%' group by reply_subject",  # noqa: E501
+    "select reply_subject from orders where reply_subject not like '%2%' order by reply_subject",
+    "select count(*) from orders where not reply_subject not like '%2%'",
+    "select offset, count(*) from orders group by offset order by offset",
     "select distinct reply_subject from orders order by reply_subject",
     "select distinct partition, reply_subject from orders",
     f"select {_CARRIER} c, sum({_NUMBER}) s, min({_NUMBER}) lo from orders group by 1 order by 1",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from sqlglot import exp
 
 from broker.errors import InvalidRequestError
 from headwater.local_sql.expressions import NeedsSparkError
@@ -81,3 +82,25 @@ def test_names_cannot_leave_their_quotes() -> None:
 
     assert found.columns[0][0] == 'a"b'
     assert '"a""b"' in found.sql
+
+
+def test_not_like_is_not_like() -> None:
+    """The NOT is a part of the node of LIKE; no rule may overlook a part of its node."""
+    assert "NOT LIKE" in _translated("select subject from s where subject not like 'a%'").sql
+    statement = parse_statement("select offset + 1 as n from s")
+    next(iter(statement.tree.find_all(exp.Add))).set("negate", True)
+    with pytest.raises(NeedsSparkError, match="ADD with negate"):
+        translate_statement(statement, {"s": "s"})
+
+
+def test_the_column_offset_is_no_clause() -> None:
+    """GROUP BY offset was refused as an error of syntax."""
+    for text in (
+        "select offset, count(*) n from s group by offset",
+        "select offset, count(*) n from s group by offset order by offset limit 3",
+        "select partition, offset from s group by partition, offset having count(*) > 1",
+    ):
+        assert parse_statement(text).text == text
+        assert "offset" in dict(_translated(text).columns)
+    with pytest.raises(InvalidRequestError, match="syntax error"):
+        parse_statement("select offset from s group offset")
