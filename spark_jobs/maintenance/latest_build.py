@@ -24,7 +24,7 @@ from spark_jobs.read.table_scan import files_of, table_at
 from spark_jobs.sessions import parallelism
 from spark_jobs.source.columns import ROW_COLUMNS
 from tiering.keys.plan import BUCKET_BYTES, PartitionPlan, plan
-from tiering.keys.snapshot import made_of, prove_latest, refuse_other_history
+from tiering.keys.snapshot import is_of_history, made_of, prove_latest
 from tiering.keys.writer import BucketFile, write_buckets
 from tiering.read.lake import Lake
 from tiering.table.delta_log import commit_digest
@@ -91,7 +91,8 @@ def advance(
     # Rows that no commit of ours has an account of are not used.
     distrusted = prove_latest(base, table.store)
     log = Lake.open(history.uri, cluster=history.cluster).table_at(history.uri).store
-    refuse_other_history(base, table.store, log)
+    if not is_of_history(base, table.store, log):
+        distrusted = frozenset(base.ranges)
     plans = plan(base, history, _sizes(spark, base, history, distrusted), distrusted=distrusted)
     if not plans:
         return _outcome(base, base, [], (), 0)

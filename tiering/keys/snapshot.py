@@ -27,7 +27,7 @@ from tiering.proof.proofs import prove
 from tiering.read.lake import Lake, storage_options_of
 from tiering.store.object_store import ObjectStore
 from tiering.table.commit_files import actions_in, info_of, object_in
-from tiering.table.delta_log import commit_digest, log_key
+from tiering.table.delta_log import LOG_FILE, commit_digest, log_key
 from tiering.table.delta_table import DeltaStreamTable
 from tiering.table.table import (
     MADE_OF,
@@ -95,7 +95,8 @@ def open_latest(
                 continue
             found = newest if version is None else table.snapshot(version)
             distrusted = prove_latest(found, table.store)
-            refuse_other_history(found, table.store, lake.store.under(table_path(namespace, name)))
+            if not is_of_history(found, table.store, lake.store.under(table_path(namespace, name))):
+                distrusted = frozenset(found.ranges)
             return _latest(found, distrusted)
     return None
 
@@ -132,28 +133,39 @@ def prove_latest(snapshot: TableSnapshot, store: ObjectStore) -> frozenset[int]:
     return distrusted
 
 
-def refuse_other_history(snapshot: TableSnapshot, store: ObjectStore, history: ObjectStore) -> None:
-    """Refuse a key snapshot that was built from a commit that the stream's table does not have.
+def is_of_history(snapshot: TableSnapshot, store: ObjectStore, history: ObjectStore) -> bool:
+    """Tell whether a key snapshot was built from a commit that the stream's table still has.
 
     An operator may replace the stream's table by an older copy. The table then gets other records
     under the same versions and offsets. A key snapshot from before that still shows the lost
     records, and hides newer ones. An advance by an old build that noted no commit is not checked.
+
+    False: nothing tells it any more, because old commits of one of the tables were cleaned up, as
+    Delta does after 30 days. Such a key snapshot must not be read; an advance builds it anew.
 
     Raises:
         ForeignHistoryError: the stream's table has another commit under that version, or none.
         ObjectMissingError, RemoteTierUnavailableError.
     """
     for version in range(snapshot.version, 0, -1):
-        info = info_of(list(actions_in(store.get(log_key(version)), version, snapshot.uri)))
+        try:
+            commit = store.get(log_key(version))
+        except ObjectMissingError:
+            if version < _oldest_version(store):
+                return False
+            raise
+        info = info_of(list(actions_in(commit, version, snapshot.uri)))
         if MADE_OF not in info:
             continue  # an OPTIMIZE or a property: the rows are those of an earlier advance
         told = object_in(info[MADE_OF])
         made_at, expected = told.get("version"), told.get("commit")
         if type(made_at) is not int or not isinstance(expected, str):
-            return
+            return True
         try:
             found: str | None = commit_digest(history, made_at)
         except ObjectMissingError:
+            if made_at < _oldest_version(history):
+                return False
             found = None
         if found != expected:
             raise ForeignHistoryError(
@@ -166,7 +178,14 @@ def refuse_other_history(snapshot: TableSnapshot, store: ObjectStore, history: O
                 expected=expected,
                 found=found,
             )
-        return
+        return True
+    return True
+
+
+def _oldest_version(store: ObjectStore) -> int:
+    """Return the first version whose commit is still there; 0 if there is none."""
+    commits = (LOG_FILE.fullmatch(info.key) for info in store.list("_delta_log/"))
+    return min((int(one[1]) for one in commits if one), default=0)
 
 
 def made_of(history: TableSnapshot, commit: str | None = None) -> str:

@@ -35,7 +35,7 @@ from tiering.keys.snapshot import latest_table, made_of, open_latest, prove_late
 from tiering.keys.writer import SORTED_COLUMNS, newest_rows, write_buckets
 from tiering.proof.proofs import CACHE
 from tiering.read.lake import Lake
-from tiering.table.delta_log import commit_digest
+from tiering.table.delta_log import commit_digest, log_key
 from tiering.table.delta_table import DeltaStreamTable
 from tiering.table.table import FILES, MADE_OF, DataFile, TableSnapshot, transaction_id
 
@@ -388,7 +388,9 @@ def test_a_key_snapshot_of_a_history_that_was_put_back_is_refused(lake: Lake) ->
         commit_id="to 9", made_of=made_of(at_build, commit_digest(history.store, 1)),
     )  # fmt: skip
     DeltaTable(latest.uri).alter.set_table_properties({"a": "1"}, raise_if_not_exists=False)
-    assert open_latest(lake, "s", stream_uuid=UUID) is not None
+    known = open_latest(lake, "s", stream_uuid=UUID)
+    assert known is not None
+    assert known.distrusted == frozenset()
     shutil.rmtree(history.store.config.root)
     copy.rename(history.store.config.root)
     for _ in range(2):  # without that version, and with another one in its place
@@ -425,3 +427,29 @@ def _partition() -> Any:
     from broker.model.ids import PartitionId, PartitionNumber
 
     return PartitionId(UUID, PartitionNumber(0))
+
+
+@pytest.mark.parametrize("of", ["history", "latest"])
+def test_a_key_snapshot_whose_origin_was_cleaned_up_is_not_read(lake: Lake, of: str) -> None:
+    """Delta removes commits after 30 days: nothing is wrong then, and nothing is proved."""
+    stream = a_stream()
+    history, latest = lake.table(stream), latest_table(lake, stream)
+    for table in (history, latest):
+        table.create()
+    latest.replace_files(
+        latest.snapshot(), removed=[], added=[], moves={0: a_range(0, 0)}, data_change=True,
+        commit_id="to 0", made_of=made_of(history.snapshot(), commit_digest(history.store, 0)),
+    )  # fmt: skip
+    for table in (history, latest):
+        DeltaTable(table.uri).alter.set_table_properties({"a": "1"}, raise_if_not_exists=False)
+    cleaned = history if of == "history" else latest
+    DeltaTable(cleaned.uri).create_checkpoint()
+    CACHE.forget()
+    found = open_latest(lake, "s", stream_uuid=UUID)
+    assert found is not None
+    assert found.distrusted == frozenset()
+    for version in range(cleaned.snapshot().version):
+        (cleaned.store.config.root / log_key(version)).unlink()
+    found = open_latest(lake, "s", stream_uuid=UUID)
+    assert found is not None
+    assert found.distrusted == {0, 1}
