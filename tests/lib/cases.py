@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from hypothesis import settings
 
@@ -14,9 +14,17 @@ Case = TypeVar("Case")
 ASKED = int(os.environ.get("HEADWATER_TEST_EXAMPLES") or 0) or None
 
 
+_USUAL: Final = 100  # Hypothesis's number of examples
+
+
 def examples(count: int) -> settings:
     """Return settings for ``count`` examples, or for fewer where fewer are asked for."""
     return settings(max_examples=count if ASKED is None else min(count, ASKED))
+
+
+def seeds(count: int) -> range:
+    """Return so many seeds of random input, or as many fewer as properties have fewer examples."""
+    return range(count if ASKED is None else max(1, min(count, count * ASKED // _USUAL)))
 
 
 def each_of(cases: Iterable[Case]) -> Callable[[Callable[[Case], None]], Callable[[], None]]:

@@ -44,9 +44,9 @@ from broker.model.epochs import BrokerEpoch, LeaderEpoch, PartitionEpoch
 from broker.model.ids import BrokerId, StreamUuid
 from broker.model.offsets import Offset
 from broker.model.stream import Stream, StreamConfig
+from cases import seeds
 
 BROKERS = [BrokerId(name) for name in "abcde"]
-SEEDS = range(20)
 STEPS = 250
 
 
@@ -237,7 +237,7 @@ def _check_partition(
         assert command.partition_epoch == before.partition_epoch
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", seeds(20))
 def test_every_log_keeps_the_rules(seed: int) -> None:
     """Refusals change nothing, epochs only grow, and no replica that may lack a record leads."""
     rng = random.Random(seed)

@@ -18,6 +18,7 @@ from broker.model.epochs import LeaderEpoch
 from broker.model.offsets import Offset
 from broker.storage.log.partition_log import LogConfig, PartitionLog
 from broker.storage.log_folder import SUSPECT_NAME
+from cases import seeds
 from simkit.disk.disk import SimDisk
 from simkit.log.batches import FOLDER, open_log, raw_batch
 
@@ -114,7 +115,7 @@ def check(log: PartitionLog, batches: list[Stored], victims: set[int]) -> None:
             assert f"from offset {told.readable_from}" in told.message
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", seeds(40))
 def test_every_intact_batch_is_read_and_no_other(seed: int) -> None:
     """Both in an open log and after a start that knows of damage and has scanned every byte."""
     chance = random.Random(seed)

@@ -28,6 +28,7 @@ from broker.model.epochs import LeaderEpoch
 from broker.model.ids import ProducerId
 from broker.model.offsets import Offset
 from broker.runtime.partition.groups import Answer, BatchesWrite, CommitGroup
+from cases import seeds
 from headwater.client.window import SendWindow
 
 WINDOW: Final = 64
@@ -92,7 +93,7 @@ ERRORS: Final = (
 )
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", seeds(24))
 def test_a_window_that_is_refused_goes_again_in_order(seed: int) -> None:
     """No answer of the broker ends the producer, and the log is what was sent, in its order."""
     rng = random.Random(seed)

@@ -25,10 +25,9 @@ from broker.model.epochs import LeaderEpoch
 from broker.model.ids import NO_PRODUCER, NO_SEQUENCE, ProducerId
 from broker.model.offsets import Offset
 from broker.model.records import AppendResult
-from cases import each_of
+from cases import each_of, seeds
 from headwater.client.window import SendWindow, WindowEntry
 
-SEEDS = range(300)
 OK = AppendResult(Offset(0), 1, LeaderEpoch(1))
 
 
@@ -196,7 +195,7 @@ class ModelBroker:
         return AppendResult(known, entry.records_count, LeaderEpoch(1))
 
 
-@each_of(SEEDS)
+@each_of(seeds(300))
 def test_every_batch_is_stored_once_and_in_order(seed: int) -> None:
     """Under breaks, lost answers, retries and refusals, acknowledged means stored exactly once."""
     chance = random.Random(seed)

@@ -24,7 +24,7 @@ from broker.model.epochs import BrokerEpoch, LeaderEpoch
 from broker.model.ids import PartitionId, PartitionNumber, StreamUuid
 from broker.model.offsets import Offset
 from broker.model.raft import Floor, NodeId, Standing
-from cases import each_of
+from cases import each_of, seeds
 
 P = PartitionId(StreamUuid("6f1d1c7e-93a4-4c62-8a52-0c2f4a1b7d10"), PartitionNumber(3))
 E, L = BrokerEpoch(1 << 40), LeaderEpoch(7)
@@ -101,7 +101,7 @@ def test_a_member_is_not_fresh_and_in_the_know() -> None:
             decode(encode(MemberTold(request_id=5, life=6, standing=standing)))
 
 
-@each_of(range(300))
+@each_of(seeds(300))
 def test_damaged_bytes_are_a_message_or_one_typed_error(seed: int) -> None:
     """Whatever decodes encodes to the same bytes: there are no two ways to say a thing."""
     chance = random.Random(seed)

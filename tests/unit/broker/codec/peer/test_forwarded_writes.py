@@ -14,7 +14,7 @@ from broker.model.forwarded_writes import ForwardingMessage, WriteAnswered, Writ
 from broker.model.ids import PartitionId, PartitionNumber, StreamUuid
 from broker.model.offsets import Offset
 from broker.model.records import AckPolicy
-from cases import each_of
+from cases import each_of, seeds
 from simkit.brokers.memory_broker import records
 
 P = PartitionId(StreamUuid("6ba7b810-9dad-11d1-80b4-00c04fd430c8"), PartitionNumber(3))
@@ -60,7 +60,7 @@ def test_an_answer_comes_back(request_id: int, offsets: list[int], epoch: int) -
     assert (found.refused.message, found.refused.facts) == ("full", {"waiting": 3})
 
 
-@each_of(range(300))
+@each_of(seeds(300))
 def test_other_bytes_are_refused(seed: int) -> None:
     """Damaged bytes decode to a valid message or raise one typed error; so do damaged rows."""
     chance = random.Random(seed)

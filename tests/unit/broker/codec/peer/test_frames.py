@@ -17,7 +17,7 @@ from broker.codec.peer.frames import (
     encode_frame_header,
 )
 from broker.errors import EnvelopeError
-from cases import each_of
+from cases import each_of, seeds
 
 Message = tuple[LaneKind, bytes]
 
@@ -117,7 +117,7 @@ def test_bytes_that_are_no_frames_are_refused(stream: bytes) -> None:
         _feed(FrameAssembler(), stream, [len(stream)])
 
 
-@each_of(range(200))
+@each_of(seeds(200))
 def test_random_bytes_never_do_anything_else(seed: int) -> None:
     """Damaged streams give whole messages or one typed error."""
     chance = random.Random(seed)

@@ -25,7 +25,7 @@ from broker.model.replica_messages import (
     ReplicaMessage,
 )
 from broker.ports.partition import StoredBatch
-from cases import each_of
+from cases import each_of, seeds
 from simkit.brokers.replica_rigs import A, B, address, answer, fetch, stored
 
 P = address(3).partition_id
@@ -123,7 +123,7 @@ def test_any_flipped_bit_of_a_batch_is_noticed() -> None:
         data[at] ^= 0x10
 
 
-@each_of(range(400))
+@each_of(seeds(400))
 def test_damaged_bytes_are_a_message_or_one_typed_error(seed: int) -> None:
     """Whatever decodes encodes to the same bytes."""
     chance = random.Random(seed)
@@ -201,7 +201,7 @@ def test_a_server_that_takes_next_to_nothing_is_a_typed_refusal() -> None:
         _messages(answer(1, (stored(0, bytes(1 << 24)),)), 300)
 
 
-@each_of(range(300))
+@each_of(seeds(300))
 def test_damaged_answers_are_parts_or_one_typed_error(seed: int) -> None:
     """Any bytes from NATS are refused by type, or are an answer like any other."""
     chance = random.Random(seed)

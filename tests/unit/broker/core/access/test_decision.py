@@ -20,6 +20,7 @@ from broker.model.access import (
     check_grant,
 )
 from broker.model.subjects import covers
+from cases import seeds
 
 
 def grant(pattern: str, *actions: Action, who: str = "ann", **values: Any) -> Grant:
@@ -190,7 +191,7 @@ def _naive(grants: list[Grant], who: str, action: Action, on: Resource) -> bool:
     return False
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", seeds(40))
 def test_decisions_are_those_of_the_naive_model(seed: int) -> None:
     """Random grants and questions, each asked twice: the second answer is remembered."""
     rng = random.Random(seed)

@@ -34,7 +34,7 @@ from broker.errors import (
 from broker.model.epochs import BrokerEpoch
 from broker.model.ids import BrokerId, StreamUuid
 from broker.model.stream import Stream, StreamConfig
-from cases import each_of
+from cases import each_of, seeds
 
 A, B = BrokerId("a"), BrokerId("b")
 
@@ -226,7 +226,7 @@ def test_older_levels_know_none_of_it() -> None:
     assert not any(f'"{name}"' in text for name in ("cursors", "groups", "group_epoch"))
 
 
-@each_of(range(50))
+@each_of(seeds(50))
 def test_random_lives_keep_the_rules(seed: int) -> None:
     """Weights are right, states survive their text, epochs of a group only grow."""
     chance = random.Random(seed)

@@ -45,6 +45,7 @@ from broker.model.ids import PartitionId, PartitionNumber, StreamUuid
 from broker.model.lineage import Leadership
 from broker.model.offsets import Offset
 from broker.model.stream import StreamConfig
+from cases import seeds
 from simkit.groups.metadata import FIRST, SECOND, A, B, GroupMetadata, rows_of, stream_of
 
 # ── Claims ───────────────────────────────────────────────────────────────────────────────────────
@@ -188,7 +189,7 @@ def test_a_stream_that_is_made_again_is_another_one() -> None:
     assert metadata.position(0) is None
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", seeds(30))
 def test_random_rebalances_are_fair_and_move_little(seed: int) -> None:
     """No member has two more than another one that could read it; living holders keep claims."""
     chance = random.Random(seed)

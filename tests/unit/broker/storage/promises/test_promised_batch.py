@@ -13,7 +13,7 @@ from broker.model.offsets import Offset
 from broker.storage.log.config import LogConfig
 from broker.storage.log.partition_log import PartitionLog
 from broker.storage.promises.promises import Promises
-from cases import each_of
+from cases import each_of, seeds
 from simkit.disk.disk import SimDisk
 from simkit.log.batches import FOLDER, PARTITION, SMALL, raw_batch
 
@@ -156,7 +156,7 @@ def test_promises_of_an_older_build_have_no_mark_and_are_believed_once() -> None
     assert found == promised
 
 
-@each_of(range(150))
+@each_of(seeds(150))
 def test_no_end_of_a_process_makes_a_healthy_log_another_s(seed: int) -> None:
     """Kills and power cuts at any moment of writing, cutting and freeing: never a false alarm."""
     rng = random.Random(seed)

@@ -26,7 +26,7 @@ from broker.storage.log.config import LogConfig
 from broker.storage.log.partition_log import PartitionLog
 from broker.storage.log_folder import CUT_NAME
 from broker.storage.promises.promises import PROMISES_NAME, Promised, Promises, ReplicaPromise
-from cases import each_of
+from cases import each_of, seeds
 from simkit.disk.disk import PowerLostError, SimDisk
 from simkit.log.batches import FOLDER, PARTITION, SMALL, raw_batch
 
@@ -67,7 +67,7 @@ def test_a_promise_is_exact_after_a_kill() -> None:
     assert again.complaint is None
 
 
-@each_of(range(200))
+@each_of(seeds(200))
 def test_after_a_power_cut_a_promise_lags_and_never_leads(seed: int) -> None:
     """Whatever sectors were lost or torn, it is between the last sync and what was written."""
     rng = random.Random(seed)
