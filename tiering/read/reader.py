@@ -27,7 +27,7 @@ BATCH_ROWS_MAX: Final = 64 * 1024
 _WINDOW_BYTES: Final = 64 * 1024 * 1024  # decoded rows that a merge holds, plus one row group
 _WINDOW_ROWS_MIN: Final = 1024
 _OPEN_FILES_MAX: Final = 64
-_AHEAD_MAX: Final = 3  # files that are opened before their turn: of small ones, all bytes
+_AHEAD_MAX: Final = 8  # files that are opened before their turn: of small ones, all bytes
 
 
 def read_rows(
