@@ -94,7 +94,7 @@ test: $(STAMP) $(CLASSES) ## run the tests; pytest's summary is the last thing p
 	$(PYTHON) -m pytest -n $(PYTEST_WORKERS) --dist loadgroup $(PYTEST_ARGS)
 
 .PHONY: quick
-quick: $(STAMP) ## run in a minute what needs no servers, and a few seeds of each simulation
+quick: $(STAMP) ## run in two minutes what needs no servers, and a few seeds of each simulation
 	@cd $(ROOT)
 	HEADWATER_TEST_EXAMPLES=10 HEADWATER_SIM_SEEDS=8 $(PYTHON) -m pytest -q -n $(CORES) \
 		-m "not (integration or spark or slow)" --dist worksteal \

