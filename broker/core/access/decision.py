@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from broker.model.access import (
@@ -62,7 +63,7 @@ class Judge:
         self._grants: dict[str, list[Grant]] = {}
         for one in granted:
             self._grants.setdefault(one.principal, []).append(one)
-        self._remembered: dict[tuple[str, Action, Resource], Decision] = {}
+        self._remembered = lru_cache(REMEMBERED_MAX)(self._decide)
 
     def decide(
         self,
@@ -72,14 +73,7 @@ class Judge:
         call: str = "",  # noqa: ARG002 - grants do not tell calls apart; a policy does
     ) -> Decision:
         """Return whether ``principal`` may do ``action`` to ``resource``, by whatever call."""
-        key = (principal, action, resource)
-        found = self._remembered.get(key)
-        if found is None:
-            found = self._decide(principal, action, resource)
-            if len(self._remembered) >= REMEMBERED_MAX:
-                self._remembered.clear()
-            self._remembered[key] = found
-        return found
+        return self._remembered(principal, action, resource)
 
     def who_can(self, action: Action, resource: Resource) -> list[str]:
         """Return the principals that may do the action, sorted; ``*`` stands for everybody."""

@@ -11,6 +11,7 @@ The rules that no grant can change (``decision.fixed_rule``) hold here, too.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from typing import Final
 
 from broker.core.access.decision import (
@@ -48,20 +49,13 @@ class PolicyJudge:
         """``admins`` are principals that may do everything, whatever the policy says."""
         self._policy = policy
         self._admins = frozenset(admins) - {ANONYMOUS}
-        self._remembered: dict[tuple[str, Action, Resource, str], Decision] = {}
+        self._remembered = lru_cache(REMEMBERED_MAX)(self._decide)
 
     def decide(
         self, principal: str, action: Action, resource: Resource, call: str = ""
     ) -> Decision:
         """Return whether ``principal`` may do ``action`` to ``resource``, by a call of a door."""
-        key = (principal, action, resource, call)
-        found = self._remembered.get(key)
-        if found is None:
-            found = self._decide(principal, action, resource, call)
-            if len(self._remembered) >= REMEMBERED_MAX:
-                self._remembered.clear()
-            self._remembered[key] = found
-        return found
+        return self._remembered(principal, action, resource, call)
 
     def who_can(self, action: Action, resource: Resource) -> list[str]:
         """Return the principals that may do the action, of those that the policy names, sorted."""

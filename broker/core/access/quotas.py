@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Final
 
 from broker.model.quota import DEFAULT, Flow, Quota
@@ -36,15 +37,11 @@ class QuotaTable:
             key=lambda row: len(row[0]),
             reverse=True,
         )
-        self._remembered: dict[str, Quota | None] = {}
+        self._remembered = lru_cache(_REMEMBERED_MAX)(self._find)
 
     def of(self, principal: str) -> Quota | None:
         """Return the quota that applies to a principal; None: there is no limit."""
-        if principal not in self._remembered:
-            if len(self._remembered) >= _REMEMBERED_MAX:
-                self._remembered.clear()
-            self._remembered[principal] = self._find(principal)
-        return self._remembered[principal]
+        return self._remembered(principal)
 
     def _find(self, principal: str) -> Quota | None:
         found = self._exact.get(principal)
