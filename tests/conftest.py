@@ -14,6 +14,7 @@ from hypothesis import settings
 
 import lean_jvm
 from broker.adapters.raft_pysyncobj.pinned import sockets_kept
+from cases import ASKED
 from stale_seeds import StaleSeeds
 
 if TYPE_CHECKING:
@@ -25,9 +26,8 @@ if TYPE_CHECKING:
 gc.disable()
 
 # A deadline per example fails on a busy two-core machine, not on a slow function.
-# HEADWATER_TEST_EXAMPLES is for `make quick`; tests/lib/cases.py heeds it, too.
-EXAMPLES = int(os.environ.get("HEADWATER_TEST_EXAMPLES") or settings().max_examples)
-settings.register_profile("headwater", deadline=None, max_examples=EXAMPLES)
+# `make quick` asks for fewer examples: see tests/lib/cases.py.
+settings.register_profile("headwater", deadline=None, max_examples=ASKED or settings().max_examples)
 settings.load_profile("headwater")
 
 for _name, _value in lean_jvm.environment().items():

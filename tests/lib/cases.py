@@ -11,9 +11,7 @@ from hypothesis import settings
 Case = TypeVar("Case")
 
 # What `make quick` asks for; None: nobody asks, and a property has the number that it names.
-ASKED = int(os.environ.get("HEADWATER_TEST_EXAMPLES") or 0) or None
-
-
+ASKED: Final = int(os.environ.get("HEADWATER_TEST_EXAMPLES") or 0) or None
 _USUAL: Final = 100  # Hypothesis's number of examples
 
 
