@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final
 
+from broker.adapters.tls.context import wrapped
 from broker.core.access.certificates import principal_of
 from broker.errors import AccessError, InvalidConfigError, UnauthenticatedError
 
@@ -115,8 +116,7 @@ class _BoundedServer(ThreadingHTTPServer):
         if self._tls is None:
             return raw, address
         try:
-            raw.getpeername()  # OSError if it is gone: wrap_socket would lose the descriptor
-            secured = self._tls.wrap_socket(raw, server_side=True, do_handshake_on_connect=False)
+            secured = wrapped(self._tls, raw, server_side=True)
         except OSError:
             raw.close()
             raise

@@ -21,6 +21,7 @@ from typing import Final
 import structlog
 
 from broker.adapters.peer.identity import certified_uris
+from broker.adapters.tls.context import wrapped
 from broker.codec.peer.frames import FrameAssembler, LaneKind
 from broker.errors import EnvelopeError
 from broker.model.ids import BrokerId
@@ -159,9 +160,7 @@ class PeerReceiver:
             raw = connection.raw
             raw.settimeout(_HANDSHAKE_S)
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            with self._context.wrap_socket(
-                raw, server_side=True, do_handshake_on_connect=False
-            ) as secured:
+            with wrapped(self._context, raw, server_side=True) as secured:
                 connection.raw = secured
                 secured.do_handshake()
                 if not self._identify(connection, secured):

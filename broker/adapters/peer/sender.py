@@ -24,6 +24,7 @@ import structlog
 
 from broker.adapters.peer.identity import PeerAddress, certified_uris
 from broker.adapters.peer.queue import SendQueue
+from broker.adapters.tls.context import wrapped
 from broker.codec.peer.frames import LaneKind
 
 _log = structlog.get_logger(__name__)
@@ -158,8 +159,7 @@ class PeerSender:
                 plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
                 plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED_MS)
-                plain.getpeername()  # OSError if it is gone: wrap_socket would lose the descriptor
-                secured = self._context.wrap_socket(plain, do_handshake_on_connect=False)
+                secured = wrapped(self._context, plain, server_side=False)
                 stack.pop_all()
                 stack.callback(secured.close)
                 self._dialling = secured

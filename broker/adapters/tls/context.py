@@ -6,6 +6,7 @@ take an authority away. So each change makes a new context, and the next connect
 
 from __future__ import annotations
 
+import socket
 import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -53,6 +54,16 @@ class LiveContext(ssl.SSLContext):
     def wrap_bio(self, *args: Any, **named: Any) -> ssl.SSLObject:
         """See ``ssl.SSLContext.wrap_bio``."""
         return self._newest.wrap_bio(*args, **named)
+
+
+def wrapped(context: ssl.SSLContext, plain: socket.socket, *, server_side: bool) -> ssl.SSLSocket:
+    """Return the TLS socket of a connection, before its handshake.
+
+    Raises:
+        OSError: the connection is gone; ``plain`` is still the caller's to close.
+    """
+    plain.getpeername()  # Python 3.11's wrap_socket leaks the descriptor of a reset connection
+    return context.wrap_socket(plain, server_side=server_side, do_handshake_on_connect=False)
 
 
 def server_context(files: TlsFiles, *, protocols: Sequence[str] = ()) -> ssl.SSLContext:
