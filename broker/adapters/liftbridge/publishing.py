@@ -47,7 +47,7 @@ from broker.wire.liftbridge import message_pb2 as wire
 
 _BATCH_BYTES: Final = 2048  # of an Arrow message with every column and no data
 _ROW_BYTES: Final = 64  # of a row beside its data
-_LEADER_WAIT_US: Final = 5_000_000  # how long a message waits for a leader: as Liftbridge's clients
+_LEADER_WAIT_MS: Final = 5_000  # how long a message waits for a leader: as Liftbridge's clients
 _LOOK_UP_AGAIN_S: Final = 0.05
 # The first class that an error is an instance of counts; any other is INTERNAL.
 _ASYNC_CODES: Final[tuple[tuple[type[HeadwaterError], api.PublishAsyncError.Code], ...]] = (
@@ -82,6 +82,7 @@ class Published:
     request: api.PublishRequest
     window_bytes: int
     received_us: int
+    waits_until_ms: int | None = None  # for a leader, by the monotonic clock; None: does not wait
 
 
 class PartitionFinder(Protocol):
@@ -226,10 +227,12 @@ class PublishCall:
         Returns False if all are refused.
         """
         queue.target = None
-        since_us = self._clock.now_us() - _LEADER_WAIT_US
+        now_ms = self._clock.monotonic_ms()
         kept: list[Published] = []
         for one in messages:
-            if isinstance(error, FencedError) and one.received_us > since_us:
+            if one.waits_until_ms is None:
+                one.waits_until_ms = now_ms + _LEADER_WAIT_MS
+            if isinstance(error, FencedError) and now_ms < one.waits_until_ms:
                 kept.append(one)
             else:
                 self._refuse([one], error)

@@ -42,7 +42,7 @@ from broker.storage.no_room import PROCESS_LIMITS, is_full
 
 _log = structlog.get_logger(__name__)
 
-_AGAIN_US: Final = 10_000_000  # after a pass that could not be finished
+_AGAIN_MS: Final = 10_000  # after a pass that could not be finished
 _IDS_HOLD: Final = "message ids of the deduplication window are in the next segment"
 
 
@@ -98,7 +98,7 @@ class KeyCompaction:
         self._log = context.local.log
         self._running: _Running | None = None
         self._call: OwnerCall | None = None  # the turn that this pass waits for
-        self._not_before_us = 0
+        self._not_before_ms = 0
         self._asked = AskedPasses()
         self._asked_lock = threading.Lock()
 
@@ -173,15 +173,14 @@ class KeyCompaction:
         if self._so_far is None or self._log is not local.log:
             self._log = local.log
             self._so_far = CompactedSoFar.found_in(local.log.segments())
-        now_us = self._clock.now_us()
-        if now_us < self._not_before_us and not asked:
+        if self._clock.monotonic_ms() < self._not_before_ms and not asked:
             return None
         return plan_compaction(
             local.log.segments(),
             line=compaction_line(**self._ends(), lease_floor=lease_floor()),
             so_far=self._so_far,
             rule=CompactionRule.of(self._config, keeps_tombstones=self._was_added),
-            now_us=now_us,
+            now_us=self._clock.now_us(),
             forced=asked,
         )
 
@@ -216,7 +215,7 @@ class KeyCompaction:
         rest = _IDS_HOLD if len(free) < len(plan.segments) else rest
         plan = replace(plan, segments=plan.segments[: len(free)])
         if not plan.segments or (not asked and self._has_nothing_new(plan)):
-            self._not_before_us = self._clock.now_us() + _AGAIN_US
+            self._not_before_ms = self._clock.monotonic_ms() + _AGAIN_MS
             self._end_without(rest or "nothing is new")
             return None
         work = CompactionPass(
@@ -333,7 +332,7 @@ class KeyCompaction:
 
     def _failed(self, reason: str) -> None:
         self._give_up(reason)
-        self._not_before_us = self._clock.now_us() + _AGAIN_US
+        self._not_before_ms = self._clock.monotonic_ms() + _AGAIN_MS
         _log.warning("compaction_waits", partition=self._name, reason=reason)
 
     def _give_up(self, reason: str | None = None) -> None:

@@ -42,5 +42,8 @@ class LogConfig:
         return count
 
     def is_aged(self, created_us: int, now_us: int) -> bool:
-        """Tell whether a segment whose first batch was written at ``created_us`` is too old."""
-        return now_us - created_us >= self.segment_age_ms_max * 1000
+        """Tell whether a segment whose first batch was written at ``created_us`` is too old.
+
+        One that is as far in the future is, too: the clock was put back, and its age is not known.
+        """
+        return abs(now_us - created_us) >= self.segment_age_ms_max * 1000

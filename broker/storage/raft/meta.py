@@ -34,14 +34,17 @@ class MetaFile:
         self._owner = owner
         self.damaged_slots = 0
         self.slot = self._newest()
+        self._sequence = self.slot.sequence
 
     def write(self, hard: HardState, synced: int, sync: Callable[[File], None]) -> None:
         """Replace both slots, one after the other. Raises OSError, and what ``sync`` does."""
-        self.slot = MetaSlot(self.slot.sequence + 1, hard, synced, self._owner)
-        data = encode_meta(self.slot)
+        self._sequence += 1  # also of a write that fails: two contents never share a number
+        slot = MetaSlot(self._sequence, hard, synced, self._owner)
+        data = encode_meta(slot)
         for number in (0, 1):
             self._file.write_at(number * META_SLOT_STRIDE, [data])
             sync(self._file)
+        self.slot = slot
 
     def close(self) -> None:
         """Close the file."""

@@ -7,6 +7,7 @@ proposals are refused.
 from __future__ import annotations
 
 from collections import deque
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
@@ -90,7 +91,8 @@ class Saving:
         """Note at intervals how far the log is durable, when no save waits."""
         if now_ms >= self._checkpoint_ms and not self._saves:
             self._checkpoint_ms = now_ms + _CHECKPOINT_MS
-            self._journal.checkpoint(applied)
+            with suppress(NoRoomError):  # a file system may need room for a write in place, too
+                self._journal.checkpoint(applied)
 
     def drop_floor(self) -> None:
         """Note that this member has every entry that its lost disk may have had."""

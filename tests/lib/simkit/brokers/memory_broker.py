@@ -56,6 +56,7 @@ class FakeClock:
 
     def __init__(self, now_us: int = 1_700_000_000_000_000) -> None:
         self._now_us = now_us
+        self._set_forward_us = 0
 
     def now_us(self) -> int:
         """Return the time that the test chose."""
@@ -63,11 +64,16 @@ class FakeClock:
 
     def monotonic_ms(self) -> int:
         """Return the same instant in milliseconds."""
-        return self._now_us // 1000
+        return (self._now_us - self._set_forward_us) // 1000
 
     def advance(self, *, us: int) -> None:
         """Let time pass."""
         self._now_us += us
+
+    def set_forward(self, *, us: int) -> None:
+        """Set the time of day forward, or back (negative): no time passes."""
+        self._now_us += us
+        self._set_forward_us += us
 
 
 class MemoryBroker:

@@ -106,6 +106,7 @@ class SimDisk:
         self.stop_after: int | None = None  # power goes at the n-th operation from now
         self.tear_sectors = False
         self.thin = False  # allocating reserves nothing, as on copy-on-write file systems
+        self.copies_on_write = False  # a write over present bytes needs room, too
         self._process = 0
         self.bad_sectors: set[tuple[str, int]] = set()  # path and sector that no read gets
         self._folders: set[str] = {""}
@@ -289,6 +290,8 @@ class SimDisk:
     def fitting(self, inode: _Inode, position: int, size: int) -> int:
         """Return how many of ``size`` bytes at ``position`` there is room for."""
         room = self.free_bytes()
+        if self.copies_on_write:
+            return min(size, room)
         if not self.thin:
             return max(0, min(size, len(inode.content) + room - position))
         room -= room % SECTOR

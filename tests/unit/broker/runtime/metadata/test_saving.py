@@ -38,3 +38,18 @@ def test_a_save_that_met_a_full_disk_is_written_when_there_is_room() -> None:
     disk.lose_power()
     stored = _opened(disk).stored
     assert [one.index for one in stored.log.entries] == [*range(1, number + 2)]
+
+
+def test_a_checkpoint_without_room_is_made_when_there_is_room() -> None:
+    """It is no failure of the metadata that a file system needs room for a write in place, too."""
+    disk = SimDisk(random.Random(1))
+    saving = Saving(disk.files(), _opened(disk))
+    saving.add(_save(1))
+    assert saving.write_next(0) == 1
+    capacity, disk.capacity_bytes, disk.copies_on_write = disk.capacity_bytes, 0, True
+    saving.checkpoint(1_000, applied=1)
+    assert disk.seen["write did not fit"] == 1
+    disk.capacity_bytes = capacity
+    saving.checkpoint(60_000, applied=1)
+    disk.lose_power()
+    assert _opened(disk).stored.hard.commit == 1

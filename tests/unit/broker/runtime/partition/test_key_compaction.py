@@ -194,6 +194,7 @@ def test_a_full_disk_only_delays() -> None:
     assert rig.driver.health.failure is None
     assert not [path for path in rig.disk.paths() if path.endswith(".tmp")]
     rig.disk.capacity_bytes = 1 << 40
+    rig.rig.clock.set_forward(us=-86_400_000_000)  # the delay is not of the time of day
     rig.rig.clock.advance(us=20_000_000)
     rig.work()
     assert len(rows_of(rig.log)) < len(rows)

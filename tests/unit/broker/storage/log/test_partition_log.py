@@ -98,6 +98,14 @@ def test_segments_roll_by_age(disk: SimDisk) -> None:
     assert [one.base_offset for one in log.segments()] == [0, 1, 2]
 
 
+def test_a_segment_from_before_the_clock_was_put_back_is_sealed(disk: SimDisk) -> None:
+    """Its records do not wait a day for their table because the clock went back by a day."""
+    log = open_log(disk.files(), LogConfig(segment_age_ms_max=1))
+    log.append([raw_batch()], leader_epoch=EPOCH, now_us=86_400_010_000)
+    assert not log.roll_if_due(86_400_009_001)
+    assert log.roll_if_due(10_000)
+
+
 def test_the_age_of_a_segment_survives_a_restart(disk: SimDisk) -> None:
     """A restart does not make a segment younger."""
     config = LogConfig(segment_age_ms_max=1)
