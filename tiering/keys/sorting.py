@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from tiering.read.parquet_source import Offsets
 from tiering.read.reader import BATCH_ROWS_MAX
+from tiering.scratch import scratch_folder
 
 SORTED_BYTES: Final = 64 * 1024 * 1024
 _PIECES_MAX: Final = 256  # files that are open at a time
@@ -61,7 +62,7 @@ def _by_pieces(
     batches: Iterable[pa.RecordBatch], offsets: Offsets, pieces: int
 ) -> Iterator[pa.RecordBatch]:
     borders = offsets[[len(offsets) * number // pieces for number in range(1, pieces)]]
-    with tempfile.TemporaryDirectory(prefix="headwater-state-") as folder:
+    with tempfile.TemporaryDirectory(prefix="state-", dir=scratch_folder()) as folder:
         for path in _divided(batches, borders, Path(folder)):
             with pa.OSFile(str(path), "rb") as source, pa.ipc.open_stream(source) as stored:
                 piece = list(stored)

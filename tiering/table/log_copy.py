@@ -23,6 +23,7 @@ from tempfile import mkdtemp
 from typing import Any, Final, cast
 
 from broker.errors import ObjectMissingError
+from tiering.scratch import scratch_folder
 from tiering.store.location import StoreConfig
 from tiering.store.object_store import ErasableStore, ObjectInfo, ObjectStore
 from tiering.store.opening import open_for_reading
@@ -120,7 +121,7 @@ class _Folder:
     """A temporary folder for a Delta log; deleted with this object."""
 
     def __init__(self) -> None:
-        self.path = Path(mkdtemp(prefix="headwater-log-"))
+        self.path = Path(mkdtemp(prefix="log-", dir=scratch_folder()))
         weakref.finalize(self, rmtree, self.path, ignore_errors=True)
         (self.path / _LOG).mkdir()
 
