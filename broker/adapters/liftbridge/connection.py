@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ from broker.adapters.liftbridge.publishing import PublishCall, Published, parse
 from broker.adapters.liftbridge.statuses import OK, Code, Status, StatusError, status_of
 from broker.adapters.liftbridge.stream_calls import Unary, decode
 from broker.adapters.liftbridge.subjects import publish_to_subject
-from broker.adapters.liftbridge.subscribing import Subscriber
+from broker.adapters.liftbridge.subscribing import CallSink, Subscriber
 from broker.errors import HeadwaterError, OverloadedError
 from broker.model.access import NOBODY, Caller
 from broker.ports.subjects import SubjectPublisher
@@ -69,10 +68,9 @@ class Workers(Protocol):
 class _Call:
     path: str
     caller: Caller = NOBODY
-    payload: bytes | None = None  # of a call with one message
-    window_bytes: int = 0
+    message: MessageArrived | None = None  # of a call with one message, until the call starts
     publish: PublishCall | None = None
-    sink: _CallSink | None = None
+    sink: CallSink | None = None
     give_up: Callable[[], None] | None = None  # ends the wait of the call for its answer
     started: bool = False
     half_closed: bool = False
@@ -234,33 +232,27 @@ class ClientConnection(asyncio.Protocol):
         self, event: MessageArrived, published: dict[int, list[Published]], now_us: int
     ) -> None:
         call = self._calls.get(event.call)
-        if call is None:
-            self._grpc.used(event.call, event.window_bytes)
-            return
-        if call.publish is None:
-            if call.payload is not None:
-                self._finish(
-                    event.call, Status(Code.INTERNAL, "the call takes one message and got a second")
-                )
-                return
-            call.payload, call.window_bytes = event.payload, event.window_bytes
-            return
         try:
-            request = parse(event.payload)
-        except HeadwaterError as error:
-            self._finish(event.call, status_of(error))
-            return
-        if not request.stream and call.path == _PUBLISH:  # in PublishAsync it is NOT_FOUND
-            self._finish(event.call, Status(Code.INVALID_ARGUMENT, "No stream provided"))
-            return
-        one = Published(request, event.window_bytes, now_us)
-        published.setdefault(event.call, []).append(one)
+            if call is None:
+                self._used(event.call, event)
+            elif call.publish is not None:
+                one = Published(_request(event, call.path), event.window_bytes, now_us)
+                published.setdefault(event.call, []).append(one)
+            elif call.message is None:
+                call.message = event
+            else:
+                raise StatusError(Code.INTERNAL, "the call takes one message and got a second")
+        except (StatusError, HeadwaterError) as refused:
+            self._finish(event.call, _status(refused))
+            self._used(event.call, event)
 
     def _store(self, published: dict[int, list[Published]]) -> None:
         for number, messages in published.items():
             call = self._calls.get(number)
             if call is not None and call.publish is not None:
                 call.publish.take(messages)
+            else:  # the message behind them ended the call
+                self._used(number, *messages)
         published.clear()
 
     def _half_closed(self, number: int) -> None:
@@ -272,18 +264,20 @@ class ClientConnection(asyncio.Protocol):
             if call.path == _PUBLISH_ASYNC and call.publish.idle:
                 self._finish(number, OK)
             return
-        if call.payload is None:
+        if call.message is None:
             self._finish(number, Status(Code.INTERNAL, "the call has no message"))
             return
         call.started = True
-        self._grpc.used(number, call.window_bytes)
+        payload = call.message.payload
+        self._used(number, call.message)
+        call.message = None
         if call.path == _SUBSCRIBE:
-            self._start_subscription(number, call, call.payload)
+            self._start_subscription(number, call, payload)
             return
         if call.path == _TO_SUBJECT:
-            self._publish_to_subject(number, call, call.payload)
+            self._publish_to_subject(number, call, payload)
             return
-        work, payload = self._unary[call.path], call.payload
+        work = self._unary[call.path]
         work = self._guard.unary(call.caller, call.path, work)
         if not self._workers.run(lambda: work(payload), lambda result: self._reply(number, result)):
             self._finish(number, Status(Code.UNAVAILABLE, "too many calls wait: try again later"))
@@ -317,7 +311,7 @@ class ClientConnection(asyncio.Protocol):
         many: bool,
     ) -> None:
         """Answer one published message."""
-        self._grpc.used(number, published.window_bytes)
+        self._used(number, published)
         call = self._calls.get(number)
         if call is None:
             return
@@ -345,7 +339,7 @@ class ClientConnection(asyncio.Protocol):
         except StatusError as error:
             self._finish(number, error.status)
             return
-        sink = call.sink = _CallSink(
+        sink = call.sink = CallSink(
             self._config.answer_bytes_max,
             lambda messages: self._workers.call_soon(lambda: self._deliver(number, messages)),
         )
@@ -403,11 +397,17 @@ class ClientConnection(asyncio.Protocol):
             call.sink.stop()
         if call.counted:
             self._guard.exit(call.caller)
-        for held in () if call.publish is None else call.publish.end():
-            self._grpc.used(number, held.window_bytes)
+        if call.message is not None:
+            self._used(number, call.message)
+        if call.publish is not None:
+            self._used(number, *call.publish.end())
         if call.give_up is not None:
             with suppress(HeadwaterError):  # NATS's connection is closed: nothing waits there
                 call.give_up()
+
+    def _used(self, number: int, *messages: MessageArrived | Published) -> None:
+        """Let the peer send as many bytes again as messages had that nothing here needs now."""
+        self._grpc.used(number, sum(one.window_bytes for one in messages))
 
     def _write(self) -> None:
         self._writes_soon = False
@@ -416,45 +416,6 @@ class ClientConnection(asyncio.Protocol):
         output = self._grpc.take_output()
         if output and self._transport is not None:
             self._transport.write(output)
-
-
-class _CallSink:
-    """Hands messages of a subscription's thread to the event loop, a bounded number of bytes."""
-
-    def __init__(self, bytes_max: int, deliver: Callable[[bytes], None]) -> None:
-        self._bytes_max = bytes_max
-        self._deliver = deliver
-        self._changed = threading.Condition()
-        self._under_way: int = 0  # bytes that the connection has not taken
-        self._stopped = False
-
-    def stopped(self) -> bool:
-        """See ``Subscriber.stopped``."""
-        return self._stopped
-
-    def send(self, messages: bytes) -> None:
-        """See ``Subscriber.send``. The subscription's thread."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._under_way < self._bytes_max or self._stopped)
-            if self._stopped:
-                return
-            self._under_way += len(messages)
-        self._deliver(messages)
-
-    def taken(self, waiting_bytes: int) -> None:
-        """Note how many bytes wait in the connection; bytes on their way to it count as taken.
-
-        The event loop. So at most twice the bound is under way.
-        """
-        with self._changed:
-            self._under_way = waiting_bytes
-            self._changed.notify_all()
-
-    def stop(self) -> None:
-        """Let the thread end. The event loop."""
-        with self._changed:
-            self._stopped = True
-            self._changed.notify_all()
 
 
 class _LookUps:
@@ -486,6 +447,14 @@ class _LookUps:
     def call_later(self, delay_s: float, work: Callable[[], None]) -> None:
         """See ``PartitionFinder.call_later``."""
         asyncio.get_running_loop().call_later(delay_s, work)
+
+
+def _request(message: MessageArrived, path: str) -> api.PublishRequest:
+    """Return what a message of Publish or PublishAsync asks for; raise what refuses it."""
+    request = parse(message.payload)
+    if not request.stream and path == _PUBLISH:  # in PublishAsync it is NOT_FOUND
+        raise StatusError(Code.INVALID_ARGUMENT, "No stream provided")
+    return request
 
 
 def _status(result: object) -> Status:

@@ -9,6 +9,7 @@ Source: Liftbridge's server/api.go; docs/decisions/0029 lists the differences.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
@@ -39,6 +40,45 @@ class Subscriber(Protocol):
 
     def send(self, messages: bytes) -> None:
         """Send messages with their prefixes; blocks while the subscriber takes nothing."""
+
+
+class CallSink:
+    """Hands messages of a subscription's thread to the event loop, a bounded number of bytes."""
+
+    def __init__(self, bytes_max: int, deliver: Callable[[bytes], None]) -> None:
+        self._bytes_max = bytes_max
+        self._deliver = deliver
+        self._changed = threading.Condition()
+        self._under_way: int = 0  # bytes that the connection has not taken
+        self._stopped = False
+
+    def stopped(self) -> bool:
+        """See ``Subscriber.stopped``."""
+        return self._stopped
+
+    def send(self, messages: bytes) -> None:
+        """See ``Subscriber.send``. The subscription's thread."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._under_way < self._bytes_max or self._stopped)
+            if self._stopped:
+                return
+            self._under_way += len(messages)
+        self._deliver(messages)
+
+    def taken(self, waiting_bytes: int) -> None:
+        """Note how many bytes wait in the connection; bytes on their way to it count as taken.
+
+        The event loop. So at most twice the bound is under way.
+        """
+        with self._changed:
+            self._under_way = waiting_bytes
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """Let the thread end. The event loop."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,31 @@
-"""The answer to a publisher when the service has no free thread to find its partition."""
+"""One client's connection without a socket: its answer when busy, the window it gives back."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import cast
 
-from broker.adapters.liftbridge.connection import Workers, _LookUps
+import h2.config
+import h2.connection
+import h2.exceptions
+import pytest
+
+from broker.adapters.access.gate import Gate
+from broker.adapters.clock import SystemClock
+from broker.adapters.liftbridge.config import LiftbridgeServiceConfig
+from broker.adapters.liftbridge.connection import ClientConnection, Workers, _LookUps
+from broker.adapters.liftbridge.guard import Guard
+from broker.adapters.liftbridge.http2 import Http2Limits, prefixed
 from broker.adapters.liftbridge.statuses import Code, status_of
 from broker.errors import HeadwaterError
+from broker.wire.liftbridge import api_pb2 as api
+
+_SIZE = 16_000  # bytes of a message, which fits in one frame; a window has room for three
+_WHOLE = prefixed(api.PublishRequest(stream="orders", value=bytes(_SIZE)).SerializeToString())
+_NO_STREAM = prefixed(api.PublishRequest(value=bytes(_SIZE)).SerializeToString())
+_MALFORMED = prefixed(b"\xff" * _SIZE)
 
 
 class BusyWorkers:
@@ -35,3 +53,72 @@ def test_a_publisher_of_a_busy_broker_is_told_to_try_again() -> None:
     assert isinstance(error, HeadwaterError)
     assert error.retriable
     assert status_of(error).code is Code.UNAVAILABLE
+
+
+class Wire(asyncio.Transport):
+    """Joins a client of h2 and the service's connection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.client = h2.connection.H2Connection(h2.config.H2Configuration())
+        self.client.initiate_connection()
+        self.service = ClientConnection(
+            LiftbridgeServiceConfig(http2=Http2Limits(window_bytes=3 * _SIZE)),
+            SystemClock(),
+            cast("Workers", BusyWorkers()),
+            unary={"/proto.API/FetchMetadata": lambda _: b""},
+            subscribe=lambda *_: None,
+            look_up=lambda *_: None,
+            rests=lambda *_: False,
+            subjects=None,
+            forget=lambda _: None,
+            guard=Guard(Gate("liftbridge", None)),
+        )
+        self.service.connection_made(self)
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """Nothing waits here."""
+
+    def close(self) -> None:
+        """The service has refused the client."""
+        raise AssertionError("the service closed the connection")
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Take what the service sends."""
+        self.client.receive_data(bytes(data))
+
+    def call(self, path: str, data: bytes) -> None:
+        """Begin a call, send data, and give the call up."""
+        number = self.client.get_next_available_stream_id()
+        names = (":method", "POST"), (":scheme", "http"), (":path", path), (":authority", "test")
+        self.client.send_headers(number, [*names, ("content-type", "application/grpc")])
+        step = self.client.max_outbound_frame_size
+        for start in range(0, len(data), step):
+            self.client.send_data(number, data[start : start + step])
+        self.service.data_received(self.client.data_to_send())
+        with suppress(h2.exceptions.StreamClosedError):  # by the service, which refused it
+            self.client.reset_stream(number)
+        self.service.data_received(self.client.data_to_send())
+
+
+@pytest.mark.parametrize(
+    ("path", "data"),
+    [
+        ("/proto.API/FetchMetadata", _WHOLE),
+        ("/proto.API/FetchMetadata", _WHOLE + _WHOLE),
+        ("/proto.API/Publish", _MALFORMED),
+        ("/proto.API/Publish", _NO_STREAM),
+        ("/proto.API/PublishAsync", _WHOLE + _MALFORMED),
+    ],
+    ids=["given up", "a second message", "malformed", "no stream", "behind a whole one"],
+)
+def test_a_call_that_ends_early_keeps_no_part_of_the_window(path: str, data: bytes) -> None:
+    """Other calls of the connection would get less and less of it, at the end nothing."""
+
+    async def main() -> None:
+        wire = Wire()
+        for _ in range(12):
+            wire.call(path, data)
+            assert wire.client.outbound_flow_control_window >= len(data), "the window is used up"
+
+    asyncio.run(main())
