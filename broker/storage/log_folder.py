@@ -28,6 +28,7 @@ from broker.model.ids import PartitionId
 from broker.model.offsets import Offset
 from broker.ports.system import File, Files
 from broker.storage.no_room import PROCESS_LIMITS, lacks_room, no_room
+from broker.storage.whole_file import replace_whole
 
 EPOCHS_NAME: Final = "epochs"
 RECOVERY_NAME: Final = "recovery"
@@ -76,16 +77,7 @@ class LogFolder:
 
     def replace(self, path: str, data: bytes) -> None:
         """Replace a whole file; call ``sync`` to make the new name durable."""
-        temporary = path + TEMPORARY_SUFFIX
-        if self.files.exists(temporary):
-            self.files.remove(temporary)
-        file = self.files.open(temporary, create=True)
-        try:
-            file.write_at(0, [data])
-            file.datasync()
-        finally:
-            file.close()
-        self.files.replace(temporary, path)
+        replace_whole(self.files, path, [data], temporary=path + TEMPORARY_SUFFIX)
 
     def create_segment(self, base_offset: int) -> None:
         """Make an empty segment file; its name is not durable yet.

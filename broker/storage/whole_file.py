@@ -34,15 +34,27 @@ def write_whole(
     *,
     datasync: Callable[[File], None] | None = None,
 ) -> None:
-    """Write ``path``; its folder must exist. Blocks.
+    """Write ``path`` durably; its folder must exist. Blocks. See :func:`replace_whole`."""
+    replace_whole(files, path, parts, temporary=f"{path}.new", datasync=datasync)
+    files.sync_folder(path.rpartition("/")[0])
 
-    ``datasync`` is called instead of ``File.datasync``, for a caller that must tell a failed sync
-    from other errors.
+
+def replace_whole(
+    files: Files,
+    path: str,
+    parts: Sequence[bytes],
+    *,
+    temporary: str,
+    datasync: Callable[[File], None] | None = None,
+) -> None:
+    """Write ``path``; the new content is durable once the caller has synced the folder. Blocks.
+
+    ``temporary`` has the new content until it is whole. ``datasync`` is called instead of
+    ``File.datasync``, for a caller that must tell a failed sync from other errors.
     """
-    new = f"{path}.new"
-    if files.exists(new):
-        files.remove(new)
-    file = files.open(new, create=True)
+    if files.exists(temporary):
+        files.remove(temporary)
+    file = files.open(temporary, create=True)
     try:
         file.write_at(0, parts)
         if datasync is None:
@@ -51,5 +63,4 @@ def write_whole(
             datasync(file)
     finally:
         file.close()
-    files.replace(new, path)
-    files.sync_folder(path.rpartition("/")[0])
+    files.replace(temporary, path)
