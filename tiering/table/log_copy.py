@@ -22,7 +22,7 @@ from shutil import rmtree
 from tempfile import mkdtemp
 from typing import Any, Final, cast
 
-from broker.errors import ObjectMissingError
+from broker.errors import ObjectMissingError, RemoteTierUnavailableError
 from tiering.scratch import scratch_folder
 from tiering.store.location import StoreConfig
 from tiering.store.object_store import ErasableStore, ObjectInfo, ObjectStore
@@ -183,7 +183,10 @@ def _fetched(
             folder = _Folder() if known is None else known.folder_for(wanted)
             held = {} if known is None else known.held
             new = [one.key for one in wanted if one.key not in held]
+            sizes = {one.key: one.size_bytes for one in wanted}
             for key, body in zip(new, threads.map(store.get, new), strict=True):
+                if len(body) != sizes[key]:  # as a proxy's answer that was cut short may be
+                    raise RemoteTierUnavailableError(f"{key}: the answer was cut short", key=key)
                 folder.put(key, body)
             listed = dict(zip(also, others, strict=True)) | ({} if after else {_LOG: log})
             return LogCopy(store, folder, {one.key: one for one in wanted}, listed)

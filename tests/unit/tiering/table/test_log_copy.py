@@ -374,3 +374,18 @@ def test_what_cannot_be_compared_is_fetched_again(lab: TierLab, how: str) -> Non
     second = fetch_log(remote, known=first)
     assert second is not None
     assert remote.of_the_log() == {log_key(number): 1 for number in range(4)}
+
+
+def test_an_answer_that_was_cut_short_does_not_stay_in_the_copy(lab: TierLab) -> None:
+    """A proxy may end a body early and say so itself: the listing has the object's true size.
+
+    The copy would count as the log, and every later use of the table would fail, until a restart.
+    """
+    remote = Remote(lab)
+    table = DeltaStreamTable(remote)
+    table.snapshot()
+    ship_one(lab)
+    remote.faults["get"].append(Fault.TRUNCATED)
+    with pytest.raises(RemoteTierUnavailableError, match="cut short"):
+        table.snapshot()
+    assert table.snapshot().version == lab.table.snapshot().version
