@@ -164,6 +164,9 @@ class LakeConfig:
     expiry_interval_ms: int = 60_000  # how often remote retention is looked at
     upload_timeout_ms: int = 120_000
     claim_timeout_ms: int = 2_000  # how long a leader's first write waits for its claim at most
+    reader_role_arn: str = ""  # readers get sessions of this role, bound to their stream's tables
+    reader_ttl_s: int = 3_600  # how long such a session lasts; AWS takes 900 to 43200
+    reader_sts_url: str = ""  # who opens them; default: STS, as AWS's tools find it
 
     def __post_init__(self) -> None:
         if not 0 <= self.claim_timeout_ms <= 60_000:
@@ -174,6 +177,10 @@ class LakeConfig:
             raise InvalidConfigError("lake.expiry_interval_ms must be 10 to 3600000")
         if self.upload_timeout_ms < 1_000:
             raise InvalidConfigError("lake.upload_timeout_ms must be at least 1000")
+        if not 900 <= self.reader_ttl_s <= 43_200:
+            raise InvalidConfigError("lake.reader_ttl_s must be 900 to 43200")
+        if self.reader_role_arn and not self.uri.startswith("s3://"):
+            raise InvalidConfigError("lake.reader_role_arn needs a lake.uri that begins with s3://")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -362,6 +369,8 @@ class BrokerConfig:
     log: LoggingConfig = field(default_factory=LoggingConfig)
 
     def __post_init__(self) -> None:
+        if self.lake.reader_role_arn:
+            self._require_safe_vending()
         members = self.cluster.members()
         if not members:
             return
@@ -379,6 +388,17 @@ class BrokerConfig:
             )
         if self.cluster.replica_transport == "nats" and not self.nats.url:
             raise InvalidConfigError("cluster.replica_transport nats needs nats.url")
+
+    def _require_safe_vending(self) -> None:
+        if not self.access.enabled:
+            raise InvalidConfigError(
+                "lake.reader_role_arn needs access.enabled = true: everybody would get credentials"
+            )
+        if self.flight.tls_cert_file is None and not is_loopback(self.flight.host):
+            raise InvalidConfigError(
+                "lake.reader_role_arn needs flight.tls_cert_file: without TLS the credentials of "
+                f"readers would leave {self.flight.host} in plain text"
+            )
 
 
 def insecure(config: BrokerConfig) -> BrokerConfig:

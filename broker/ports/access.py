@@ -8,6 +8,7 @@ from typing import Protocol
 
 from broker.model.access import Action, Caller, Grant, Kind, Resource, TokenRow
 from broker.model.quota import Flow, Quota
+from broker.model.table_credentials import TableCredentials, TemporaryKeys
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,3 +180,31 @@ class AuditSink(Protocol):
         self, *, caller: Caller, door: str, call: str, resources: Sequence[str], result: str
     ) -> None:
         """Record one call; ``result`` is ``ok`` or the class of the error."""
+
+
+class RoleSessions(Protocol):
+    """Gives keys of one role, narrowed by a policy. Blocking; any thread."""
+
+    def open(self, name: str, policy: str) -> TemporaryKeys:
+        """Open a session of this name, whose keys may do what the role and the policy both allow.
+
+        Raises:
+            RemoteTierUnavailableError: the service refuses, or does not answer.
+        """
+
+
+class TableCredentialsApi(Protocol):
+    """Gives principals credentials for tables. Blocking; any thread."""
+
+    def vend(self, name: str, principal: str) -> TableCredentials:
+        """Return credentials that read the tables of the stream of this name, and nothing else.
+
+        The caller has checked that the principal may consume the stream.
+
+        Raises:
+            NotShippedError: the stream has no table yet.
+            InvalidRequestError: the stream has no tiering.
+            TableMismatchError: the table is another stream's.
+            RemoteTierUnavailableError: the object store or the service does not answer.
+            UnknownStreamError.
+        """

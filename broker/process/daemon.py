@@ -38,6 +38,7 @@ from broker.errors import (
     UnavailableError,
 )
 from broker.model.ids import BrokerId
+from broker.model.table_credentials import StorePlace
 from broker.ports.partition import PartitionWriter
 from broker.process.access import (
     make_access,
@@ -62,8 +63,10 @@ from broker.process.metrics import CONTENT_TYPE, BrokerMetrics
 from broker.process.node import ClusterNode
 from broker.process.samples import BrokerSamples, limits_sample
 from broker.process.start_failure import say_failed
+from broker.process.table_credentials import vended_credentials
 from broker.process.watched_files import Watched, WatchedFiles
 from broker.runtime.api.access import Access
+from broker.runtime.api.table_credentials import VendedCredentials
 from broker.runtime.audit import Audit
 from broker.runtime.broker import Broker, BrokerName, BrokerParts
 from broker.runtime.cluster.identity import claim_directory
@@ -79,6 +82,7 @@ from broker.storage.cached_files import CachedFiles
 from broker.storage.promises.promises import Promises
 from broker.storage.stream_folders import STREAMS
 from tiering.config import TieringConfig
+from tiering.keys.snapshot import key_snapshot_uri
 from tiering.read.lake import Lake
 from tiering.store.fence import Fence
 from tiering.store.location import StoreConfig
@@ -149,6 +153,7 @@ class _Daemon:
         self._not_ready: str | None = _STARTING
         self._metrics: BrokerMetrics | None = None
         self._samples: BrokerSamples | None = None
+        self._lake: Lake | None = None
         self._node: Node | None = None
         self._missing: list[Callable[[], str | None]] = []  # e.g. NATS
         self._undo: list[Callable[[], object]] = []  # blocking, last first
@@ -290,11 +295,20 @@ class _Daemon:
             operations=_operations(config, broker, node.metadata, clock, self._cannot_reach),
             access=access,
             audit=audit,
+            credentials=self._credentials_of(broker),
         )
         flight.start()
         self._undo.append(flight.close)
         self._relieve = flight.relieve
         return flight
+
+    def _credentials_of(self, broker: Broker) -> VendedCredentials | None:
+        lake = self._lake
+        if lake is None:
+            return None
+        at = lake.config
+        place = StorePlace(endpoint=at.endpoint, region=at.region, path_style=at.path_style)
+        return vended_credentials(self._config, broker, partial(key_snapshot_uri, lake), place)
 
     def _say_ready(
         self, addresses: ServingAddresses, directory: str, *, streams_count: int
@@ -366,7 +380,7 @@ class _Daemon:
             keyring_file=encryption.keyring_file,
             kms_key_id=encryption.kms_key_id,
         )
-        lake = Lake.open(location, cluster=self._config.node.cluster)
+        self._lake = lake = Lake.open(location, cluster=self._config.node.cluster)
         fence = Fence(lake.require_fence, clock)
         try:
             fence.require()

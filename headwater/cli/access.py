@@ -1,9 +1,11 @@
-"""``headwater access``: gives, revokes and lists grants, and tells who has one."""
+"""``headwater access``: grants, who has one, quotas, and credentials for tables."""
 
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
@@ -194,6 +196,56 @@ def who_can(
             console.say(console.plain(one))
     if not found and not json:
         console.note("Nobody.")
+
+
+@app.command()
+def credentials(
+    stream: Annotated[str, typer.Argument(metavar="STREAM", help="The stream's name.")],
+    *,
+    server: ServerOption = None,
+    json: Annotated[
+        bool, typer.Option("--json", help="As AWS's tools take it from a credential_process.")
+    ] = False,
+) -> None:
+    """Print temporary credentials that read the tables of a stream and nothing else.
+
+    For tools that are not Headwater's: its own readers ask the broker by themselves. The lines are
+    secrets; they end by themselves. AWS's SDKs ask again before that with a profile of these lines:
+    [profile orders] and credential_process = headwater access credentials orders --json
+
+    [bold]Examples[/bold]
+
+      eval "$(headwater access credentials orders)"
+      headwater access credentials orders --json
+    """
+    from headwater.client.table_credentials import table_credentials
+
+    with connect(find_server(server)) as client:
+        found = table_credentials(client, stream)
+    ends = datetime.fromtimestamp(found.keys.expires_us // 1_000_000, UTC).isoformat()
+    secret, token = found.keys.secret_access_key.reveal(), found.keys.session_token.reveal()
+    if json:
+        console.json_line(
+            {
+                "Version": 1,
+                "AccessKeyId": found.keys.access_key_id,
+                "SecretAccessKey": secret,
+                "SessionToken": token,
+                "Expiration": ends,
+            }
+        )
+        return
+    lines = {
+        "AWS_ACCESS_KEY_ID": found.keys.access_key_id,
+        "AWS_SECRET_ACCESS_KEY": secret,
+        "AWS_SESSION_TOKEN": token,
+        "AWS_REGION": found.place.region,
+        "AWS_ENDPOINT_URL_S3": found.place.endpoint,
+    }
+    for name, value in lines.items():
+        if value is not None:
+            console.line(f"export {name}={shlex.quote(value)}")
+    console.note(f"Until {ends}, for {' and '.join(found.tables)}.")
 
 
 def _grants(

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from broker.codec.schema import ROW_SCHEMA
 from headwater.local_sql.background import begun
+from headwater.reads.table_access import table_location
 from tiering.table.log_copy import store_for_one_read
 
 if TYPE_CHECKING:
@@ -39,7 +40,9 @@ class StreamRows:
         self._complete: History | None = None
         version = cut.table_version
         self._store = (
-            None if version is None else begun(lambda: store_for_one_read(cut.table_uri, version))
+            None
+            if version is None
+            else begun(lambda: store_for_one_read(table_location(client, cut), version))
         )
         self._first: _Read | None = None
 

@@ -32,6 +32,7 @@ from broker.codec.flight.protocol import AtTime
 from broker.errors import InvalidCutError, InvalidRequestError, OffsetOutOfRangeError
 from broker.model.cut import Cut, PartitionCut
 from broker.model.offsets import OFFSET_MAX, Offset, OffsetRange
+from headwater.reads.table_access import table_location
 from tiering.read.certify import certify_counts
 from tiering.read.lake import kept_table
 from tiering.read.times import first_reaching
@@ -108,7 +109,7 @@ def narrowed(cut: Cut, moment: AtOffsets | AtTime, client: Client) -> Cut:
     )
 
 
-def proved_table(cut: Cut) -> tuple[DeltaStreamTable, TableSnapshot] | None:
+def proved_table(cut: Cut, client: Client) -> tuple[DeltaStreamTable, TableSnapshot] | None:
     """Open the table of a cut at its version and prove it by counts; None without a table. Blocks.
 
     Raises:
@@ -116,7 +117,7 @@ def proved_table(cut: Cut) -> tuple[DeltaStreamTable, TableSnapshot] | None:
     """
     if cut.table_version is None:
         return None
-    table = kept_table(cut.table_uri)
+    table = kept_table(table_location(client, cut))
     snapshot = table.snapshot(cut.table_version)
     certify_counts(snapshot, cut, table.store)
     return table, snapshot
@@ -215,7 +216,7 @@ def _ends_at(cut: Cut, stamp_us: int, client: Client) -> dict[int, Offset]:
             f"{_iso(cut.taken_us)}, and records of that time may still arrive"
         )
     ends: dict[int, Offset] = {}
-    proved = proved_table(cut)  # the time is looked up in a proved table only
+    proved = proved_table(cut, client)  # the time is looked up in a proved table only
     if proved is not None:
         table, snapshot = proved
         for part in cut.partitions:

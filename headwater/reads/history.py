@@ -21,10 +21,12 @@ from broker.model.certificate import Certificate, Hole, PartitionCertificate
 from broker.model.cut import Cut, PartitionCut
 from broker.model.offsets import Offset, OffsetRange
 from headwater.client import Client
+from headwater.reads.table_access import table_location
 from headwater.reads.tail import joined_holes, served_batches
 from tiering.read.certify import certify_counts
 from tiering.read.lake import kept_table, table_in
 from tiering.read.reader import read_rows
+from tiering.store.location import StoreConfig
 from tiering.store.object_store import ObjectStore
 from tiering.table.table import Table, TableSnapshot
 
@@ -55,7 +57,7 @@ class History:
     def __init__(self, client: Client, cut: Cut, *, store: ObjectStore | None = None) -> None:
         self._client = client
         self.cut = cut
-        self._table, self._snapshot = _open_table(cut, store)
+        self._table, self._snapshot = _open_table(client, cut, store)
         self._cold: list[PartitionCertificate] = []
         self._files_count = self._files_bytes = 0
         if self._table is not None:
@@ -98,6 +100,10 @@ class History:
     def is_thinned(self) -> bool:
         """Whether key compaction had removed records of those that were read so far."""
         return any(self._holes.values())
+
+    def location(self) -> StoreConfig:
+        """Return where the cut's table is, with credentials to read it. May block."""
+        return table_location(self._client, self.cut)
 
     def lease_lives(self) -> bool:
         """Ask whether the cut's lease has not ended; then it has held since the cut was taken."""
@@ -159,10 +165,12 @@ class History:
             yield batch
 
 
-def _open_table(cut: Cut, store: ObjectStore | None) -> tuple[Table | None, TableSnapshot | None]:
+def _open_table(
+    client: Client, cut: Cut, store: ObjectStore | None
+) -> tuple[Table | None, TableSnapshot | None]:
     if cut.table_version is None:
         return None, None
-    table = kept_table(cut.table_uri) if store is None else table_in(store)
+    table = kept_table(table_location(client, cut)) if store is None else table_in(store)
     return table, table.snapshot(cut.table_version)
 
 

@@ -60,8 +60,9 @@ def state_by_partition(
     history: History, columns: Sequence[str] | None = None
 ) -> Generator[tuple[int, pa.RecordBatch]]:
     """Yield the rows of :func:`newest_of_each_key`, each batch with its partition."""
-    found = usable_snapshot(history.cut)
-    rows = None if found is None else SnapshotRows(history.cut, found)
+    location = None if history.cut.table_version is None else history.location()
+    found = usable_snapshot(history.cut, location)
+    rows = None if found is None else SnapshotRows(history.cut, found, location)
     first = history.again()
     newest = _newest_offsets(first, rows)
     _require_newest(first)

@@ -18,6 +18,7 @@ from broker.model.certificate import Certificate, Hole, PartitionCertificate
 from broker.model.cut import Cut, PartitionCut
 from broker.model.offsets import OffsetRange
 from headwater.client import Client
+from headwater.reads.table_access import table_location
 from headwater.reads.tail import joined_holes, tail_batches
 from tiering.read.certify import certify_counts
 from tiering.read.lake import kept_table
@@ -39,7 +40,7 @@ def verify_cut(client: Client, cut: Cut, *, progress: Progress | None = None) ->
     table, snapshot = None, None
     files_count = files_bytes = 0
     if cut.table_version is not None:
-        table = kept_table(cut.table_uri)
+        table = kept_table(table_location(client, cut))
         snapshot = table.snapshot(cut.table_version)
         _, files_count, files_bytes = certify_counts(snapshot, cut, table.store)
     return Certificate(

@@ -109,12 +109,12 @@ def at_moment(given: SourceOptions, client: Client) -> SourceOptions:
         if moment.stream != name:
             raise InvalidCutError(f"the cut is of stream {moment.stream!r}, not of {name!r}")
         client.check_cut(moment)  # first: it tells a stream that was created again
-        proved_table(moment)
+        proved_table(moment, client)
         return given.of_cut(moment)
     cut = client.cut(name, ttl_ms=LEASE_TTL_MS_DEFAULT)
     try:
         if isinstance(moment, AtOffsets | None):  # to look a time up, narrowed() proves the table
-            proved_table(cut)
+            proved_table(cut, client)
         return given.of_cut(cut if moment is None else narrowed(cut, moment, client))
     except BaseException:
         _drop(cut.lease.lease_id, client)

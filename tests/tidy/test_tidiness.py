@@ -45,13 +45,17 @@ CLIENTS: Final[dict[str, tuple[str, ...]]] = {
     "prometheus_client": ("broker/process/metrics.py",),
     "psutil": ("broker/process/metrics.py",),
     "crc32c": ("broker/codec/checksum.py",),
-    # objects, and the wrapping of data keys: a broker without a lake may use the latter alone
-    "boto3": ("tiering/store/s3.py", "broker/keys/aws_kms.py"),
+    # one service in each: objects, the wrapping of data keys, sessions of a role
+    "boto3": ("tiering/store/s3.py", "broker/keys/aws_kms.py", "broker/adapters/access/aws_sts.py"),
     "joserfc": ("broker/adapters/access/jwt_tokens.py",),
     "casbin": ("broker/adapters/access/casbin_policy.py",),
     "h2": ("broker/adapters/liftbridge/http2.py",),
     "obstore": ("tiering/store/s3_reads.py",),
-    "botocore": ("tiering/store/s3.py", "broker/keys/aws_kms.py"),
+    "botocore": (
+        "tiering/store/s3.py",
+        "broker/keys/aws_kms.py",
+        "broker/adapters/access/aws_sts.py",
+    ),
     "deltalake": ("tiering/table/delta_*.py",),  # the library and its two kinds of tables
     "sqlglot": ("headwater/local_sql/*.py",),
     "duckdb": ("headwater/local_sql/duckdb_engine.py",),

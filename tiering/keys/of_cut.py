@@ -23,20 +23,22 @@ from tiering.keys.sorting import in_offset_order, rows_at
 from tiering.read.lake import Lake
 from tiering.read.parquet_source import Offsets, ParquetObject
 from tiering.read.reader import shaped
+from tiering.store.location import StoreConfig
 
 _log = logging.getLogger("headwater.read")
 
 
-def usable_snapshot(cut: Cut) -> LatestTable | None:
+def usable_snapshot(cut: Cut, location: StoreConfig | None = None) -> LatestTable | None:
     """Return the key snapshot that a read of this cut can use, or None. Blocks.
 
+    ``location`` is that of the cut's table; its settings come from the environment otherwise.
     Its ``ends`` are never below the cut's starts: from there on the history has to be read.
 
     Raises:
         TableMismatchError: a foreign writer changed it.
         CorruptDataError, UnavailableError: it is damaged, or cannot be reached.
     """
-    found = _open_latest(cut)
+    found = _open_latest(cut, location)
     if found is None:
         return None
     if found.distrusted:
@@ -71,9 +73,11 @@ def usable_snapshot(cut: Cut) -> LatestTable | None:
 class SnapshotRows:
     """The rows of a usable key snapshot that belong to one cut. Blocks; one thread at a time."""
 
-    def __init__(self, cut: Cut, found: LatestTable) -> None:
+    def __init__(self, cut: Cut, found: LatestTable, location: StoreConfig | None = None) -> None:
+        """Open the key snapshot with the settings of ``location``, or of the environment."""
         self._found = found
-        self._store = Lake.open(found.uri, cluster=cut.cluster).store
+        at = found.uri if location is None else location.at(found.uri)
+        self._store = Lake.open(at, cluster=cut.cluster).store
 
     def end(self, partition: int) -> Offset:
         """Return the first offset of a partition that the key snapshot does not cover."""
@@ -115,12 +119,12 @@ def _covered(found: LatestTable, partition: int) -> OffsetRange:
     return OffsetRange(found.starts.get(partition, nothing), found.ends.get(partition, nothing))
 
 
-def _open_latest(cut: Cut) -> LatestTable | None:
+def _open_latest(cut: Cut, location: StoreConfig | None) -> LatestTable | None:
     if cut.table_version is None:
         return None
     root, namespace, table_name = cut.table_uri.rsplit("/", 2)
     return open_latest(
-        Lake.open(root, cluster=cut.cluster),
+        Lake.open(root if location is None else location.at(root), cluster=cut.cluster),
         cut.stream,
         stream_uuid=cut.stream_uuid,
         table_name=table_name,

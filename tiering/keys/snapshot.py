@@ -87,6 +87,8 @@ def open_latest(
     for name in names:
         for folder in _folders(name, stream_uuid):
             table = _table_in(lake, namespace, folder)
+            if not lake.config.may_read(table.uri):
+                continue
             try:
                 newest = table.find()
             except TableMismatchError:
@@ -115,6 +117,18 @@ def latest_table(lake: Lake, stream: Stream) -> DeltaStreamTable:
     except TableMismatchError:
         pass
     return _table_in(lake, stream.namespace, second, stream)
+
+
+def key_snapshot_uri(lake: Lake, stream: Stream) -> str | None:
+    """Return the URI of a stream's key snapshot; None if it has none. Blocks.
+
+    Raises RemoteTierUnavailableError.
+    """
+    table = latest_table(lake, stream)
+    try:
+        return None if table.find() is None else table.uri
+    except TableMismatchError:
+        return None  # the folder is somebody else's
 
 
 def prove_latest(snapshot: TableSnapshot, store: ObjectStore) -> frozenset[int]:

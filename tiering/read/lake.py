@@ -113,13 +113,13 @@ class Lake:
         return recreated_table_name(name, uuid)
 
 
-def kept_table(uri: str) -> DeltaStreamTable:
-    """Return the table at a URI, for reading one version after another; makes no request.
+def kept_table(location: StoreConfig | str) -> DeltaStreamTable:
+    """Return the table at a location, for reading one version after another; makes no request.
 
     Of a remote table the process keeps one object, whose copy of the log is brought forward by each
-    use (log_copy.py). Settings come from the environment. Raises InvalidConfigError.
+    use (log_copy.py). The settings of a URI come from the environment. Raises InvalidConfigError.
     """
-    config = StoreConfig.from_env(uri)
+    config = StoreConfig.from_env(location) if isinstance(location, str) else location
     if config.kind == "local":
         return table_in(open_store(config))
     with _KEPT_LOCK:

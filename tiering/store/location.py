@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 from urllib.parse import unquote, urlsplit
 
 from broker.errors import InvalidConfigError
@@ -24,15 +24,26 @@ _FALSE = frozenset({"0", "false", "no", "off"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """A key pair, with a session token if the pair is temporary."""
+    """A key pair; a temporary one has a session token, and may say when it ends."""
 
     access_key_id: str
     secret_access_key: Secret
     session_token: Secret | None = None
+    expires_us: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "secret_access_key", Secret.of(self.secret_access_key))
         object.__setattr__(self, "session_token", Secret.of(self.session_token))
+
+
+class CredentialSource(Protocol):
+    """Gives temporary credentials, and others before they end. Any thread; may block."""
+
+    def __call__(self) -> Credentials:
+        """Return credentials that are good for some minutes at least; they say when they end."""
+
+    def may_read(self, uri: str) -> bool:
+        """Tell whether the credentials are good for the table at a URI."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +59,7 @@ class StoreConfig:
     path_style: bool = False
     profile: str | None = None
     credentials: Credentials | None = None  # None: the client library's own chain
+    vended: CredentialSource | None = None  # asked in place of the chain
     single_writer: bool = False  # accept a store that ignores conditional PUT
     connect_timeout_s: float = 5.0
     read_timeout_s: float = 30.0
@@ -104,6 +116,15 @@ class StoreConfig:
             single_writer=single_writer,
             **keys,
         )
+
+    @property
+    def names_credentials(self) -> bool:
+        """Whether the environment said which credentials to use, or where they are."""
+        return self.credentials is not None or self.profile is not None
+
+    def may_read(self, uri: str) -> bool:
+        """Tell whether it makes sense to look for a table at a URI: credentials may be bound."""
+        return self.vended is None or self.vended.may_read(uri)
 
     @property
     def kind(self) -> Literal["s3", "local"]:

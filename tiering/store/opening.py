@@ -27,7 +27,8 @@ def open_for_reading(config: StoreConfig) -> ObjectStore:
     It is that of :func:`open_store` where boto3 has to look for credentials or the region, where an
     endpoint has buckets in its host name, and where obstore is not installed.
     """
-    found_by_boto3 = config.credentials is None or config.region is None
+    given = config.credentials is not None or config.vended is not None
+    found_by_boto3 = not given or config.region is None
     other_hosts = config.endpoint is not None and not config.path_style
     if config.kind == "local" or found_by_boto3 or other_hosts:
         return open_store(config)

@@ -12,13 +12,20 @@ import base64
 import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final, TypeVar
 
 import boto3.session
 import pyarrow as pa
 from botocore.config import Config
+from botocore.credentials import (
+    CredentialProvider,
+    CredentialResolver,
+    DeferredRefreshableCredentials,
+)
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
+from botocore.session import Session as BotocoreSession
 
 from broker.codec.checksum import crc32c as crc32c_of
 from broker.errors import (
@@ -31,7 +38,7 @@ from broker.errors import (
 )
 from broker.model.secret import Secret
 from tiering.store.deadline import call_with_deadline
-from tiering.store.location import Credentials, StoreConfig
+from tiering.store.location import Credentials, CredentialSource, StoreConfig
 from tiering.store.object_store import ObjectInfo
 
 _T = TypeVar("_T")
@@ -210,6 +217,8 @@ def resolve_credentials(config: StoreConfig) -> tuple[Credentials | None, str | 
     """
     if config.credentials is not None:
         return config.credentials, config.region
+    if config.vended is not None:
+        return config.vended(), config.region
     try:
         session = boto3.session.Session(**config.boto3_session_kwargs())
         found = session.get_credentials()
@@ -242,10 +251,44 @@ def _make_client(config: StoreConfig) -> Any:
         response_checksum_validation="when_required",
     )
     try:
-        session = boto3.session.Session(**config.boto3_session_kwargs())
+        session = boto3.session.Session(
+            **config.boto3_session_kwargs(),
+            botocore_session=None if config.vended is None else _session_of(config.vended),
+        )
         return session.client("s3", endpoint_url=config.endpoint, config=settings)
     except (BotoCoreError, ValueError) as cause:
         raise InvalidConfigError(f"cannot reach {config.uri}: {cause}", uri=config.uri) from cause
+
+
+def _session_of(vended: CredentialSource) -> BotocoreSession:
+    """Return a session whose clients ask for other credentials before those that they have end."""
+    session = BotocoreSession()
+    session.register_component("credential_provider", CredentialResolver([_Vended(vended)]))
+    return session
+
+
+class _Vended(CredentialProvider):
+    """Hands a source of credentials to botocore, which asks it again when they are about to end."""
+
+    METHOD = "headwater"
+
+    def __init__(self, vended: CredentialSource) -> None:
+        super().__init__()
+        self._vended = vended
+
+    def load(self) -> DeferredRefreshableCredentials:
+        return DeferredRefreshableCredentials(refresh_using=self._told, method=self.METHOD)
+
+    def _told(self) -> dict[str, str]:
+        found = self._vended()
+        assert found.session_token is not None, "vended credentials are those of a session"
+        assert found.expires_us is not None, "vended credentials end"
+        return {
+            "access_key": found.access_key_id,
+            "secret_key": found.secret_access_key.reveal(),
+            "token": found.session_token.reveal(),
+            "expiry_time": datetime.fromtimestamp(found.expires_us / 1e6, UTC).isoformat(),
+        }
 
 
 def _code(cause: ClientError) -> str:

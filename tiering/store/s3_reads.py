@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import obstore.store
@@ -23,12 +23,12 @@ from broker.errors import (
     ObjectMissingError,
     RemoteTierUnavailableError,
 )
-from tiering.store.location import StoreConfig
+from tiering.store.location import Credentials, StoreConfig
 from tiering.store.object_store import ObjectInfo, ObjectStore
 
 if TYPE_CHECKING:
     from obstore import GetOptions
-    from obstore.store import S3Config
+    from obstore.store import S3Config, S3Credential
 
 _T = TypeVar("_T")
 
@@ -116,23 +116,25 @@ class S3Reads:
 
 
 def _make_client(config: StoreConfig) -> obstore.store.S3Store:
-    found = config.credentials
-    assert found is not None, "the caller looks for credentials"
+    vended, found = config.vended, config.credentials
     assert config.region is not None, "the caller looks for the region"
     told: S3Config = {
         "region": config.region,
-        "access_key_id": found.access_key_id,
-        "secret_access_key": found.secret_access_key.reveal(),
         "virtual_hosted_style_request": not config.path_style,
     }
-    if found.session_token is not None:
-        told["session_token"] = found.session_token.reveal()
+    if vended is None:
+        assert found is not None, "the caller looks for credentials"
+        told["access_key_id"] = found.access_key_id
+        told["secret_access_key"] = found.secret_access_key.reveal()
+        if found.session_token is not None:
+            told["session_token"] = found.session_token.reveal()
     if config.endpoint is not None:
         told["aws_endpoint_url_s3"] = config.endpoint  # wins over all variables of the environment
     try:
         return obstore.store.S3Store(
             config.bucket,
             config=told,
+            credential_provider=None if vended is None else lambda: _asked_anew(vended()),
             client_options={
                 "allow_http": (config.endpoint or "").startswith("http://"),
                 "connect_timeout": timedelta(seconds=config.connect_timeout_s),
@@ -146,6 +148,17 @@ def _make_client(config: StoreConfig) -> obstore.store.S3Store:
         )
     except (BaseError, ValueError) as cause:
         raise InvalidConfigError(f"cannot reach {config.uri}: {cause}", uri=config.uri) from cause
+
+
+def _asked_anew(found: Credentials) -> S3Credential:
+    """Return credentials as obstore takes them; it asks again before they end."""
+    ends_us, token = found.expires_us, found.session_token
+    return {
+        "access_key_id": found.access_key_id,
+        "secret_access_key": found.secret_access_key.reveal(),
+        "token": None if token is None else token.reveal(),
+        "expires_at": None if ends_us is None else datetime.fromtimestamp(ends_us / 1e6, UTC),
+    }
 
 
 def _asked(request: Callable[[], _T], key: str) -> _T:

@@ -132,14 +132,14 @@ class _Folder:
         part.replace(self.path / key)
 
 
-def store_for_one_read(uri: str, version: int) -> ObjectStore:
-    """Return the store of the table at a URI, for one read of one version.
+def store_for_one_read(config: StoreConfig, version: int) -> ObjectStore:
+    """Return the store of the table at a location, for one read of one version.
 
     For a remote table, the listings and log files that the read needs first are fetched at once.
 
     Raises InvalidConfigError, RemoteTierUnavailableError.
     """
-    store = open_for_reading(StoreConfig.from_env(uri))
+    store = open_for_reading(config)
     return fetch_log(store, version, also=(FILES_PREFIX, f"{PROOF_PREFIX}/")) or store
 
 

@@ -1,4 +1,4 @@
-"""The actions about grants, tokens and quotas, over AccessApi; part of the Flight service."""
+"""The actions about grants, tokens, quotas and keys for tables; part of the Flight service."""
 
 from __future__ import annotations
 
@@ -6,30 +6,40 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from broker.adapters.flight.places import Places
+from broker.codec.flight.table_credentials import to_values
 from broker.errors import InvalidRequestError
 from broker.model.access import Caller
 from broker.model.quota import Quota
-from broker.ports.access import AccessApi
+from broker.ports.access import AccessApi, TableCredentialsApi
 
 
 class AccessActions:
     """Performs an action and returns its results, as JSON has them. Any thread."""
 
-    def __init__(self, access: AccessApi | None) -> None:
+    def __init__(
+        self, access: AccessApi | None, credentials: TableCredentialsApi | None, waits: Places
+    ) -> None:
+        """Take a place of ``waits`` while the lake is asked."""
         self._access = access
+        self._credentials = credentials
+        self._waits = waits
 
     def run(self, caller: Caller, action: str, values: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Run one action with checked values.
 
         Raises:
-            InvalidRequestError: this server has no AccessApi.
+            InvalidRequestError: this server has not what the action needs.
             HeadwaterError: the broker refused the action.
         """
         access = self._access
         if action == "whoami":
             on = access is not None and access.enabled
             return [{"enabled": on, "principal": caller.principal, "via": caller.via}]
-        if access is None:
+        if action == "table_credentials" and self._credentials is not None:
+            with self._waits.take():
+                return [to_values(self._credentials.vend(values["name"], caller.principal))]
+        if access is None or action == "table_credentials":
             raise InvalidRequestError(
                 f"this server does not offer the action {action}", field="action"
             )

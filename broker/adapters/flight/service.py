@@ -53,7 +53,7 @@ from broker.errors import (
     ShuttingDownError,
 )
 from broker.model.access import Caller
-from broker.ports.access import AccessApi, AuditSink
+from broker.ports.access import AccessApi, AuditSink, TableCredentialsApi
 from broker.ports.api import BrokerApi
 from broker.ports.operators import OperatorApi
 from broker.ports.system import Clock
@@ -77,9 +77,11 @@ class FlightService:
         operations: OperatorApi | None = None,
         access: AccessApi | None = None,
         audit: AuditSink | None = None,
+        credentials: TableCredentialsApi | None = None,
     ) -> None:
         """Without ``access`` nobody is asked who they are."""
         self._access = access
+        self._credentials = credentials
         self._gate = Gate("flight", access, audit)
         self._api = api
         self._clock = clock
@@ -103,6 +105,7 @@ class FlightService:
                 self._config,
                 self._operations,
                 access=self._access,
+                credentials=self._credentials,
                 gate=self._gate,
             )
         except (pa.ArrowException, OSError) as cause:
@@ -164,6 +167,7 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
         operations: OperatorApi | None,
         *,
         access: AccessApi | None,
+        credentials: TableCredentialsApi | None,
         gate: Gate,
     ) -> None:
         tls = config.tls_cert is not None
@@ -182,7 +186,6 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
         self._listing = Listing(api)
         self._actions = StreamActions(api, clock, self._listing, nats_url=config.nats_url)
         self._group_actions = GroupActions(api.members)
-        self._access_actions = AccessActions(access)
         self._closing = False
         self._writers = Places("do_put calls", config.streams_max)
         self._readers = Places("reads", config.streams_max)
@@ -192,6 +195,7 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
             of_connection_max=config.followers_of_connection_max,
         )
         self._waits = Places("calls that wait for the lake", config.waits_max)
+        self._access_actions = AccessActions(access, credentials, self._waits)
         self._puts: set[PutStream] = set()
         self._puts_lock = threading.Lock()
 

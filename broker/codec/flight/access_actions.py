@@ -92,6 +92,13 @@ ACCESS_ACTIONS: Final[Mapping[str, ActionSpec]] = {
         {},
         {},
     ),
+    "table_credentials": ActionSpec(
+        "Give temporary credentials that read the tables of a stream and nothing else. {name} -> "
+        "{tables, access_key_id, secret_access_key, session_token, expires_us, endpoint, region, "
+        "path_style}.",
+        {"name": _text("name")},
+        {},
+    ),
     "grant_access": ActionSpec(
         "Add grants. {grants: [{principal, kind, pattern, actions, namespace?}, ...]} -> "
         "{changed}.",

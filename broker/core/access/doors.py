@@ -137,6 +137,7 @@ FLIGHT: Final[Mapping[str, CallRow]] = {
     "remove_broker": _on_cluster("admin"),
     # access
     "whoami": _KNOWN,
+    "table_credentials": _on_stream("consume"),
     "grant_access": _on_cluster("admin"),
     "revoke_access": _on_cluster("admin"),
     "list_access": _on_cluster("admin"),

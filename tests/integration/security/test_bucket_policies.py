@@ -7,18 +7,16 @@ a reader may list is not shown here.
 from __future__ import annotations
 
 import re
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
-import boto3
 import pytest
 
 from broker.codec.checksum import crc32c
 from broker.errors import RemoteTierUnavailableError
-from headwater.local.embedded import EmbeddedServer, moto_environment, start_moto
+from headwater.local.embedded import moto_environment
 from projectfiles import ROOT
+from simkit.servers.moto_iam import check_from_now, checking_moto, make_user
 from tiering.store.location import StoreConfig
 from tiering.store.object_store import ErasableStore
 from tiering.store.opening import open_store
@@ -38,37 +36,17 @@ def policies() -> dict[str, str]:
 
 
 @pytest.fixture
-def store_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StoreOf]:
+def store_of(tmp_path: Path) -> Iterator[StoreOf]:
     """Give the lake's store as a user with one of the policies has it."""
-    monkeypatch.setenv("INITIAL_NO_AUTH_ACTION_COUNT", "inf")
-    with start_moto(tmp_path, bucket="my-bucket") as moto:
-        keys = {name: _user(moto, name, policy) for name, policy in policies().items()}
-        _check_from_now(moto)
+    with checking_moto(tmp_path, bucket="my-bucket") as moto:
+        keys = {name: make_user(moto, name, policy) for name, policy in policies().items()}
+        check_from_now(moto)
 
         def store(name: str) -> ErasableStore:
             environment = {**moto_environment(moto.address), **keys[name]}
             return open_store(StoreConfig.from_env("s3://my-bucket/headwater", environment))
 
         yield store
-
-
-def _check_from_now(moto: EmbeddedServer) -> None:
-    """Let the server check each request from the next one on; a number is the text of its body."""
-    url, text = f"{moto.address}/moto-api/reset-auth", {"Content-Type": "text/plain"}
-    urllib.request.urlopen(urllib.request.Request(url, data=b"0", headers=text)).close()
-
-
-def _user(moto: EmbeddedServer, name: str, policy: str) -> dict[str, str]:
-    """Make a user with a policy; return its credentials."""
-    access: dict[str, Any] = {"aws_access_key_id": "test", "aws_secret_access_key": "test"}
-    iam = boto3.client("iam", endpoint_url=moto.address, region_name="us-east-1", **access)
-    iam.create_user(UserName=name)
-    iam.put_user_policy(UserName=name, PolicyName="page", PolicyDocument=policy)
-    made = iam.create_access_key(UserName=name)["AccessKey"]
-    return {
-        "AWS_ACCESS_KEY_ID": made["AccessKeyId"],
-        "AWS_SECRET_ACCESS_KEY": made["SecretAccessKey"],
-    }
 
 
 def test_brokers_write_and_a_reader_reads_its_tables_only(store_of: StoreOf) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from broker.config import (
+    AccessConfig,
     BrokerConfig,
     ClusterConfig,
     FlightConfig,
+    LakeConfig,
     NatsConfig,
     NodeConfig,
     arrow_bytes_max,
@@ -68,6 +71,28 @@ def test_variables_of_other_parts_are_left_alone() -> None:
     assert load(None, {"HEADWATER_SERVER": "x", "HEADWATER_S3_ENDPOINT": "y"}) == BrokerConfig()
     names = ("HEADWATER_TLS_CA_FILE", "HEADWATER_TLS_CERT_FILE", "HEADWATER_TLS_KEY_FILE")
     assert load(None, dict.fromkeys(names, "a client's")) == BrokerConfig()
+
+
+@pytest.mark.parametrize(
+    ("lake", "flight", "access", "says"),
+    [
+        ({"reader_ttl_s": 899}, FlightConfig(), True, "900 to 43200"),
+        ({"uri": "/lake"}, FlightConfig(), True, "s3://"),
+        ({}, FlightConfig(), False, "access.enabled"),
+        ({}, FlightConfig(host="0.0.0.0"), True, "flight.tls_cert_file"),
+    ],
+)
+def test_readers_get_credentials_only_where_that_is_safe(
+    lake: dict[str, Any], flight: FlightConfig, access: bool, says: str
+) -> None:
+    """Not everybody, not in plain text, and not for a folder."""
+    settings: dict[str, Any] = {"uri": "s3://lake", "reader_role_arn": "arn:aws:iam::1:role/r"}
+    with pytest.raises(InvalidConfigError, match=says):
+        BrokerConfig(
+            lake=LakeConfig(**settings | lake),
+            flight=flight,
+            access=AccessConfig(enabled=access),
+        )
 
 
 def test_secrets_do_not_show() -> None:

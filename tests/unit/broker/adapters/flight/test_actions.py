@@ -11,10 +11,12 @@ from broker.adapters.flight.access_actions import AccessActions
 from broker.adapters.flight.actions import StreamActions
 from broker.adapters.flight.group_actions import GroupActions
 from broker.adapters.flight.operations import operate
+from broker.adapters.flight.places import Places
 from broker.codec.flight.access_actions import ACCESS_ACTIONS
 from broker.codec.flight.actions import ACTIONS
 from broker.codec.flight.group_actions import GROUP_ACTIONS
 from broker.codec.flight.operations import OPERATIONS
+from broker.errors import InvalidRequestError
 from broker.model.access import Caller
 from broker.ports.access import AccessApi
 from broker.ports.operators import OperatorApi
@@ -39,11 +41,20 @@ def test_an_action_of_operators_reaches_its_port(action: str) -> None:
     assert len(api.method_calls) == 1
 
 
-@pytest.mark.parametrize("action", sorted(ACCESS_ACTIONS.keys() - {"whoami"}))
+@pytest.mark.parametrize("action", sorted(ACCESS_ACTIONS.keys() - {"whoami", "table_credentials"}))
 def test_an_action_about_access_reaches_its_port(action: str) -> None:
     """The same for grants and tokens."""
     api = create_autospec(AccessApi, instance=True)
     api.grants.return_value = ()
     api.tokens.return_value = {}
-    AccessActions(api).run(Caller(), action, dict.fromkeys(ACCESS_ACTIONS[action].fields))
+    actions = AccessActions(api, None, Places("calls that wait", 1))
+    actions.run(Caller(), action, dict.fromkeys(ACCESS_ACTIONS[action].fields))
     assert len(api.method_calls) == 1
+
+
+def test_a_broker_that_vends_no_credentials_says_so() -> None:
+    """As for an action that it does not know: readers then look for credentials elsewhere."""
+    actions = AccessActions(create_autospec(AccessApi), None, Places("calls that wait", 1))
+    with pytest.raises(InvalidRequestError) as caught:
+        actions.run(Caller(), "table_credentials", {"name": "s"})
+    assert caught.value.field == "action"

@@ -89,6 +89,7 @@ GOOD: dict[str, dict[str, Any]] = {
     },
     "delete_group": {"group": "g"},
     "whoami": {},
+    "table_credentials": {"name": "s"},
     "grant_access": {"grants": [GRANT]},
     "revoke_access": {"grants": [GRANT]},
     "list_access": {},

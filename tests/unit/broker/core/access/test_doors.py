@@ -94,6 +94,7 @@ MAY: Final[dict[str, dict[str, frozenset[str]]]] = {
         "elect_unclean": ADMIN,
         "remove_broker": ADMIN,
         "whoami": KNOWN,
+        "table_credentials": READERS,
         "grant_access": ADMIN,
         "revoke_access": ADMIN,
         "list_access": ADMIN,
