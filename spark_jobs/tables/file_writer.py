@@ -25,7 +25,7 @@ from spark_jobs.tables.file_stats import WrittenStats
 from spark_jobs.tables.schema_match import ColumnFit, Fit
 from tiering.ship.compression import codecs
 from tiering.store.location import StoreConfig
-from tiering.store.object_store import ObjectStore
+from tiering.store.object_store import ObjectInfo, ObjectStore
 
 ROW_GROUP_ROWS_MAX: Final = 128 * 1024
 ROW_GROUP_BYTES_MAX: Final = 32 * 1024 * 1024
@@ -125,8 +125,8 @@ class FileWriter:
             f"{secrets.token_hex(8)}.parquet"
         )
         checksum = crc32c(body)
-        created = self._store.put_if_absent(path, body, crc32c=checksum)
-        _check_stored(self._store, path, size=len(body), checksum=checksum, created=created)
+        stored = self._store.put_if_absent(path, body, crc32c=checksum)
+        _check_stored(self._store, path, stored, size=len(body), checksum=checksum)
         names = [each.name for each in self._fit.partition_columns]
         self._written.append(
             WrittenFile(
@@ -259,22 +259,24 @@ def _spelled(value: Any) -> str | None:
 
 
 def _check_stored(
-    store: ObjectStore, path: str, *, size: int, checksum: int, created: bool
+    store: ObjectStore, path: str, stored: ObjectInfo | None, *, size: int, checksum: int
 ) -> None:
-    """Check the object in the store.
+    """Check the object in the store; ``stored`` is the store's answer to its PUT.
+
+    A store that keeps checksums is asked for its own. From others the object is read back.
 
     Raises:
         ObjectCorruptError: it differs from the bytes that were written.
     """
-    info = store.head(path)
-    if created and info.size_bytes == size:
-        found = info.crc32c if info.crc32c is not None else crc32c(store.get(path))
-        if found == checksum:
-            return
-    raise ObjectCorruptError(
-        f"{path} was written with {size} bytes, but the store has {info.size_bytes} bytes, or "
-        "other bytes of the same length",
-        key=path,
-        expected=size,
-        found=info.size_bytes,
-    )
+    info = store.head(path) if stored is not None and stored.crc32c is not None else None
+    if info is None or info.crc32c is None:
+        body = store.get(path)
+        info = ObjectInfo(path, len(body), crc32c=crc32c(body))
+    if stored is None or (info.size_bytes, info.crc32c) != (size, checksum):
+        raise ObjectCorruptError(
+            f"{path} was written with {size} bytes, but the store has {info.size_bytes} bytes, or "
+            "other bytes of the same length",
+            key=path,
+            expected=size,
+            found=info.size_bytes,
+        )

@@ -48,7 +48,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
 
 def put(store: ObjectStore, key: str, body: bytes) -> bool:
     """Create an object with the right checksum."""
-    return store.put_if_absent(key, body, crc32c=crc32c(body))
+    return store.put_if_absent(key, body, crc32c=crc32c(body)) is not None
 
 
 def test_an_object_is_read_back_whole_and_in_parts(store: ObjectStore) -> None:
@@ -131,6 +131,16 @@ def test_head_tells_size_and_checksum_where_it_is_kept(store: ObjectStore) -> No
     info = store.head("x")
     assert info.size_bytes == 4
     assert info.crc32c in (None, crc32c(b"body"))
+
+
+def test_the_answer_to_a_put_names_the_object_as_the_store_does(store: ObjectStore) -> None:
+    """Its ETag is the one that HEAD and a listing give; a folder gives none."""
+    created = store.put_if_absent("x", b"body", crc32c=crc32c(b"body"))
+    assert created is not None
+    assert (created.key, created.size_bytes) == ("x", 4)
+    listed = next(iter(store.list("x")))
+    assert created.etag == store.head("x").etag == listed.etag
+    assert (created.etag is None) == (store.config.kind == "local")
 
 
 def test_listing_is_by_key_and_pages(store: ObjectStore) -> None:

@@ -49,6 +49,7 @@ class BucketFile:
     stats_json: str
     crc32c: int
     digest: str  # of the rows, in the file's order: by key
+    etag: str | None = None  # the store's answer to its PUT
 
     def new_file(self, *, modified_us: int) -> NewFile:
         """Return the file's description for the commit."""
@@ -60,6 +61,7 @@ class BucketFile:
             stats_json=self.stats_json,
             crc32c=self.crc32c,
             digest=self.digest,
+            etag=self.etag,
         )
 
 
@@ -169,7 +171,8 @@ class _OpenBucket:
         body = self._sink.getvalue()
         path = bucket_path(self.partition, self.bucket, buckets_count, end)
         checksum = crc32c(body)
-        if not store.put_if_absent(path, body, crc32c=checksum):
+        stored = store.put_if_absent(path, body, crc32c=checksum)
+        if stored is None:
             raise RemoteTierUnavailableError(f"{path} exists already as another object", key=path)
         if crc32c(store.get(path)) != checksum:
             raise ObjectCorruptError(
@@ -186,6 +189,7 @@ class _OpenBucket:
             ),
             crc32c=checksum,
             digest=self._digest.hexdigest(),
+            etag=stored.etag,
         )
 
     def _flush(self) -> None:

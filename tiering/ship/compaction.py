@@ -96,7 +96,8 @@ def rewrite(
     rows = proved_rows(snapshot, store, wanted.partition, wanted.range, entries)
     written = write_rows(rows, wanted.range, place)
     entry = written.entry
-    if not store.put_if_absent(entry.path, written.body, crc32c=entry.crc32c):
+    stored = store.put_if_absent(entry.path, written.body, crc32c=entry.crc32c)
+    if stored is None:
         raise RemoteTierUnavailableError(
             f"{entry.path} exists already as another object", key=entry.path
         )
@@ -109,6 +110,7 @@ def rewrite(
         stats_json=written.stats_json,
         crc32c=entry.crc32c,
         digest=entry.digest,
+        etag=stored.etag,
     )
 
 

@@ -52,11 +52,12 @@ _WRITER_OPTIONS: Final[dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenSegment:
-    """One object, not yet stored: its bytes, its ledger entry and its Delta statistics."""
+    """One object: its bytes until it is stored, its ledger entry and its Delta statistics."""
 
     body: Any  # bytes-like
     entry: LedgerEntry  # the table version is still unknown
     stats_json: str
+    etag: str | None = None  # the store's, once it is stored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -254,12 +254,13 @@ class PartitionShipper:
     def _store(self) -> None:
         built = self._taken_object()
         entry = built.entry
-        if not self._table.store.put_if_absent(entry.path, built.body, crc32c=entry.crc32c):
+        stored = self._table.store.put_if_absent(entry.path, built.body, crc32c=entry.crc32c)
+        if stored is None:
             raise RemoteTierUnavailableError(  # the next cycle takes another random name
                 f"{entry.path} exists already as another object", key=entry.path
             )
         # From here on only the bytes in the store count; their read-back needs the memory.
-        self._object = WrittenSegment(body=b"", entry=entry, stats_json=built.stats_json)
+        self._object = replace(built, body=b"", etag=stored.etag)
 
     def _check(self) -> None:
         entry = self._taken_object().entry
@@ -280,6 +281,7 @@ class PartitionShipper:
                         partition=self._number,
                         modified_us=self._clock.now_us(),
                         stats_json=built.stats_json,
+                        etag=built.etag,
                     )
                 ],
                 {self._number: moved},

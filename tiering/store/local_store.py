@@ -41,11 +41,11 @@ class LocalStore:
         """Where the root is."""
         return self._config
 
-    def put_if_absent(self, key: str, body: Any, *, crc32c: int) -> bool:
+    def put_if_absent(self, key: str, body: Any, *, crc32c: int) -> ObjectInfo | None:
         """Create an object durably, unless the key is taken; see the port."""
         if crc32c_of(body) != crc32c:
             raise ObjectCorruptError(f"{key} was damaged on its way to the store", key=key)
-        path = self._path(key)
+        path, created = self._path(key), ObjectInfo(key, len(memoryview(body)))
         temporary = path.parent / f".{secrets.token_hex(8)}.tmp"
         try:
             self._make_folder(path.parent)
@@ -58,10 +58,11 @@ class LocalStore:
         except FileExistsError:
             # The process that created it may not have synced the name yet: sync it before use.
             _sync_folder(path.parent)
-            return path.stat().st_size == len(memoryview(body)) and path.read_bytes() == body
+            same = path.stat().st_size == created.size_bytes and path.read_bytes() == body
+            return created if same else None
         except OSError as cause:
             raise _translated(cause, key) from cause
-        return True
+        return created
 
     def get(self, key: str, start: int | None = None, end: int | None = None) -> bytes:
         """Return all bytes, or exactly those of ``[start, end)``; see the port."""

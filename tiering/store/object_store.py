@@ -42,13 +42,13 @@ class ObjectStore(Protocol):
     def config(self) -> StoreConfig:
         """Location of the root, and the settings to reach it."""
 
-    def put_if_absent(self, key: str, body: Any, *, crc32c: int) -> bool:
+    def put_if_absent(self, key: str, body: Any, *, crc32c: int) -> ObjectInfo | None:
         """Create an object durably, unless the key is taken.
 
         ``body`` is bytes-like. ``crc32c`` is its CRC-32C, which the store compares with the bytes
-        that it received. Returns True if the object under ``key`` now has exactly these bytes
-        (created by this call, or by an earlier attempt whose answer was lost), False if it has
-        other bytes.
+        that it received. Returns what the store says of the object if it now has exactly these
+        bytes (created by this call, or by an earlier attempt whose answer was lost), None if it has
+        other bytes. The size is always there; the store's answer may lack the rest.
         """
 
     def get(self, key: str, start: int | None = None, end: int | None = None) -> bytes:
@@ -96,7 +96,7 @@ def require_conditional_put(store: ObjectStore) -> None:
     second = f"headwater probe {secrets.token_hex(16)}\n".encode()
     store.put_if_absent(PROBE_KEY, first, crc32c=crc32c(first))
     accepted = store.put_if_absent(PROBE_KEY, second, crc32c=crc32c(second))
-    if accepted or store.get(PROBE_KEY) == second:
+    if accepted is not None or store.get(PROBE_KEY) == second:
         raise UnfencedStoreError(
             f"{store.config.uri} ignores conditional PUT (If-None-Match: *), so two writers could "
             "lose each other's commits. Use a store that has it (AWS S3, MinIO, R2, Ceph, a local "

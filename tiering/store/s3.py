@@ -11,7 +11,8 @@ from __future__ import annotations
 import base64
 import struct
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -55,6 +56,10 @@ NO_CREDENTIALS: Final = (
 )
 
 
+class _CreatedAtOnceError(Exception):
+    """S3 reports another create of the key at the same moment."""
+
+
 class S3Store:
     """Immutable objects in one bucket below one prefix. Any thread."""
 
@@ -69,16 +74,15 @@ class S3Store:
         """Bucket, prefix and the settings to reach them."""
         return self._config
 
-    def put_if_absent(self, key: str, body: Any, *, crc32c: int) -> bool:
+    def put_if_absent(self, key: str, body: Any, *, crc32c: int) -> ObjectInfo | None:
         """Create an object, unless the key is taken; see the port."""
         if crc32c_of(body) != crc32c:  # AWS compares too, but some compatible stores do not
             raise ObjectCorruptError(f"{key} was damaged on its way to the store", key=key)
 
-        def upload() -> bool:
+        def upload() -> ObjectInfo | None:
             for _ in range(_CONFLICT_ATTEMPTS_MAX):
-                outcome = self._try_create(key, body, crc32c)
-                if outcome is not None:
-                    return outcome
+                with suppress(_CreatedAtOnceError):
+                    return self._try_create(key, body, crc32c)
             raise RemoteTierUnavailableError(
                 f"{key}: S3 reported concurrent creates {_CONFLICT_ATTEMPTS_MAX} times in a row",
                 key=key,
@@ -88,10 +92,11 @@ class S3Store:
             upload, seconds=self._config.upload_deadline_s, what=f"upload of {key}"
         )
 
-    def _try_create(self, key: str, body: Any, crc32c: int) -> bool | None:
-        """Create once; None if S3 reports another create of the key at the same moment."""
+    def _try_create(self, key: str, body: Any, crc32c: int) -> ObjectInfo | None:
+        """Create once; raises _CreatedAtOnceError if another create may be under way."""
+        size = len(memoryview(body))
         try:
-            self._client.put_object(
+            answer = self._client.put_object(
                 Bucket=self._bucket,
                 Key=self._prefix + key,
                 # A file-like body is sent in pieces, without a second copy of a large object.
@@ -102,10 +107,10 @@ class S3Store:
         except ClientError as cause:
             code = _code(cause)
             if code in _TAKEN:
-                # True if an earlier attempt succeeded and only its answer was lost.
-                return self.get(key) == memoryview(body)
+                # An earlier attempt may have succeeded and only its answer was lost.
+                return ObjectInfo(key, size) if self.get(key) == memoryview(body) else None
             if code in _RACING:
-                return None
+                raise _CreatedAtOnceError from cause
             if code in _UNKNOWN_HEADER:
                 raise UnfencedStoreError(
                     f"{self._config.uri} does not implement conditional PUT (If-None-Match: *); "
@@ -115,7 +120,7 @@ class S3Store:
             raise _translated(cause, key) from cause
         except BotoCoreError as cause:
             raise _translated(cause, key) from cause
-        return True
+        return _told(key, size, answer)
 
     def get(self, key: str, start: int | None = None, end: int | None = None) -> bytes:
         """Return all bytes, or exactly those of ``[start, end)``; see the port."""
@@ -152,16 +157,7 @@ class S3Store:
             )
 
         answer = self._with_retries(ask, key)
-        text = answer.get("ChecksumCRC32C")
-        checksum = None
-        if text is not None and "-" not in text:  # with a dash it is a multipart upload's checksum
-            (checksum,) = struct.unpack(">I", base64.b64decode(text))
-        return ObjectInfo(
-            key=key,
-            size_bytes=answer["ContentLength"],
-            crc32c=checksum,
-            etag=answer.get("ETag"),
-        )
+        return _told(key, answer["ContentLength"], answer)
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
         """Yield objects by key; each request lists up to a thousand."""
@@ -289,6 +285,15 @@ class _Vended(CredentialProvider):
             "token": found.session_token.reveal(),
             "expiry_time": datetime.fromtimestamp(found.expires_us / 1e6, UTC).isoformat(),
         }
+
+
+def _told(key: str, size: int, answer: Mapping[str, Any]) -> ObjectInfo:
+    """Return what an answer's headers say of an object."""
+    text = answer.get("ChecksumCRC32C")
+    checksum = None
+    if text is not None and "-" not in text:  # with a dash it is a multipart upload's checksum
+        (checksum,) = struct.unpack(">I", base64.b64decode(text))
+    return ObjectInfo(key, size, crc32c=checksum, etag=answer.get("ETag"))
 
 
 def _code(cause: ClientError) -> str:

@@ -51,7 +51,7 @@ class S3Reads:
         """Bucket, prefix and the settings to reach them."""
         return self._config
 
-    def put_if_absent(self, key: str, body: Any, *, crc32c: int) -> bool:
+    def put_if_absent(self, key: str, body: Any, *, crc32c: int) -> ObjectInfo | None:
         """Create an object, unless the key is taken; see the port."""
         if self._writer is None:
             from tiering.store.s3 import S3Store  # noqa: PLC0415 - few readers write

@@ -142,9 +142,10 @@ class AppendTable:
     ) -> AppendSnapshot:
         """Create an empty table unless the folder has one; return the newest version."""
         try:
-            self._library.create(
-                schema, partition_by=partition_by, name=name, properties=properties
-            )
+            with self._lock:
+                self._library.create(
+                    schema, partition_by=partition_by, name=name, properties=properties
+                )
         except (DeltaError, OSError) as cause:
             # Another process may have created the table meanwhile; then find returns that one.
             found = self.find()

@@ -42,7 +42,7 @@ from tiering.table.delta_log import (
     log_key,
     transactions_at,
 )
-from tiering.table.log_copy import LogCopy, fetch_log
+from tiering.table.log_copy import LogCopy, empty_copy, fetch_log
 
 _T = TypeVar("_T")
 
@@ -80,7 +80,10 @@ class DeltaLibrary:
 
     def newest(self) -> DeltaTable | None:
         """Return the newest version; if possible by an update of the version loaded last."""
-        return self._from_copy(None) or self.newest_in_store()
+        found = self._from_copy(None)
+        if found is None and self._copy is not None:
+            return None  # the log was listed, and there is none
+        return found or self.newest_in_store()
 
     def newest_in_store(self) -> DeltaTable | None:
         """Return the newest version as :meth:`newest`, for calls that write more than a commit."""
@@ -116,7 +119,7 @@ class DeltaLibrary:
         return self._from_copy(version) or self._loaded(version)
 
     def _from_copy(self, version: int | None) -> DeltaTable | None:
-        """Bring the copy of the log forward and load a version from it; None without a copy."""
+        """Bring the copy of the log forward and load a version; None without one, or a table."""
         known = self._copy
         copy = fetch_log(self._store, version, known=known)
         if copy is None:
@@ -129,6 +132,8 @@ class DeltaLibrary:
         self._copy = copy
         if known is None or known.folder != copy.folder:
             self._newest = self._known = None
+        if copy.version < 0:
+            return None
         if self._newest is None:
             self._newest = self._in_copy(copy, copy.version)
         elif self._newest.version() != copy.version:
@@ -158,17 +163,26 @@ class DeltaLibrary:
         partition_by: Sequence[str],
         name: str | None,
         properties: Mapping[str, str],
-    ) -> None:
-        """Write version 0 of an empty table; errors of the library are not translated."""
+    ) -> bool:
+        """Write version 0 of an empty table; False if the folder has a table already.
+
+        Errors of the library are not translated.
+        """
+        copy = None
+        if self._store.config.kind != "local":
+            if next(self._store.list("_delta_log/"), None) is not None:
+                return False
+            copy = self._copy = empty_copy(self._store)
+            self._newest = self._known = None
         call_with_deadline(
             lambda: DeltaTable.create(
-                self.uri,
+                self.uri if copy is None else str(copy.folder),
                 schema=schema,
                 mode="error",
                 partition_by=list(partition_by),
                 name=name,
                 configuration=dict(properties),
-                storage_options=self._storage_options(),
+                storage_options=self._storage_options() if copy is None else None,
                 # With a retry, the second of two creators would write version 1 with a new table id
                 # on top of the first one's table.
                 commit_properties=CommitProperties(max_commit_retries=NO_RETRY),
@@ -178,6 +192,7 @@ class DeltaLibrary:
             seconds=self._deadline_s,
             what=f"create {self.uri}",
         )
+        return copy is None or self._put(copy, 0)
 
     def append(
         self,
@@ -226,16 +241,18 @@ class DeltaLibrary:
             self.guarded(lambda: commit(table), what)
         except (CommitFailedError, SchemaMismatchError):
             return False
-        if copy is None:
-            return True
-        written = copy.folder / log_key(base + 1)
-        body, done = written.read_bytes(), False
+        return copy is None or self._put(copy, base + 1)
+
+    def _put(self, copy: LogCopy, version: int) -> bool:
+        """Put a commit that the library wrote into the copy; False if the version is taken."""
+        written = copy.folder / log_key(version)
+        body, stored = written.read_bytes(), None
         try:
-            done = self._store.put_if_absent(log_key(base + 1), body, crc32c=crc32c(body))
+            stored = self._store.put_if_absent(log_key(version), body, crc32c=crc32c(body))
         finally:
-            if not done:
+            if stored is None:
                 written.unlink()
-        return done
+        return stored is not None
 
     def checkpoint(self) -> None:
         """Write a Delta checkpoint of the newest version, so that opening stays quick."""

@@ -197,12 +197,13 @@ class DeltaStreamTable:
             return found
         properties = properties_of(self._stream, self._cluster, self._kind)
         try:
-            self._library.create(
-                ROW_SCHEMA,
-                partition_by=["partition"],
-                name=self._stream.name,
-                properties=properties,
-            )
+            with self._lock:
+                self._library.create(
+                    ROW_SCHEMA,
+                    partition_by=["partition"],
+                    name=self._stream.name,
+                    properties=properties,
+                )
         except (DeltaError, OSError) as cause:
             # Another process may have created it meanwhile; find() checks whose table it is.
             found = self.find()
@@ -354,7 +355,7 @@ class DeltaStreamTable:
         """
         if self._store.config.kind == "local":
             return {}
-        found = {file.path: self._store.head(file.path).etag for file in files}
+        found = {one.path: one.etag or self._store.head(one.path).etag for one in files}
         known = {path: etag for path, etag in found.items() if etag is not None}
         return {ETAGS: json.dumps(known, sort_keys=True)} if known else {}
 

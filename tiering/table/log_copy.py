@@ -12,6 +12,7 @@ was cleaned up, cut, restored or replaced; then all of it is fetched again.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -65,7 +66,7 @@ class LogCopy:
         """Location of the table itself."""
         return self._store.config
 
-    def put_if_absent(self, key: str, body: Any, *, crc32c: int) -> bool:
+    def put_if_absent(self, key: str, body: Any, *, crc32c: int) -> ObjectInfo | None:
         """Create an object in the store; see the port."""
         return self._store.put_if_absent(key, body, crc32c=crc32c)
 
@@ -131,6 +132,17 @@ class _Folder:
         part.write_bytes(body)
         part.replace(self.path / key)
 
+    def wrote(self, one: ObjectInfo) -> bool:
+        """Tell whether a file that this process wrote here and put into the store is the object.
+
+        An ETag is the MD5 of the object's bytes, or a text that never equals one.
+        """
+        try:
+            body = (self.path / one.key).read_bytes()
+        except OSError:
+            return False
+        return one.etag is not None and one.etag.strip('"') == _md5(body)
+
 
 def store_for_one_read(config: StoreConfig, version: int) -> ObjectStore:
     """Return the store of the table at a location, for one read of one version.
@@ -141,6 +153,11 @@ def store_for_one_read(config: StoreConfig, version: int) -> ObjectStore:
     """
     store = open_for_reading(config)
     return fetch_log(store, version, also=(FILES_PREFIX, f"{PROOF_PREFIX}/")) or store
+
+
+def empty_copy(store: ObjectStore) -> LogCopy:
+    """Return the copy of a log without files, for a table that is not created yet."""
+    return LogCopy(store, _Folder(), {}, {})
 
 
 def fetch_log(
@@ -176,18 +193,22 @@ def _fetched(
     places = [(_LOG, after), *((prefix, "") for prefix in also)]
     with ThreadPoolExecutor(_THREADS, "headwater-log") as threads:
         log, *others = threads.map(lambda at: list(store.list(at[0], start_after=at[1])), places)
+        if not log and version is None:
+            return empty_copy(store)
         wanted = _needed(log, version, known)
         if not wanted or sum(one.size_bytes for one in wanted) > _BYTES_MAX:
             return None
         with suppress(ObjectMissingError, OSError):  # deleted meanwhile; no room for a copy
             folder = _Folder() if known is None else known.folder_for(wanted)
             held = {} if known is None else known.held
-            new = [one.key for one in wanted if one.key not in held]
-            sizes = {one.key: one.size_bytes for one in wanted}
-            for key, body in zip(new, threads.map(store.get, new), strict=True):
-                if len(body) != sizes[key]:  # as a proxy's answer that was cut short may be
-                    raise RemoteTierUnavailableError(f"{key}: the answer was cut short", key=key)
-                folder.put(key, body)
+            new = [one for one in wanted if one.key not in held and not folder.wrote(one)]
+            bodies = threads.map(store.get, [one.key for one in new])
+            for one, body in zip(new, bodies, strict=True):
+                if len(body) != one.size_bytes:  # as a proxy's answer that was cut short may be
+                    raise RemoteTierUnavailableError(
+                        f"{one.key}: the answer was cut short", key=one.key
+                    )
+                folder.put(one.key, body)
             listed = dict(zip(also, others, strict=True)) | ({} if after else {_LOG: log})
             return LogCopy(store, folder, {one.key: one for one in wanted}, listed)
     return None
@@ -228,6 +249,10 @@ def _needed(
 
 def _is_same(one: ObjectInfo, other: ObjectInfo) -> bool:
     return (one.size_bytes, one.etag) == (other.size_bytes, other.etag) and one.etag is not None
+
+
+def _md5(body: bytes) -> str:
+    return hashlib.md5(body, usedforsecurity=False).hexdigest()
 
 
 def _newest(keys: Mapping[str, ObjectInfo], kind: Any) -> int:

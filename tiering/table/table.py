@@ -121,6 +121,7 @@ class NewFile:
     stats_json: str
     crc32c: int | None = None  # of the file's bytes; None: not known to the caller
     digest: str = ""  # of the file's rows, in the file's order
+    etag: str | None = None  # the store's answer to its PUT; None: not known to the caller
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ Its chunks here are so small that the appender writes them in this process: no J
 from __future__ import annotations
 
 import io
+import json
 import threading
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
@@ -17,6 +18,7 @@ import pytest
 
 from broker.errors import InvalidRequestError, OverlapError
 from simkit.brokers.memory_broker import records
+from simkit.servers.s3_proxy import s3_proxy
 from simkit.tier.append_rig import (
     AppendRig,
     append_rig,
@@ -57,6 +59,24 @@ def run(
         ["--server", rig.server, "--stream", "s", "--table", target.uri, *words]
     )
     return backfill.run(SPARK, args, report or Report("backfill", io.StringIO()))
+
+
+def test_the_whole_job_asks_s3_few_times(
+    rig: AppendRig, moto_env: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first run creates the table; what is known is not asked for again."""
+    with s3_proxy(moto_env["AWS_ENDPOINT_URL"]) as proxy:
+        for name, text in (moto_env | {"AWS_ENDPOINT_URL": proxy.address}).items():
+            monkeypatch.setenv(name, text)
+        target = Target.at("s3://headwater-tests/backfill", app="backfill")
+        # Two listings for pins; five of the log, of which one is after the creation; the creation;
+        # of each partition a file and its read-back; the commit.
+        for end, expected in ((500, 2 + 5 + 1 + 4 + 1), (900, 2 + 2 + 2 + 4 + 1)):
+            proxy.watch()
+            found = run(rig, target, "--to", json.dumps({"0": end, "1": end}))
+            assert (found["chunks"], found["remaining"]) == (1, 0)
+            assert len(proxy.served()) == expected, str(proxy.served())
+        require_exact(target, 900, 900)
 
 
 class StopsAfter(io.StringIO):

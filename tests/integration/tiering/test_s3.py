@@ -144,9 +144,10 @@ def test_failing_requests_are_retried(proxy: S3Proxy, moto: StoreConfig, how: Br
     """Requests of every kind fail, of boto3 and of delta-rs: exact, in the end."""
     lab = TierLab(behind(proxy, moto))
     lab.source.fill(2, 30)
-    methods = ("PUT", "GET", "HEAD")
-    proxy.once(*[Rule(how, method) for method in methods for _ in range(3)])
+    proxy.once(*[Rule(how, method) for method in ("PUT", "GET") for _ in range(3)])
     ship(lab)
+    proxy.once(*[Rule(how, "HEAD") for _ in range(2)])
+    lab.table.store.head(lab.table.snapshot().files[0].path)
     assert proxy.unmet() == 0, "no request met a fault"
     require_exact(lab)
 
@@ -355,8 +356,8 @@ def test_what_is_known_is_not_asked_for_again(
     assert first.in_a_row <= 8, str(first)
     assert len(again := served_for(proxy, read)) == 3, str(again)
 
-    # The object, its read-back and its ETag, the commit, a listing, its read-back, the ledger.
+    # The object and its read-back, the commit, a listing that shows it, the ledger.
     lab.source.fill(1, 20)
     append = served_for(proxy, shipper.run_cycle)
-    assert len(append) == 7, str(append)
+    assert len(append) == 5, str(append)
     assert len(grown := served_for(proxy, read)) == 3 + 2, str(grown)

@@ -170,13 +170,13 @@ class ReachedStore:
         """See the port."""
         return self._store.config
 
-    def put_if_absent(self, key: str, body: Any, *, crc32c: int) -> bool:
+    def put_if_absent(self, key: str, body: Any, *, crc32c: int) -> ObjectInfo | None:
         """See the port."""
         room, world = self._room, self._room.world
         room.require(self._machine, key)
         if key.endswith(".parquet") and world.chance(room.shaky / 4):
             world.note("object accepted and not stored")
-            return True
+            return ObjectInfo(key, len(body))
         if not world.chance(room.shaky):
             return self._store.put_if_absent(key, body, crc32c=crc32c)
         data = bytes(body)

@@ -50,7 +50,7 @@ class FaultyStore:
         """Of the working store."""
         return self._store.config
 
-    def put_if_absent(self, key: str, body: Any, *, crc32c: int) -> bool:
+    def put_if_absent(self, key: str, body: Any, *, crc32c: int) -> ObjectInfo | None:
         """See the port."""
         fault = self._next("put", key)
         data = bytes(body)
@@ -58,7 +58,7 @@ class FaultyStore:
             self.late.append(lambda: self._store.put_if_absent(key, data, crc32c=crc32c))
             raise _lost(key)
         if fault is Fault.HIDDEN:
-            return True
+            return ObjectInfo(key, len(data))
         created = self._store.put_if_absent(key, data, crc32c=crc32c)
         if fault is Fault.ANSWER_LOST:
             raise _lost(key)

@@ -24,6 +24,7 @@ from tiering.read.lake import Lake
 from tiering.ship.claimant import Claimant
 from tiering.ship.claims import ClaimBook, claim_key, claim_of
 from tiering.store.location import StoreConfig
+from tiering.store.object_store import ObjectInfo
 from tiering.store.opening import open_store
 from tiering.table.delta_table import DeltaStreamTable
 
@@ -110,12 +111,12 @@ def test_the_second_of_two_copies_learns_it(lab: TierLab, story: Callable[[TierL
 def claims_overwrite(patch: pytest.MonkeyPatch) -> None:
     """A claim is stored even if its key exists."""
 
-    def put(self: FaultyStore, key: str, body: bytes, *, crc32c: int) -> bool:
+    def put(self: FaultyStore, key: str, body: bytes, *, crc32c: int) -> ObjectInfo:
         del crc32c
         path = self.config.root / key
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(bytes(body))
-        return True
+        return ObjectInfo(key, len(body))
 
     patch.setattr(FaultyStore, "put_if_absent", put)
 

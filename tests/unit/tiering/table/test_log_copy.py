@@ -8,13 +8,15 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
 
+from broker.codec.schema import ROW_SCHEMA
 from broker.errors import (
     CorruptDataError,
     ObjectCorruptError,
@@ -44,10 +46,11 @@ _ELSEWHERE = StoreConfig.from_env("s3://bucket/table", {})
 class Remote(FaultyStore):
     """A folder that calls itself a table in S3, and notes what is fetched."""
 
-    def __init__(self, lab: TierLab, *, has_etags: bool = True) -> None:
+    def __init__(self, lab: TierLab, *, etags: str = "md5") -> None:
         super().__init__(lab.table.store)
         self.fetched: Counter[str] = Counter()
-        self._has_etags = has_etags
+        self.before_puts: list[Callable[[], object]] = []  # each is called before one PUT
+        self._etags = etags
 
     @property
     def config(self) -> StoreConfig:
@@ -59,12 +62,22 @@ class Remote(FaultyStore):
         self.fetched[key] += 1
         return super().get(key, start, end)
 
+    def put_if_absent(self, key: str, body: Any, *, crc32c: int) -> ObjectInfo | None:
+        """See the port."""
+        if self.before_puts:
+            self.before_puts.pop(0)()
+        stored = super().put_if_absent(key, body, crc32c=crc32c)
+        return None if stored is None else self._named(stored)
+
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
         """See the port; an ETag changes with the bytes."""
-        for one in super().list(prefix, start_after=start_after):
-            body = (_root(self) / one.key).read_bytes()
-            etag = hashlib.md5(body, usedforsecurity=False).hexdigest()
-            yield replace(one, stamp=None, etag=etag if self._has_etags else None)
+        return map(self._named, super().list(prefix, start_after=start_after))
+
+    def _named(self, one: ObjectInfo) -> ObjectInfo:
+        if self._etags == "none":
+            return replace(one, stamp=None)
+        body = (_root(self) / one.key).read_bytes()
+        return replace(one, stamp=None, etag=f'"{hashlib.new(self._etags, body).hexdigest()}"')
 
     def requests_count(self) -> int:
         """Return how many requests were made since the last call, and begin anew."""
@@ -221,16 +234,77 @@ def test_an_unchanged_table_is_found_and_proved_with_one_request(lab: TierLab) -
     assert remote.requests_count() == 1
 
 
-def test_a_commit_is_one_request_and_is_read_back(lab: TierLab) -> None:
-    """The object, its read-back and ETag, the commit, a listing, the commit read, the ledger."""
-    remote = Remote(lab)
+@pytest.mark.parametrize(("etags", "gets"), [("md5", 1), ("sha256", 2)])
+def test_an_append_is_five_requests(lab: TierLab, etags: str, gets: int) -> None:
+    """The object, its read-back, the commit, a listing that shows the commit, the ledger.
+
+    Only an ETag that is the MD5 of our bytes shows them; else the commit is read back as well.
+    """
+    remote = Remote(lab, etags=etags)
     shipper = lab.shipper(table=remote_table(lab, remote))
     lab.source.fill(2, 20)
     shipper.run_cycle()
     remote.requests_count()
     shipper.run_cycle()
-    assert dict(remote.calls) == {"put": 3, "get": 2, "head": 1, "list": 1}
-    assert lab.table.snapshot().cold_end(0) == 100
+    assert dict(remote.calls) == {"put": 3, "get": gets, "list": 1}
+    found = lab.table.snapshot()
+    assert found.cold_end(0) == 100
+    proof = prove(found, lab.table.store)
+    assert proof.files[found.files[-1].path].etag == remote._named(_info(found)).etag
+
+
+def _info(snapshot: TableSnapshot) -> ObjectInfo:
+    return ObjectInfo(snapshot.files[-1].path, snapshot.files[-1].size_bytes)
+
+
+def test_a_commit_that_the_store_holds_with_other_bytes_is_found(lab: TierLab) -> None:
+    """The PUT was answered; the listing has another object under its key, of the same size."""
+
+    class Damaging(Remote):
+        def put_if_absent(self, key: str, body: Any, *, crc32c: int) -> ObjectInfo | None:
+            stored = super().put_if_absent(key, body, crc32c=crc32c)
+            if key == log_key(4):
+                path = _root(self) / key
+                path.write_text(path.read_text().replace("appId", "appIx"))
+            return stored
+
+    shipper = lab.shipper(table=remote_table(lab, Damaging(lab)))
+    lab.source.fill(1, 20)
+    with pytest.raises(CorruptDataError):
+        shipper.run_cycle()
+
+
+def test_a_table_is_created_with_one_put(tmp_path: Path) -> None:
+    """Two listings see that there is none yet, and one sees the new one."""
+    lab = TierLab(tmp_path / "new")
+    remote = Remote(lab)
+    made = remote_table(lab, remote).create()
+    assert dict(remote.calls) == {"list": 3, "put": 1}
+    assert lab.table.snapshot().table_id == made.table_id
+    again = Remote(lab)
+    assert remote_table(lab, again).create().table_id == made.table_id
+    assert dict(again.calls) == {"list": 1, "get": 1}
+
+
+def test_of_two_creators_one_wins(tmp_path: Path) -> None:
+    """The second has seen no table; it finds the first one's."""
+    lab = TierLab(tmp_path / "new")
+    remote = Remote(lab)
+    remote.before_puts = [lab.table.create]
+    made = remote_table(lab, remote).create()
+    assert made == replace(lab.table.snapshot(), uri=made.uri)
+    assert made.version == 0
+
+
+def test_a_log_without_its_first_commit_is_a_table_all_the_same(lab: TierLab) -> None:
+    """As a clean-up leaves it: nothing is created on top of a checkpoint."""
+    lab.table.checkpoint()
+    remote = Remote(lab)
+    library = remote_table(lab, remote)._library
+    for number in range(3):
+        (folder_of(lab) / f"{number:020}.json").unlink()
+    assert library.create(ROW_SCHEMA, partition_by=["partition"], name=None, properties={}) is False
+    assert not (folder_of(lab) / f"{0:020}.json").exists()
 
 
 def test_of_two_writers_on_copies_one_wins_each_version(lab: TierLab) -> None:
@@ -364,7 +438,7 @@ def test_a_long_copy_begins_at_a_newer_checkpoint(
 @pytest.mark.parametrize("how", ["no ETags", "an emptied folder"])
 def test_what_cannot_be_compared_is_fetched_again(lab: TierLab, how: str) -> None:
     """A store without ETags, or a temporary folder that something else has emptied."""
-    remote = Remote(lab, has_etags=how != "no ETags")
+    remote = Remote(lab, etags="none" if how == "no ETags" else "md5")
     first = fetch_log(remote)
     assert first is not None
     if how == "an emptied folder":
