@@ -127,6 +127,7 @@ class LiftbridgeConfig:
     tls_cert_file: str | None = None
     tls_key_file: str | None = None
     tls_client_ca_file: str | None = None  # set: clients must present a certificate of this CA
+    tls_client_crl_file: str | None = None  # set: and none that a list here revokes
 
     def __post_init__(self) -> None:
         _check_port("liftbridge", self.port)
@@ -148,6 +149,7 @@ class HttpConfig:
     tls_cert_file: str | None = None
     tls_key_file: str | None = None
     tls_client_ca_file: str | None = None  # set: clients must present a certificate of this CA
+    tls_client_crl_file: str | None = None  # set: and none that a list here revokes
 
     def __post_init__(self) -> None:
         _check_port("http", self.port)
@@ -192,6 +194,7 @@ class ClusterConfig:
     tls_ca_file: str | None = None  # the three files that `headwater cluster certs` makes
     tls_cert_file: str | None = None
     tls_key_file: str | None = None
+    tls_crl_file: str | None = None  # set: links with certificates that a list here revokes end
     listen_host: str = ""  # where to listen; default: the host that brokers names
     advertised_host: str = ""  # where clients find this broker; default: the same
     raft: str = "own"  # or pysyncobj: the library behind the metadata's replicated log
@@ -555,6 +558,9 @@ def _check_tls(section: str, door: FlightConfig | LiftbridgeConfig | HttpConfig)
         raise InvalidConfigError(
             f"{section}.tls_client_ca_file needs tls_cert_file and tls_key_file"
         )
+    revoking = not isinstance(door, FlightConfig) and door.tls_client_crl_file is not None
+    if revoking and door.tls_client_ca_file is None:
+        raise InvalidConfigError(f"{section}.tls_client_crl_file needs tls_client_ca_file")
 
 
 def _check_port(section: str, port: int) -> None:

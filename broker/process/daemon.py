@@ -361,7 +361,7 @@ class _Daemon:
             on_refused=self._refused,
             on_waiting=self._waits_for,
         )
-        self._certificates.of_peers(config, node.link.contexts)
+        self._certificates.of_peers(config, node.link)
         return node
 
     def _waits_for(self, controllers: Sequence[str]) -> None:

@@ -23,6 +23,7 @@ from broker.config import BrokerConfig, FlightConfig, NodeConfig, unguarded_door
 from broker.errors import DiskFullError, HeadwaterError, InvalidConfigError, UnavailableError
 from broker.model.member_uri import member_uri
 from broker.process.access import check_files, require_guarded
+from broker.process.certificates import check_revocations
 from headwater.cli import console, failures
 from headwater.local.handshake import shown_uris
 from headwater.nats_login import NatsLogin, without_login
@@ -77,6 +78,13 @@ def checked_needs(config: BrokerConfig, *, java: bool) -> Iterator[CheckedNeed]:
                 f"{section} certificates",
                 files,
                 lambda ca=ca, certificate=certificate, key=key: _usable(ca, certificate, key),  # type: ignore[misc]
+            )
+    for section, lists, ca in _revocations(config):
+        if lists is not None and ca is not None:
+            yield _checked(
+                f"{section} revoked certificates",
+                lists,
+                lambda lists=lists, ca=ca: check_revocations(Path(lists), Path(ca)),  # type: ignore[misc]
             )
     yield _checked("doors", _doors_said(config), lambda: require_guarded(config))
     if config.access.enabled:
@@ -231,6 +239,13 @@ def _certificates(
     yield "HTTP", http.tls_client_ca_file, http.tls_cert_file, http.tls_key_file
     yield "NATS", nats.tls_ca_file, nats.tls_cert_file, nats.tls_key_file
     yield "cluster", cluster.tls_ca_file, cluster.tls_cert_file, cluster.tls_key_file
+
+
+def _revocations(config: BrokerConfig) -> Iterator[tuple[str, str | None, str | None]]:
+    lift, http, cluster = config.liftbridge, config.http, config.cluster
+    yield "Liftbridge", lift.tls_client_crl_file, lift.tls_client_ca_file
+    yield "HTTP", http.tls_client_crl_file, http.tls_client_ca_file
+    yield "cluster", cluster.tls_crl_file, cluster.tls_ca_file
 
 
 def _usable(ca: str | None, certificate: str | None, key: str | None) -> None:

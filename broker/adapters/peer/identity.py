@@ -38,6 +38,12 @@ def certified_uris(secured: ssl.SSLSocket) -> list[str]:
     return [str(value) for kind, value in names if kind == "URI"]  # type: ignore[str-unpack]
 
 
+def certified_number(secured: ssl.SSLSocket) -> int:
+    """Return the serial number of the verified certificate of the other side; 0 without one."""
+    certificate = secured.getpeercert() or {}
+    return int(str(certificate.get("serialNumber", "0")), 16)
+
+
 def _accepting(tls: TlsFiles) -> ssl.SSLContext:
     context = _context(ssl.PROTOCOL_TLS_SERVER, tls)
     context.num_tickets = 0  # the accepting side never writes, so no bytes stay unread

@@ -187,6 +187,14 @@ class PeerLink:
         if self._on_crash is not None:
             self._on_crash(bug)
 
+    def end_revoked(self, numbers: frozenset[int]) -> None:
+        """End connections to brokers whose certificates have these numbers."""
+        self._receiver.end_revoked(numbers)
+        with self._lock:
+            senders = list(self._senders.values())
+        for one in senders:
+            one.end_if_revoked(numbers)
+
     def wait_delivered(self) -> None:
         """Return when the deliveries that ran before this call have ended."""
         self._receiver.wait_delivered()

@@ -20,7 +20,7 @@ from typing import Final
 
 import structlog
 
-from broker.adapters.peer.identity import certified_uris
+from broker.adapters.peer.identity import certified_number, certified_uris
 from broker.adapters.tls.context import wrapped
 from broker.codec.peer.frames import FrameAssembler, LaneKind
 from broker.errors import EnvelopeError
@@ -43,6 +43,7 @@ class _Connection:
 
     raw: socket.socket
     sender: BrokerId | None = None
+    number: int = 0  # of that certificate
     within_frame_s: float | None = None  # time since which the rest of a frame is missing
     delivering: threading.RLock = field(default_factory=threading.RLock)
 
@@ -75,6 +76,7 @@ class PeerReceiver:
         self._lock = threading.Lock()
         self._connections: list[_Connection] = []  # oldest first
         self._threads: list[threading.Thread] = []
+        self._revoked: frozenset[int] = frozenset()
         self._stopping = threading.Event()
         self._numbers = itertools.count(1)
 
@@ -87,6 +89,15 @@ class PeerReceiver:
         """Return the members with an open connection; one may be there twice for a short time."""
         with self._lock:
             return [one.sender for one in self._connections if one.sender is not None]
+
+    def end_revoked(self, numbers: frozenset[int]) -> None:
+        """Close connections whose certificates have these numbers, now and when they begin."""
+        with self._lock:
+            self._revoked = numbers
+            for one in self._connections:
+                if one.sender is not None and one.number in numbers:
+                    self.refused["revoked"] += 1
+                    one.hang_up()
 
     def wait_delivered(self) -> None:
         """Return when the deliveries that ran before this call have ended."""
@@ -181,15 +192,15 @@ class PeerReceiver:
 
     def _identify(self, connection: _Connection, secured: ssl.SSLSocket) -> bool:
         """Set the sender from the certificate; close the member's older connection."""
-        uris = certified_uris(secured)
+        uris, number = certified_uris(secured), certified_number(secured)
         with self._lock:
             sender = next((self._members[uri] for uri in uris if uri in self._members), None)
-            if sender is None or self._stopping.is_set():
+            if sender is None or number in self._revoked or self._stopping.is_set():
                 return False
             for other in self._connections:
                 if other.sender == sender:
                     other.hang_up()
-            connection.sender = sender
+            connection.sender, connection.number = sender, number
             return True
 
     def _read(self, connection: _Connection, secured: ssl.SSLSocket) -> None:

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import structlog
 
-from broker.adapters.peer.identity import PeerAddress, certified_uris
+from broker.adapters.peer.identity import PeerAddress, certified_number, certified_uris
 from broker.adapters.peer.queue import SendQueue
 from broker.adapters.tls.context import wrapped
 from broker.codec.peer.frames import LaneKind
@@ -72,6 +72,8 @@ class PeerSender:
         self._writing = False  # whether a thread uses the socket and `_pieces`
         self._asleep = False  # whether the sender's thread waits in poll
         self._secured: ssl.SSLSocket | None = None
+        self._number = 0  # of the certificate of its other side
+        self._revoked: frozenset[int] = frozenset()
         self._hang_up_poll = select.poll()
         self._failed = False
         self._stopping = threading.Event()
@@ -146,6 +148,14 @@ class PeerSender:
                 with contextlib.suppress(OSError):
                     socket.socket.shutdown(self._dialling, socket.SHUT_RDWR)
 
+    def end_if_revoked(self, numbers: frozenset[int]) -> None:
+        """Close the connection if the other side's certificate has one of these numbers."""
+        with self._lock:
+            self._revoked = numbers
+            if self._secured is not None and self._number in numbers:
+                with contextlib.suppress(OSError):
+                    socket.socket.shutdown(self._secured, socket.SHUT_RDWR)
+
     # ------------------------------------------------------------------ the thread
 
     def _connect(self) -> ssl.SSLSocket:
@@ -186,9 +196,12 @@ class PeerSender:
         poller.register(secured, _HUNG_UP)
         self._hang_up_poll = select.poll()
         self._hang_up_poll.register(secured, _HUNG_UP)
+        number = certified_number(secured)
         with self._lock:
+            if number in self._revoked:
+                raise ConnectionRefusedError("the peer's certificate is revoked")
             self._failed = False
-            self._secured = secured
+            self._secured, self._number = secured, number
         try:
             while not self._stopping.is_set():
                 blocked = self._write_all(secured)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Final
 
@@ -12,6 +15,7 @@ from cryptography.exceptions import InvalidSignature
 from broker.errors import InvalidConfigError
 
 _US: Final = 1_000_000
+_CRL: Final = re.compile(rb"-----BEGIN X509 CRL-----.+?-----END X509 CRL-----", re.DOTALL)
 
 
 def expiry_us(path: Path) -> int:
@@ -20,7 +24,7 @@ def expiry_us(path: Path) -> int:
     Raises:
         InvalidConfigError: the file has no certificate.
     """
-    return min(int(one.not_valid_after_utc.timestamp()) * _US for one in _read(path))
+    return min(_us(one.not_valid_after_utc) for one in _read(path))
 
 
 def require_member(cert_file: Path, ca_file: Path, uri: str) -> None:
@@ -40,6 +44,54 @@ def require_member(cert_file: Path, ca_file: Path, uri: str) -> None:
         raise InvalidConfigError(
             f"{cert_file} is not signed by {ca_file}: other brokers would refuse it"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Revocations:
+    """Lists of revoked certificates, as one."""
+
+    begins_us: int  # before this time and from expiry_us on, everybody is refused
+    expiry_us: int
+    serials: frozenset[int]
+
+    def require_in_force(self, path: Path, now_us: int) -> None:
+        """Raise InvalidConfigError if everybody would be refused now."""
+        if not self.begins_us <= now_us < self.expiry_us:
+            raise InvalidConfigError(
+                f"{path} has a list of revoked certificates that is not in force: it has expired, "
+                "or is of a later time; everybody would be refused. Get the authority's newest"
+            )
+
+
+def read_revocations(path: Path, ca_file: Path) -> Revocations:
+    """Read lists of revoked certificates.
+
+    Raises:
+        InvalidConfigError: the file has none, or one that was forged or never expires.
+    """
+    try:
+        lists = [x509.load_pem_x509_crl(one) for one in _CRL.findall(path.read_bytes())]
+    except (OSError, ValueError) as cause:
+        raise InvalidConfigError(f"{path} has no list of revoked certificates: {cause}") from cause
+    authorities = {one.subject: one for one in _read(ca_file)}
+    known = [one for one in lists if one.issuer in authorities]
+    if not known:
+        raise InvalidConfigError(f"{path} has no list of an authority of {ca_file}")
+    for one in known:
+        if not one.is_signature_valid(authorities[one.issuer].public_key()):  # type: ignore[arg-type]
+            raise InvalidConfigError(f"{path} has a list that its authority did not sign")
+    ends = [one.next_update_utc for one in lists]
+    if None in ends:
+        raise InvalidConfigError(f"{path} has a list that does not say when the next one comes")
+    return Revocations(
+        begins_us=max(_us(one.last_update_utc) for one in lists),
+        expiry_us=min(_us(one) for one in ends if one is not None),
+        serials=frozenset(revoked.serial_number for one in lists for revoked in one),
+    )
+
+
+def _us(moment: datetime) -> int:
+    return int(moment.timestamp()) * _US
 
 
 def _read(path: Path) -> list[x509.Certificate]:

@@ -6,14 +6,17 @@ take an authority away. So each change makes a new context, and the next connect
 
 from __future__ import annotations
 
+import re
 import socket
 import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from broker.errors import InvalidConfigError
+
+_PEM: Final = re.compile(rb"-----BEGIN ([^-\n]+)-----")  # what a file says that it has
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,10 +26,11 @@ class TlsFiles:
     cert_file: Path
     key_file: Path
     ca_file: Path | None = None  # set: the other side must show a certificate of it
+    crl_file: Path | None = None  # set: none that a list here revokes
 
     def all(self) -> tuple[Path, ...]:
         """Return the files that there are."""
-        found = (self.cert_file, self.key_file, self.ca_file)
+        found = (self.cert_file, self.key_file, self.ca_file, self.crl_file)
         return tuple(one for one in found if one is not None)
 
 
@@ -104,3 +108,18 @@ def load(context: ssl.SSLContext, files: TlsFiles) -> None:
             context.load_verify_locations(files.ca_file)
         except (ssl.SSLError, OSError) as cause:
             raise InvalidConfigError(f"{files.ca_file} cannot be used: {cause}") from cause
+    if files.crl_file is not None:
+        _load_revocations(context, files.crl_file)
+
+
+def _load_revocations(context: ssl.SSLContext, path: Path) -> None:
+    """Refuse certificates that are on a list, and all whose issuer has no list in force here."""
+    if set(_PEM.findall(path.read_bytes())) != {b"X509 CRL"}:  # a certificate would be trusted
+        raise InvalidConfigError(
+            f"{path} must have lists of revoked certificates (X509 CRL, in PEM) and nothing else"
+        )
+    try:
+        context.load_verify_locations(path)
+    except (ssl.SSLError, OSError) as cause:
+        raise InvalidConfigError(f"{path} cannot be used: {cause}") from cause
+    context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 import structlog
 
 from broker.adapters.changed_files import ChangedFiles
-from broker.adapters.tls.certificates import expiry_us, require_member
+from broker.adapters.tls.certificates import (
+    Revocations,
+    expiry_us,
+    read_revocations,
+    require_member,
+)
 from broker.adapters.tls.context import LiveContext, TlsFiles
 from broker.errors import InvalidConfigError
 
@@ -17,6 +22,7 @@ _log = structlog.get_logger(__name__)
 
 _DAY_US: Final = 86_400_000_000
 WARN_BEFORE_US: Final = 14 * _DAY_US
+_LIST_WARN_BEFORE_US: Final = _DAY_US  # authorities make lists of revoked certificates often
 
 
 class DoorCertificates:
@@ -30,22 +36,26 @@ class DoorCertificates:
         *,
         replaceable: bool = True,
         member: str | None = None,
+        on_revoked: Callable[[frozenset[int]], object] = frozenset,
     ) -> None:
         """Watch files that the door serves now, by ``contexts`` unless it is not ``replaceable``.
 
         ``member`` is the URI that a broker's certificate for other brokers must go on having.
+        ``on_revoked`` is given the numbers of all revoked certificates when files were taken again.
 
         Raises:
-            InvalidConfigError: a file has no certificate.
+            InvalidConfigError: a file has no certificate, or no list of revoked ones.
         """
         self._door = door
         self._files = files
         self._contexts = contexts
         self._replaceable = replaceable
         self._member = member
+        self._on_revoked = on_revoked
         self._changed = ChangedFiles(files.all())
-        self._expiries_us = self._read_expiries()
-        self._told_us: dict[Path, int] = {}  # when the log was last told of a file
+        self._revocations = self._read_revocations()
+        self._expiries_us = self._read_expiries(self._revocations)
+        self._told_us: dict[tuple[Path, bool], int] = {}  # when the log was last told of a file
 
     @property
     def door(self) -> str:
@@ -66,8 +76,20 @@ class DoorCertificates:
             self._take(now_us)
         for path, expiry in self._expiries_us.items():
             left_us = expiry - now_us
-            if left_us <= WARN_BEFORE_US and now_us - self._told_us.get(path, 0) >= _DAY_US:
-                self._told_us[path] = now_us
+            is_list = path == self._files.crl_file
+            before_us = _LIST_WARN_BEFORE_US if is_list else WARN_BEFORE_US
+            about = (path, left_us <= 0)
+            if left_us > before_us or now_us - self._told_us.get(about, 0) < _DAY_US:
+                continue
+            self._told_us[about] = now_us
+            if is_list and left_us <= 0:
+                _log.error(
+                    "revocations_expired",
+                    door=self._door,
+                    path=str(path),
+                    effect="nobody is let in until there is a newer list",
+                )
+            else:
                 _log.warning(
                     "certificate_expires",
                     door=self._door,
@@ -75,12 +97,18 @@ class DoorCertificates:
                     left_days=left_us // _DAY_US,
                 )
 
+    def require_revocations_in_force(self, now_us: int) -> None:
+        """Raise InvalidConfigError if a list of revoked certificates lets nobody in now."""
+        if self._revocations is not None and self._files.crl_file is not None:
+            self._revocations.require_in_force(self._files.crl_file, now_us)
+
     def _take(self, now_us: int) -> None:
         files = [str(one) for one in self._files.all()]
         try:
             made = [one.make() for one in self._contexts]
-            expiries_us = self._read_expiries()
-            self._require_good(expiries_us, now_us)
+            revocations = self._read_revocations()
+            expiries_us = self._read_expiries(revocations)
+            self._require_good(expiries_us, revocations, now_us)
         except InvalidConfigError as error:
             _log.warning("certificates_kept", door=self._door, files=files, reason=error.message)
             return
@@ -89,16 +117,31 @@ class DoorCertificates:
             return
         for context, newest in zip(self._contexts, made, strict=True):
             context.use(newest)
+        self._revocations = revocations
         self._expiries_us = expiries_us
         self._told_us.clear()
+        if revocations is not None:
+            self._on_revoked(revocations.serials)
         _log.info("certificates_read", door=self._door, files=files)
 
-    def _read_expiries(self) -> dict[Path, int]:
-        shown = (self._files.cert_file, self._files.ca_file)
-        return {one: expiry_us(one) for one in shown if one is not None}
+    def _read_revocations(self) -> Revocations | None:
+        if self._files.crl_file is None or self._files.ca_file is None:
+            return None
+        return read_revocations(self._files.crl_file, self._files.ca_file)
 
-    def _require_good(self, expiries_us: Mapping[Path, int], now_us: int) -> None:
-        """Raise InvalidConfigError if the other side would refuse files that could be loaded."""
+    def _read_expiries(self, revocations: Revocations | None) -> dict[Path, int]:
+        shown = (self._files.cert_file, self._files.ca_file)
+        found = {one: expiry_us(one) for one in shown if one is not None}
+        if revocations is not None and self._files.crl_file is not None:
+            found[self._files.crl_file] = revocations.expiry_us
+        return found
+
+    def _require_good(
+        self, expiries_us: Mapping[Path, int], revocations: Revocations | None, now_us: int
+    ) -> None:
+        """Raise InvalidConfigError if files that could be loaded would let nobody in."""
+        if revocations is not None and self._files.crl_file is not None:
+            revocations.require_in_force(self._files.crl_file, now_us)
         for path, expiry in expiries_us.items():
             if expiry <= now_us:
                 raise InvalidConfigError(f"{path} has a certificate that has expired")

@@ -8,6 +8,7 @@ import random
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -46,6 +47,7 @@ from simkit.brokers.replica_rigs import (
     stored,
 )
 from simkit.replacing import replaced
+from simkit.servers.certificates import revocations
 
 pytestmark = pytest.mark.integration
 
@@ -350,6 +352,34 @@ def test_a_new_certificate_is_shown_to_the_next_connection(rig: PeerRig, tmp_pat
     ):
         shown = secured.getpeercert(binary_form=True)
     assert shown == ssl.PEM_cert_to_DER_cert(files.cert_file.read_text())
+
+
+def test_a_revoked_broker_is_cut_off_and_stays_out(rig: PeerRig) -> None:
+    """Its open connection ends when the new list is taken, and its next ones are refused."""
+    cert, key = (rig.folder / "ca.crt").read_bytes(), (rig.folder / "ca.key").read_bytes()
+    (rig.folder / "revoked.crl").write_bytes(revocations(cert, key))
+    rig.stop(A)
+    rig.start(A)
+    link, tls = rig.links[A], rig.tls(A)
+    member = member_uri(CLUSTER, A)
+    door = DoorCertificates("peers", tls, link.contexts, member=member, on_revoked=link.end_revoked)
+    transport, inbox = _control(link)
+    theirs, _ = _control(rig.links[B])
+    _until_heard(theirs, A, inbox, B)
+    assert B in link.callers()
+    revoked = rig.tls(B).cert_file.read_bytes()
+    (rig.folder / "revoked.crl").write_bytes(revocations(cert, key, [revoked]))
+    refused = link.refused["tls"]
+    door.look(time.time_ns() // 1000, at_once=True)
+    deadline = time.monotonic() + TIMEOUT_S
+    while B in link.callers() or B in link.connected() or link.refused["tls"] == refused:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert link.refused["revoked"] == 1
+    others, _ = _control(rig.links[C])
+    _until_heard(others, A, inbox, C)
+    for one in (transport, theirs, others):
+        one.close()
 
 
 def test_a_lane_that_was_closed_leaves_the_others_open(rig: PeerRig) -> None:

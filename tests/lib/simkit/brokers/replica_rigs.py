@@ -148,9 +148,14 @@ class PeerRig:
         transport.start(lambda sender, partition, m: inbox.put((sender, partition, m)))
 
     def tls(self, broker: BrokerId) -> TlsFiles:
-        """Return a broker's certificate files."""
-        files = self._files[broker]
-        return TlsFiles(ca_file=files.ca_file, cert_file=files.cert_file, key_file=files.key_file)
+        """Return a broker's certificate files, with the list of revoked ones if there is one."""
+        files, revoked = self._files[broker], self.folder / "revoked.crl"
+        return TlsFiles(
+            ca_file=files.ca_file,
+            cert_file=files.cert_file,
+            key_file=files.key_file,
+            crl_file=revoked if revoked.exists() else None,
+        )
 
     def stop(self, broker: BrokerId) -> None:
         """End a broker's transport, then its link."""

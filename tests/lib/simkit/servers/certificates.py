@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import ipaddress
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +34,7 @@ class Authority:
         self._name = _name(name)
         self._cert = self._signed(self._name, self._key.public_key(), authority=True)
         self.cert = self._cert.public_bytes(serialization.Encoding.PEM)
+        self.key = _pem_of(self._key)
 
     def issue(self, name: str, *, uris: tuple[str, ...] = (), hosts: tuple[str, ...] = ()) -> Pair:
         """Return a new certificate, also for these URIs and DNS names, and its key."""
@@ -40,11 +42,7 @@ class Authority:
         cert = self._signed(_name(name), key.public_key(), authority=False, uris=uris, hosts=hosts)
         return Pair(
             cert.public_bytes(serialization.Encoding.PEM),
-            key.private_bytes(
-                serialization.Encoding.PEM,
-                serialization.PrivateFormat.PKCS8,
-                serialization.NoEncryption(),
-            ),
+            _pem_of(key),
         )
 
     def files(self, folder: Path, *, uris: tuple[str, ...] = ()) -> TlsFiles:
@@ -87,6 +85,39 @@ class Authority:
             .add_extension(x509.SubjectAlternativeName(names), critical=False)
             .sign(self._key, hashes.SHA256())
         )
+
+
+def _pem_of(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+
+
+def revocations(
+    ca_cert: bytes,
+    ca_key: bytes,
+    revoked: Iterable[bytes] = (),
+    *,
+    days: float = 7,
+    begins_days: float = -1,
+) -> bytes:
+    """Return an authority's list with these certificates, for so many days; all in PEM."""
+    now = dt.datetime.now(dt.UTC)
+    key = serialization.load_pem_private_key(ca_key, None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    made = (
+        x509.CertificateRevocationListBuilder()
+        .issuer_name(x509.load_pem_x509_certificate(ca_cert).subject)
+        .last_update(now + dt.timedelta(days=begins_days))
+        .next_update(now + dt.timedelta(days=days))
+    )
+    for one in revoked:
+        number = x509.load_pem_x509_certificate(one).serial_number
+        row = x509.RevokedCertificateBuilder().serial_number(number).revocation_date(now)
+        made = made.add_revoked_certificate(row.build())
+    return made.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
 
 def _name(text: str) -> x509.Name:

@@ -18,6 +18,7 @@ from broker.config import (
     FlightConfig,
     HttpConfig,
     LakeConfig,
+    LiftbridgeConfig,
     NatsConfig,
     NodeConfig,
     insecure,
@@ -26,7 +27,7 @@ from broker.runtime.cluster.identity import claim_directory
 from headwater.cli.broker_check import check, checked_needs
 from headwater.local.cluster_certificates import CertificateFiles, make_certificates
 from headwater.local.embedded import free_port
-from simkit.servers.certificates import Authority
+from simkit.servers.certificates import Authority, revocations
 
 
 @pytest.fixture
@@ -174,6 +175,26 @@ def test_certificate_files_are_loaded(config: BrokerConfig, tmp_path: Path) -> N
     assert "cannot read" in _wrong(flight(tmp_path / "absent", ours.key_file)).popitem()[1]
     past = make_certificates(tmp_path / "old", cluster="c", brokers=["b"], days=0)["b"]
     assert "expired" in _wrong(flight(past.cert_file, past.key_file))["Flight certificates"]
+
+
+def test_a_list_of_revoked_certificates_has_to_be_in_force(
+    config: BrokerConfig, tmp_path: Path
+) -> None:
+    """The broker would not start with one that has expired."""
+    files, lists = make_certificates(tmp_path, cluster="c", brokers=["b"])["b"], tmp_path / "crl"
+    served = LiftbridgeConfig(
+        port=0,
+        tls_cert_file=str(files.cert_file),
+        tls_key_file=str(files.key_file),
+        tls_client_ca_file=str(files.ca_file),
+        tls_client_crl_file=str(lists),
+    )
+    config = replace(config, liftbridge=served)
+    cert, key = files.ca_file.read_bytes(), (tmp_path / "ca.key").read_bytes()
+    lists.write_bytes(revocations(cert, key))
+    assert _wrong(config) == {}
+    lists.write_bytes(revocations(cert, key, days=-0.5))
+    assert "not in force" in _wrong(config)["Liftbridge revoked certificates"]
 
 
 def test_certificates_are_those_with_which_other_brokers_accept_this_one(

@@ -5,10 +5,12 @@ from __future__ import annotations
 import ssl
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
+from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from structlog.testing import capture_logs
 
@@ -16,7 +18,7 @@ from broker.adapters.tls.context import LiveContext, TlsFiles, server_context
 from broker.adapters.tls.door import DoorCertificates
 from broker.errors import InvalidConfigError
 from broker.model.member_uri import member_uri
-from simkit.servers.certificates import Authority
+from simkit.servers.certificates import Authority, revocations
 
 DAY_US = 86_400_000_000
 OURS = member_uri("prod", "b1")
@@ -191,3 +193,113 @@ def _encrypted(files: TlsFiles) -> TlsFiles:
         )
     )
     return files
+
+
+class RevokingDoor(Door):
+    """A door that refuses what its authority has revoked; its client has the door's certificate."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.list = folder / "revoked.crl"
+        self.write()
+        self.files = replace(self.files, crl_file=self.list)
+        self.context = LiveContext(partial(server_context, self.files))
+        self.told: list[frozenset[int]] = []
+        self.watch = DoorCertificates(
+            "liftbridge", self.files, [self.context], on_revoked=self.told.append
+        )
+
+    def write(self, *revoked: bytes, days: float = 7, begins_days: float = -1) -> None:
+        """Write the authority's list."""
+        self.list.write_bytes(
+            revocations(
+                self.authority.cert,
+                self.authority.key,
+                revoked,
+                days=days,
+                begins_days=begins_days,
+            )
+        )
+
+
+@pytest.fixture
+def revoking(tmp_path: Path) -> RevokingDoor:
+    """Give a door whose list is empty."""
+    return RevokingDoor(tmp_path)
+
+
+def test_a_revoked_certificate_is_refused_from_the_next_connection_on(
+    revoking: RevokingDoor,
+) -> None:
+    """And who keeps connections is told the numbers, to end those that are open."""
+    assert revoking.served()
+    certificate = revoking.files.cert_file.read_bytes()
+    revoking.write(certificate)
+    assert revoking.look() == [("certificates_read", "")]
+    with pytest.raises(ssl.SSLError, match="revoked"):
+        revoking.served()
+    number = x509.load_pem_x509_certificate(certificate).serial_number
+    assert revoking.told == [frozenset({number})]
+
+
+def _forge_the_list(door: RevokingDoor) -> None:
+    stranger = Authority(days=60)  # of the same name
+    door.list.write_bytes(revocations(stranger.cert, stranger.key))
+
+
+def _take_anothers_list(door: RevokingDoor) -> None:
+    stranger = Authority("else", days=60)
+    door.list.write_bytes(revocations(stranger.cert, stranger.key))
+
+
+def _add_an_authority(door: RevokingDoor) -> None:
+    door.list.write_bytes(door.list.read_bytes() + Authority("else").cert)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (lambda door: door.list.unlink(), "cannot read .*revoked.crl"),
+        (lambda door: door.list.write_bytes(b""), "must have lists of revoked certificates"),
+        (lambda door: door.list.write_bytes(door.list.read_bytes()[:99]), "revoked.crl"),
+        (_add_an_authority, "and nothing else"),
+        (_forge_the_list, "authority did not sign"),
+        (_take_anothers_list, "no list of an authority"),
+        (lambda door: door.write(days=-0.5), "not in force"),
+        (lambda door: door.write(begins_days=1), "not in force"),
+    ],
+)
+def test_a_list_that_cannot_be_used_leaves_the_one_before(
+    revoking: RevokingDoor, spoil: Callable[[RevokingDoor], None], told: str
+) -> None:
+    """Who was revoked stays revoked; a start with such a list fails."""
+    revoking.write(revoking.files.cert_file.read_bytes())
+    revoking.look()
+    spoil(revoking)
+    ((event, reason),) = revoking.look()
+    assert event == "certificates_kept"
+    with pytest.raises(InvalidConfigError, match=told):
+        raise InvalidConfigError(reason)
+    with pytest.raises(ssl.SSLError, match="revoked"):
+        revoking.served()
+    with pytest.raises(InvalidConfigError, match=told):
+        _start(revoking)
+
+
+def _start(door: RevokingDoor) -> None:
+    context = LiveContext(partial(server_context, door.files))
+    watch = DoorCertificates("liftbridge", door.files, [context])
+    watch.require_revocations_in_force(time.time_ns() // 1000)
+
+
+def test_a_list_that_has_expired_lets_nobody_in_and_the_log_says_so(tmp_path: Path) -> None:
+    """It may lack whom the authority has revoked since."""
+    door = RevokingDoor(tmp_path)
+    assert door.look(after_days=5) == []
+    assert door.look(after_days=6.5) == [("certificate_expires", "")]
+    assert door.look(after_days=7.1) == [("revocations_expired", "")]
+    door.write(days=-0.5)
+    expired = LiveContext(partial(server_context, door.files))
+    door.context.use(expired._newest)
+    with pytest.raises(ssl.SSLError, match="CRL has expired"):
+        door.served()
