@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-from headwater.cli.quick_imports import quick_imports
+from broker.process.quick_imports import quick_imports
 from headwater.extras import install_hint
 from headwater.loading import ends_without_a_trace
 

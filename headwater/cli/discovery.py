@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from broker.errors import InvalidConfigError, UnavailableError
+from broker.process.quick_imports import quick_imports
 from headwater.cli import console
-from headwater.cli.quick_imports import quick_imports
 from headwater.local import runtime_file
 from headwater.local.owner_token import token_file_of
 from headwater.local.runtime_file import FILE_NAME

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 import typer
 
 from broker.errors import HeadwaterError, InvalidRequestError
+from broker.process.quick_imports import quick_imports
 from headwater.cli import console
 from headwater.cli.certificates import print_certificate
 from headwater.cli.discovery import connect, find_server, use_lake_of
 from headwater.cli.interrupts import ends_in_one_line
 from headwater.cli.options import ServerOption
-from headwater.cli.quick_imports import quick_imports
 
 if TYPE_CHECKING:
     from headwater.client import Client

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from broker.errors import InvalidConfigError
+from broker.process.quick_imports import quick_imports
 from headwater.cli import console
 from headwater.cli.discovery import (
     DEFAULT_FLIGHT_PORT,
@@ -256,7 +257,8 @@ def broker(
     from broker.process.allocator import share_with_arrow
 
     share_with_arrow(broker_config.arrow_bytes_max(loaded))
-    from broker.process import daemon
+    with quick_imports():
+        from broker.process import daemon
     from broker.process.arrow_without_pandas import keep_pandas_out
 
     keep_pandas_out()
@@ -267,7 +269,8 @@ def _run_broker(config: BrokerConfig, data: Path, moto: str | None) -> int:
     from broker.process.allocator import share_with_arrow
 
     share_with_arrow()
-    from broker.process import daemon
+    with quick_imports():
+        from broker.process import daemon
     from broker.process.arrow_without_pandas import keep_pandas_out
 
     keep_pandas_out()

@@ -36,11 +36,14 @@ def test_pandas_itself_can_still_be_imported() -> None:
 
 
 def test_the_entry_point_uses_it() -> None:
-    """``python -m broker`` has decided before it runs the daemon, which makes arrays."""
+    """``python -m broker`` has decided before it runs the daemon, which makes arrays.
+
+    The garbage collector, which rests while the daemon is imported, is at work again.
+    """
     program = (
-        "import sys; from broker.__main__ import main; from broker.process import daemon; "
+        "import gc, sys; from broker.__main__ import main; from broker.process import daemon; "
         "daemon.run = lambda loaded: 0; code = main([]); "
         + _LISTS
-        + "print(code, 'pandas' in sys.modules)"
+        + "print(code, 'pandas' in sys.modules, gc.isenabled())"
     )
-    assert _run(program) == "0 False"
+    assert _run(program) == "0 False True"

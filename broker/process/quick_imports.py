@@ -1,4 +1,4 @@
-"""Imports large libraries in less time, for commands that a person waits for."""
+"""Imports large libraries in less time, for commands and brokers whose start somebody waits for."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from headwater.cli.quick_imports import quick_imports
+from broker.process.quick_imports import quick_imports
 
 
 def test_the_collector_rests_meanwhile_only() -> None:
