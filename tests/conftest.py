@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import random
+from collections.abc import Generator
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -74,9 +75,26 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Let each worker begin elsewhere in a folder.
+
+    So on a fresh clone workers do not all compile the same files at the same time.
+    """
+    report = yield
+    if isinstance(collector, pytest.Dir) and "PYTEST_XDIST_WORKER" in os.environ:
+        place = int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw"))
+        first = len(report.result) * place // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+        report.result = report.result[first:] + report.result[:first]
+    return report
+
+
 @pytest.hookimpl(tryfirst=True)  # before xdist looks at the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put files, and the tests of each file, in a random order; group those that share."""
+    items.sort(key=lambda item: item.path)  # workers collect them in different orders
     seed = int(os.environ[ORDER])
     if seed:
         files = [list(tests) for _, tests in groupby(items, key=lambda item: item.path)]
