@@ -513,7 +513,7 @@ FIRST_SEEDS: Final[dict[str, int]] = {
     "read_answered_by_an_old_round": 1291,
     "one_meta_slot": 127,
     "rejoin_asks_a_majority": 133,
-    "rejoin_keeps_the_old_term": 7,
+    "rejoin_keeps_the_old_term": 17,
     "restored_disk_votes_at_once": 176,
     "restored_disk_ignores_the_bar": 102,
     "compare_asks_a_majority": 144,
