@@ -38,8 +38,10 @@ HOME: Final = Path(sys.prefix) / "spark-home"
 # on one thread and seldom (by half of a larger first heap for what is new, and no whole collection
 # because classes were loaded), map prepared classes where they were (which is a diagnostic option:
 # without it the JVM rewrites all addresses in the archive, a second of CPU), and be silent.
+# With one compiler a JVM has room for 48 MiB of compiled code; a session of some minutes fills it,
+# and then its sweeper throws code away that is compiled again.
 _QUICK: Final = (
-    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC "
+    "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m -XX:+UseSerialGC "
     "-XX:InitialRAMPercentage=4 -XX:NewRatio=1 -XX:MetaspaceSize=512m"
 )
 OPTIONS: Final = (
