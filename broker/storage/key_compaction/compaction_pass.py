@@ -20,12 +20,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from broker.codec.key_hash import Hashes, hash_keys
+from broker.codec.key_map import KeyMap, KeyMapFullError
 from broker.codec.record_batch import BatchHeader, decode_body, offsets_of
 from broker.codec.sparse import dense_batches
 from broker.model.offsets import Offset
 from broker.ports.partition import StoredBatch
-from broker.storage.key_compaction.key_hash import Hashes, hash_keys
-from broker.storage.key_compaction.key_map import KeyMap, KeyMapFullError
 from broker.storage.key_compaction.rewriter import Replacement, SegmentRewriter
 
 MAP_BYTES_MAX: Final = 64 * 1024 * 1024

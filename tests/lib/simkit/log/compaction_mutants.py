@@ -7,11 +7,11 @@ from typing import Any, Final
 
 import numpy as np
 
+from broker.codec.key_map import KeyMap
 from broker.core import key_compaction
 from broker.model.offsets import OFFSET_MAX, Offset
 from broker.storage.key_compaction import rewriter
 from broker.storage.key_compaction.compaction_pass import CompactionPass
-from broker.storage.key_compaction.key_map import KeyMap
 from broker.storage.key_compaction.rewriter import SegmentRewriter
 from simkit.log import compaction_sim
 from simkit.replacing import Mutant, replaced

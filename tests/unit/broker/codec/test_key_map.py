@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from broker.storage.key_compaction.key_hash import hash_keys
-from broker.storage.key_compaction.key_map import KeyMap, KeyMapFullError
+from broker.codec.key_hash import hash_keys
+from broker.codec.key_map import KeyMap, KeyMapFullError
 
 
 def _keys(rng: random.Random, count: int) -> list[bytes]:

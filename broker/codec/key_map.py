@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from broker.storage.key_compaction.key_hash import Hashes
+from broker.codec.key_hash import Hashes
 
 _SLOT_BYTES: Final = 24
 _SLOTS_MIN: Final = 1024
