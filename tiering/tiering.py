@@ -7,7 +7,7 @@ close. Everything here may be called from any thread.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -24,8 +24,9 @@ from broker.model.purge import expired_error
 from broker.model.stream import Stream
 from broker.ports.pumps import Drive
 from broker.ports.system import Clock
-from broker.ports.tiering import TableState, TierCatalog, TierSource, TierStatus
+from broker.ports.tiering import ColdRows, TableState, TierCatalog, TierSource, TierStatus
 from tiering.config import Observer, TieringConfig
+from tiering.keys.snapshot import latest_table
 from tiering.proof.history import ProvedEnds, newest_range, require_ours
 from tiering.proof.proofs import prove
 from tiering.read.certify import prove_partition, require_sound
@@ -196,10 +197,11 @@ class Tiering:
         start: Offset,
         end: Offset,
         schema: pa.Schema = ROW_SCHEMA,
-    ) -> Iterator[pa.RecordBatch]:
-        """Yield rows in offset order from the newest table version; see the port."""
+    ) -> ColdRows:
+        """Return rows in offset order from the newest table version; see the port."""
         table, snapshot, wanted = self._proved_range(stream, partition, start, end)
-        return read_rows(snapshot, table.store, partition, wanted, schema)
+        rows = read_rows(snapshot, table.store, partition, wanted, schema, sparse=True)
+        return ColdRows(rows, snapshot.whole_start(partition))
 
     def offset_at(
         self, stream: Stream, partition: int, start: Offset, end: Offset, timestamp_us: int
@@ -325,8 +327,13 @@ class Tiering:
             claimant=self._claimant,
             fence=self._fence,
             starts=self._catalog.remote_starts,
+            key_snapshot_end=lambda: self._key_snapshot_end(stream, source),
             observer=self._observer,
         )
+
+    def _key_snapshot_end(self, stream: Stream, source: TierSource) -> Offset | None:
+        found = latest_table(self._lake, stream).find()
+        return None if found is None else found.cold_end(source.partition_id.number)
 
     def _table_to_claim(self, stream: Stream) -> DeltaStreamTable:
         self._fence()

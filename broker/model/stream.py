@@ -72,6 +72,8 @@ class StreamConfig:
     compact: bool = False
     tombstone_delay_ms: int = 86_400_000  # a tombstone stays for at least this long
     compact_dirty_percent: int = 50  # compact when this share of the eligible bytes is new
+    # of the table: "compact" lets records go that a later record of their key supersedes
+    history: Literal["keep", "compact"] = "keep"
     tiering: bool = True
     local_retention_bytes: int = (
         1024 * MIB
@@ -150,7 +152,7 @@ class StreamConfig:
             "0 or more",
         )
         _require((self.local_retention_records or 0) >= 0, "local_retention_records", "0 or more")
-        self._check_remote_retention()
+        self._check_table()
         _require(
             self.unshipped_bytes_max is None
             or self.unshipped_bytes_max >= 2 * self.segment_bytes_max,
@@ -163,7 +165,13 @@ class StreamConfig:
             "100 ms to 30 days",
         )
 
-    def _check_remote_retention(self) -> None:
+    def _check_table(self) -> None:
+        _require(self.history in ("keep", "compact"), "history", "keep or compact")
+        _require(
+            self.history == "keep" or self.tiering,
+            "history",
+            "keep for a stream without tiering: it has no table; set compact instead",
+        )
         for name in ("remote_retention_ms", "remote_retention_bytes", "remote_retention_records"):
             limit = getattr(self, name)
             _require(limit is None or limit >= 1, name, "1 or more; without it everything is kept")
@@ -359,6 +367,7 @@ _LATER_SETTINGS: Final[Mapping[str, Any]] = {
     "compact": False,
     "tombstone_delay_ms": 86_400_000,
     "compact_dirty_percent": 50,
+    "history": "keep",
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -22,6 +22,7 @@ from broker.ports.partition import (
 )
 from broker.ports.pauses import PausesApi
 from broker.ports.tiering import (
+    ColdRows,
     HeldLease,
     TierStatus,
 )
@@ -248,8 +249,8 @@ class ColdTierApi(Protocol):
 
     def read(
         self, name: str, partition: int, start: Offset, end: Offset, schema: pa.Schema
-    ) -> Iterator[pa.RecordBatch]:
-        """Yield rows that are no longer on local disk, from the table, in offset order."""
+    ) -> ColdRows:
+        """Return rows that are no longer on local disk, from the table, in offset order."""
 
     def offset_at(
         self, name: str, partition: int, start: Offset, end: Offset, timestamp_us: int

@@ -182,6 +182,14 @@ class HeldLease:
     expires_us: int
 
 
+@dataclass(frozen=True, slots=True)
+class ColdRows:
+    """Rows of a table, in offset order. Below ``whole_start`` key compaction has removed some."""
+
+    rows: Iterator[pa.RecordBatch]
+    whole_start: Offset = Offset(0)  # noqa: RUF009 - a plain number
+
+
 class RemoteLog(Protocol):
     """The cold tier, for the broker. Blocking; any thread."""
 
@@ -194,10 +202,10 @@ class RemoteLog(Protocol):
 
     def read(
         self, stream: Stream, partition: int, start: Offset, end: Offset, schema: pa.Schema
-    ) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of ``[start, end)`` in offset order, from the newest table version.
+    ) -> ColdRows:
+        """Return the rows of ``[start, end)`` in offset order, from the newest table version.
 
-        Raises:
+        Raises, also while the rows are taken:
             GapError, OverlapError, ObjectMissingError, ObjectCorruptError, TableMismatchError,
             RemoteTierUnavailableError.
         """

@@ -172,8 +172,8 @@ CompactOption = Annotated[
     bool | None,
     typer.Option(
         "--compact/--no-compact",
-        help="Key compaction: on local disk keep the last record of each key. A table stays whole; "
-        "without a table readers get what is left.",
+        help="Key compaction: on local disk keep the last record of each key. A table stays whole "
+        "(see --history); without a table readers get what is left.",
         show_default=False,
     ),
 ]
@@ -191,6 +191,13 @@ CompactDirtyOption = Annotated[
         min=1,
         max=100,
         help="Compact once this percentage of the compactable bytes is new; default: 50.",
+    ),
+]
+HistoryOption = Annotated[
+    str | None,
+    typer.Option(
+        help="keep, or compact: key compaction of the stream's table, too. Records that a later "
+        "record of their key supersedes leave it for good; default: keep."
     ),
 ]
 LocalRetentionOption = Annotated[

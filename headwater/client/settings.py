@@ -36,6 +36,7 @@ class StreamSettings(TypedDict, total=False):
     compact: bool
     tombstone_delay_ms: int
     compact_dirty_percent: int
+    history: Literal["keep", "compact"]
     tiering: bool
     local_retention_bytes: int
     local_retention_ms: int | None

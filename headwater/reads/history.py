@@ -4,7 +4,8 @@
 
 The counts and bounds in the table's log are checked before the first row is returned. In both
 tiers, rows are checked to be contiguous while they are read. A read that cannot be exact raises an
-error; a read never ends early without an error. The caller must renew the lease of the cut.
+error; a read never ends early without an error. Records that key compaction has removed are absent,
+and the certificate counts them. The caller must renew the lease of the cut.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from broker.model.offsets import Offset, OffsetRange
 from headwater.client import Client
 from headwater.reads.table_access import table_location
 from headwater.reads.tail import joined_holes, served_batches
-from tiering.read.certify import certify_counts
+from tiering.read.certify import certify_counts, compacted_hole
 from tiering.read.lake import kept_table, table_in
 from tiering.read.reader import read_rows
 from tiering.store.location import StoreConfig
@@ -62,8 +63,9 @@ class History:
         self._files_count = self._files_bytes = 0
         if self._table is not None:
             self._cold, self._files_count, self._files_bytes = certify_counts(
-                self._snapshot, cut, self._table.store
+                self._snapshot, cut, self._table.store, sparse=True
             )
+        self._cold_counts = dict.fromkeys(range(len(cut.partitions)), 0)  # rows that were read
         self._hot_counts = dict.fromkeys(range(len(cut.partitions)), 0)
         self._holes: dict[int, list[Hole]] = {}  # that key compaction left, of each partition
         self.complete = False  # True after the last row was returned
@@ -98,12 +100,16 @@ class History:
 
     @property
     def is_thinned(self) -> bool:
-        """Whether key compaction had removed records of those that were read so far."""
+        """Whether key compaction had removed records of those that were read from the log."""
         return any(self._holes.values())
 
     def location(self) -> StoreConfig:
         """Return where the cut's table is, with credentials to read it. May block."""
         return table_location(self._client, self.cut)
+
+    def whole_start(self, partition: int) -> Offset:
+        """Return the first offset from which the table has each record of a partition."""
+        return Offset(0) if self._snapshot is None else self._snapshot.whole_start(partition)
 
     def lease_lives(self) -> bool:
         """Ask whether the cut's lease has not ended; then it has held since the cut was taken."""
@@ -120,7 +126,7 @@ class History:
         partitions = tuple(
             _certificate(
                 part,
-                cold.get(part.partition),
+                self._cold_certificate(part, cold.get(part.partition)),
                 self._hot_counts[part.partition],
                 joined_holes(self._holes.get(part.partition, [])),
             )
@@ -136,6 +142,21 @@ class History:
             files_bytes=self._files_bytes,
         )
 
+    def _cold_certificate(
+        self, part: PartitionCut, proved: PartitionCertificate | None
+    ) -> PartitionCertificate:
+        """Return the proof of what the cut has of the table, narrowed as the cut is."""
+        if proved is None or self._snapshot is None:
+            return part.empty_proof
+        whole, number = self._snapshot.whole_start(part.partition), part.partition
+        if part.cold_stop >= whole:
+            count = self._snapshot.records_count(number) - (part.cold_end - part.cold_stop)
+            return replace(proved, cold_count=count)
+        count = self._cold_counts[number]
+        left = compacted_hole(self._snapshot, number, part.cold_stop, count)
+        holes = part.holes if left is None else (*part.holes, left)
+        return replace(proved, cold_count=count, holes=holes)
+
     def _cold_batches(
         self, part: PartitionCut, start: Offset, schema: pa.Schema
     ) -> Iterator[pa.RecordBatch]:
@@ -149,7 +170,11 @@ class History:
             names = schema.names
             yield from served_batches(self._client, self.cut, part.partition, wanted, names)
             return
-        yield from read_rows(self._snapshot, self._table.store, part.partition, wanted, schema)
+        for batch in read_rows(
+            self._snapshot, self._table.store, part.partition, wanted, schema, sparse=True
+        ):
+            self._cold_counts[part.partition] += batch.num_rows
+            yield batch
 
     def _hot_batches(
         self, part: PartitionCut, start: Offset, schema: pa.Schema
@@ -199,15 +224,8 @@ def _wrong_columns(columns: Sequence[str]) -> str | None:
 
 def _certificate(
     part: PartitionCut,
-    cold: PartitionCertificate | None,
+    cold: PartitionCertificate,
     hot_count: int,
     holes: tuple[Hole, ...],
 ) -> PartitionCertificate:
-    cold = cold or part.empty_proof
-    return replace(
-        cold,
-        end=part.end,
-        cold_count=part.cold_stop - part.start,
-        hot_count=hot_count,
-        holes=(*cold.holes, *holes),
-    )
+    return replace(cold, end=part.end, hot_count=hot_count, holes=(*cold.holes, *holes))

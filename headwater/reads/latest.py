@@ -7,6 +7,8 @@ Each partition has its own keys. If keys have moved into partitions that were ad
 (`Stream.keys_from`), a key is one key in all partitions: its newest record is in the highest
 partition that has one.
 
+Of a table, key compaction removes records that a later one in the same version supersedes. A cut
+of that version has the newest record of each key, unless it is narrowed to an end below.
 Of a stream without a table key compaction removes superseded records, but none that a lease holds.
 So while the lease of a cut lives, each record that went had a newer one within the cut. Of an
 earlier moment, or after the lease, the newer one may be above the end, and the key would be
@@ -63,6 +65,7 @@ def state_by_partition(
     location = None if history.cut.table_version is None else history.location()
     found = usable_snapshot(history.cut, location)
     rows = None if found is None else SnapshotRows(history.cut, found, location)
+    _require_compacted_below(history)
     first = history.again()
     newest = _newest_offsets(first, rows)
     _require_newest(first)
@@ -98,6 +101,27 @@ def require_newest(cut: Cut, *, lease_lives: bool) -> None:
         start=part.start,
         end=part.end,
     )
+
+
+def _require_compacted_below(history: History) -> None:
+    """Refuse a cut that ends where key compaction has removed records from the table.
+
+    Each record that went had a newer one below the sparse range's end. A cut that ends at or above
+    that end has this newer record; another cut may lack it.
+    """
+    for part in history.cut.partitions:
+        whole = history.whole_start(part.partition)
+        if part.start < part.end < whole:
+            raise CompactedRangeError(
+                f"the newest record of each key of {history.cut.stream} at offset {part.end} of "
+                f"partition {part.partition} is not known any more: key compaction has removed "
+                f"records below {whole} that a later one superseded. Read the newest records as of "
+                "now, or as of a saved cut from before the compaction",
+                stream=history.cut.stream,
+                partition=part.partition,
+                start=part.start,
+                end=int(whole),
+            )
 
 
 def _require_newest(history: History) -> None:

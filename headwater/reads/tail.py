@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pyarrow as pa
 
-from broker.errors import GapError
+from broker.errors import CompactedRangeError, GapError
 from broker.model.certificate import Hole
 from broker.model.cut import Cut, PartitionCut
 from broker.model.offsets import OffsetRange
@@ -26,6 +26,7 @@ def tail_batches(
     Missing records of any other stream are an error, and so are holes without an ``on_hole``.
 
     Raises:
+        CompactedRangeError: the records have become cold since, and some have left the table.
         GapError: after the last batch, if the broker sent another number of records.
         HeadwaterError: the broker refused the read, or does not answer.
     """
@@ -58,7 +59,15 @@ def served_batches(  # noqa: PLR0917  # what to read, and who is told of holes
     ) as fetched:
         for one in fetched:
             removed = one.removed_count
-            if removed and on_hole is not None and cut.table_version is None:
+            if removed and cut.table_version is not None:
+                raise CompactedRangeError(
+                    f"records of [{one.base_offset}, {one.end_offset}) of partition {partition} "
+                    "have left the table by key compaction since the cut was taken: take a new cut",
+                    partition=partition,
+                    start=int(one.base_offset),
+                    end=int(one.end_offset),
+                )
+            if removed and on_hole is not None:
                 on_hole(Hole(one.base_offset, one.end_offset, "compaction", removed))
                 counted += removed
             counted += one.batch.num_rows

@@ -20,7 +20,7 @@ from broker.model.offsets import OffsetRange
 from headwater.client import Client
 from headwater.reads.table_access import table_location
 from headwater.reads.tail import joined_holes, tail_batches
-from tiering.read.certify import certify_counts
+from tiering.read.certify import certify_counts, compacted_hole
 from tiering.read.lake import kept_table
 from tiering.read.reader import read_rows
 from tiering.read.verify import verify_partition
@@ -42,7 +42,7 @@ def verify_cut(client: Client, cut: Cut, *, progress: Progress | None = None) ->
     if cut.table_version is not None:
         table = kept_table(table_location(client, cut))
         snapshot = table.snapshot(cut.table_version)
-        _, files_count, files_bytes = certify_counts(snapshot, cut, table.store)
+        _, files_count, files_bytes = certify_counts(snapshot, cut, table.store, sparse=True)
     return Certificate(
         stream=cut.stream,
         stream_uuid=cut.stream_uuid,
@@ -74,14 +74,18 @@ def _verify_partition(  # noqa: PLR0917  # one call, all of it belongs together
         if part.cold_stop < part.cold_end:  # all rows were checked, but only some are in the cut
             digest = RangeDigest()
             wanted = OffsetRange(part.start, part.cold_stop)
-            for batch in read_rows(snapshot, table.store, part.partition, wanted, FILE_SCHEMA):
+            for batch in read_rows(
+                snapshot, table.store, part.partition, wanted, FILE_SCHEMA, sparse=True
+            ):
                 digest.update(batch)
+            count = digest.records_count
+            left = compacted_hole(snapshot, part.partition, part.cold_stop, count)
+            proved = replace(proved, cold_count=count, holes=() if left is None else (left,))
     holes: list[Hole] = []
     hot_count = _digest_tail(client, cut, part, digest, progress, holes)
     return replace(
         proved,
         end=part.end,
-        cold_count=part.cold_stop - part.start,
         hot_count=hot_count,
         digest=digest.hexdigest(),
         holes=(*proved.holes, *joined_holes(holes)),

@@ -45,7 +45,8 @@ def run(spark: SparkSession, args: argparse.Namespace, report: Report) -> Facts:
             report.progress("nothing was shipped yet", stream=args.stream)
             ends = {str(part.partition): int(part.cold_end) for part in held.cut.partitions}
             return {**facts, "ends": ends, "records": 0, "table_uri": None, "version": None}
-        certify_counts(held.snapshot, held.cut, held.table.store)
+        # Of a sparse range the newest record of each key is left, which is all that is used.
+        certify_counts(held.snapshot, held.cut, held.table.store, sparse=True)
         done = advance(
             spark,
             table,

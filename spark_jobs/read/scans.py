@@ -20,6 +20,7 @@ from spark_jobs.source.left import Counted, count_left, may_lack_records, to_tex
 from spark_jobs.source.options import positions_text
 from spark_jobs.source.partitions import plan
 from tiering.read.lake import kept_table
+from tiering.read.reader import require_whole
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -175,6 +176,9 @@ def _cold(
             table = kept_table(cut.table_uri).snapshot(cut.table_version)
         if table.is_encrypted:  # Spark's own scan has no keys
             return _by_source(spark, cut, columns, cold, server=server)
+        if not proved:  # only a certificate says how many records key compaction has removed
+            for part in parts:
+                require_whole(table, part.partition, part.cold)
         rows = table_at(spark, cut.table_uri, cut.table_version, snapshot=table)
     except (UnavailableError, InvalidConfigError, ObjectMissingError) as error:
         if proved or not is_connect(spark):

@@ -22,6 +22,7 @@ from broker.codec.flight.protocol import AtTime
 from broker.errors import InvalidRequestError, UnknownLeaseError
 from broker.model.certificate import Certificate, Hole
 from broker.model.cut import Cut, Lease
+from broker.model.offsets import OffsetRange
 from headwater.reads.as_of import AsOf, AtOffsets, narrowed, parse_as_of
 from headwater.reads.instant import at_one_instant
 from headwater.reads.latest import require_newest
@@ -37,6 +38,7 @@ from spark_jobs.source.left import Counted
 from tiering.keys.of_cut import usable_snapshot
 from tiering.read.certify import certify_counts
 from tiering.read.lake import kept_table
+from tiering.read.reader import require_whole
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -221,7 +223,9 @@ def certify(
         return _verified(cut, client), snapshot
     cold, files_count, files_bytes = [part.empty_proof for part in cut.partitions], 0, 0
     if table is not None:
-        cold, files_count, files_bytes = certify_counts(snapshot, cut, table.store)
+        assert snapshot is not None, "a table was opened at the cut's version"
+        _require_moment(cut, snapshot)
+        cold, files_count, files_bytes = certify_counts(snapshot, cut, table.store, sparse=True)
     proof = Certificate(
         stream=cut.stream,
         stream_uuid=cut.stream_uuid,
@@ -231,7 +235,7 @@ def certify(
             replace(
                 proved,
                 end=part.end,
-                cold_count=part.cold_stop - part.start,
+                cold_count=proved.cold_count - (part.cold_end - part.cold_stop),
                 hot_count=part.hot_stop - part.cold_end,
             )
             for proved, part in zip(cold, cut.partitions, strict=True)
@@ -240,6 +244,14 @@ def certify(
         files_bytes=files_bytes,
     )
     return proof, snapshot
+
+
+def _require_moment(cut: Cut, snapshot: TableSnapshot) -> None:
+    """Refuse an end among records of which key compaction has removed some: nothing counts them."""
+    for part in cut.partitions:
+        if part.end < snapshot.whole_start(part.partition):
+            wanted = OffsetRange(part.start, part.end)
+            require_whole(snapshot, part.partition, wanted)
 
 
 def _options(
@@ -279,6 +291,8 @@ def _rows(
 ) -> DataFrame:
     """Prove a held cut, build its DataFrame and remember its read."""
     proof, table = certify(cut, form=options.certificate, client=client)
+    if options.latest and table is not None:
+        _require_moment(cut, table)
     left = left_in(spark, cut, client)
     if proof is not None and left is not None:
         proof = _of_left(proof, left)

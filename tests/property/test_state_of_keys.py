@@ -9,16 +9,18 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from broker.model.cut import Cut
+from broker.errors import CompactedRangeError
+from broker.model.cut import Cut, PartitionCut
 from broker.model.offsets import Offset
 from headwater.client import Client
 from headwater.reads.as_of import AtOffsets, narrowed
 from headwater.reads.history import History
 from headwater.reads.latest import newest_of_each_key
-from simkit.tier.key_snapshots import build_key_snapshot
+from simkit.tier.key_snapshots import build_key_snapshot, key_snapshot_end
 from simkit.tier.lake_broker import Served, serving
 
 pytestmark = pytest.mark.integration  # a Flight service on the loopback
@@ -52,13 +54,31 @@ class Model:
             if value is not None
         )
 
+    def require_left(self, part: PartitionCut, rows: list[dict[str, Any]]) -> None:
+        """Check the rows of one partition of a cut, from the earliest offset on.
+
+        Each record without a key is there, and the last one of each key, but perhaps not a
+        tombstone; every other row is one of the records, and all are in order.
+        """
+        records = list(enumerate(self.logs.get(part.partition, [])[: int(part.end)]))
+        records = records[int(part.start) :]
+        newest = {key: offset for offset, (key, _) in records}
+        read = [(row["offset"], (row["key"], row["value"])) for row in rows]
+        assert [one for one in records if one in read] == read
+        assert {
+            offset
+            for offset, (key, value) in records
+            if key is None or (newest[key] == offset and value is not None)
+        } <= {offset for offset, _ in read}
+
 
 def found(client: Client, cut: Cut) -> State:
     """Return what a reader of state gets, in its order."""
     history = History(client, cut)
     rows = [row for batch in newest_of_each_key(history) for row in batch.to_pylist()]
     for part, proof in zip(cut.partitions, history.certificate().partitions, strict=True):
-        assert proof.records_count == part.end - part.start
+        gone = sum(one.missing_count or 0 for one in proof.holes if one.reason == "compaction")
+        assert proof.records_count + gone == part.end - part.start
     return [(row["partition"], row["offset"], row["key"], row["value"]) for row in rows]
 
 
@@ -75,7 +95,7 @@ class Life:
         """Take random steps; check the state after each, and at the end that of every old cut."""
         steps = (
             [self.publish] * 6 + [self.ship] * 3 + [self.snapshot] * 3 + [self.expire] * 2
-            + [self.take_cut] * 2 + [self.grow]
+            + [self.compact] * 2 + [self.take_cut] * 2 + [self.grow]
         )  # fmt: skip
         for _ in range(STEPS):
             self.rng.choice(steps)()
@@ -86,11 +106,29 @@ class Life:
         for cut in self.cuts:
             self.check(cut)
             at = {p.partition: Offset(self.rng.randint(p.start, p.end)) for p in cut.partitions}
-            self.check(narrowed(cut, AtOffsets(at), self.client))
+            self.check_moment(narrowed(cut, AtOffsets(at), self.client))
 
     def check(self, cut: Cut) -> None:
-        """Compare one cut with the model."""
+        """Compare one cut with the model, and what a reader from the earliest offset gets."""
         assert found(self.client, cut) == self.model.state(cut)
+        history = History(self.client, cut)
+        read = [row for batch in history.batches() for row in batch.to_pylist()]
+        for part in cut.partitions:
+            self.model.require_left(
+                part, [row for row in read if row["partition"] == part.partition]
+            )
+
+    def check_moment(self, cut: Cut) -> None:
+        """Compare an earlier moment of a cut; it may be refused if records of it are gone."""
+        history = History(self.client, cut)
+        ends_inside = any(
+            part.start < part.end < history.whole_start(part.partition) for part in cut.partitions
+        )
+        if not ends_inside:
+            self.check(cut)
+            return
+        with pytest.raises(CompactedRangeError):
+            found(self.client, cut)
 
     def publish(self) -> None:
         """Send a few records with and without keys and values."""
@@ -125,11 +163,27 @@ class Life:
         # A lease holds what its cut reads from the brokers.
         held = [int(cut.partitions[number].cold_end) for cut in self.cuts
                 if number < len(cut.partitions)]  # fmt: skip
-        borders = [
-            one for one in self.model.borders.get(number, []) if start < one <= min([one, *held])
+        table = self.served.broker.table("s").find()
+        ends = [
+            one.end_offset
+            for one in (table.files if table is not None else ())
+            if one.partition == number
         ]
+        borders = [one for one in ends if one and start < one <= min([one, *held])]
         if borders:
-            self.served.broker.expire("s", number, Offset(self.rng.choice(borders)))
+            self.served.broker.expire("s", number, self.rng.choice(borders))
+
+    def compact(self) -> None:
+        """Let superseded records leave the table of one partition, below what cuts hold."""
+        number = self.rng.choice(list(self.model.logs))
+        held = [int(cut.partitions[number].cold_end) for cut in self.cuts
+                if number < len(cut.partitions)]  # fmt: skip
+        cold = self.model.borders.get(number, [])
+        if cold:
+            covered = key_snapshot_end(self.served.broker, "s", number)
+            self.served.broker.compact_keys(
+                "s", number, Offset(min([cold[-1], *held])), key_snapshot_end=covered
+            )
 
     def take_cut(self) -> None:
         """Keep a cut, with its lease, until the end."""

@@ -12,11 +12,12 @@ from broker.errors import CorruptDataError
 from broker.model.offsets import OffsetRange
 from tiering.table.commit_files import Action, NotOursError, path_of, text_of
 from tiering.table.expiries import ExpiryEntry
-from tiering.table.table import EXPIRED, FILES, RANGES, DataFile
+from tiering.table.table import EXPIRED, FILES, RANGES, DataFile, SparsePrefix
 
 
-def require_expired(
+def require_expired(  # noqa: PLR0917  # the parts of one commit
     ranges: Mapping[int, OffsetRange],
+    sparse: Mapping[int, SparsePrefix],
     files: Mapping[str, DataFile],
     info: Action,
     removes: Sequence[Action],
@@ -36,12 +37,13 @@ def require_expired(
         raise NotOursError("it lets records expire and does something else as well")
     if held is None or entry.start != held.start or entry.end > held.end:
         raise NotOursError(f"its expiry {entry.range} does not begin at the start of {held}")
-    if dict(moved) != {(entry.partition, "start"): int(entry.end)}:
-        raise NotOursError(f"its transactions move {dict(moved)}, its expiry ends at {entry.end}")
+    bounds = {name: value for name, value in moved.items() if name != (entry.partition, "left")}
+    if bounds != {(entry.partition, "start"): int(entry.end)}:
+        raise NotOursError(f"its transactions move {bounds}, its expiry ends at {entry.end}")
     gone = [path_of(one) for one in removes]
     if any(one.get("dataChange") is not True for one in removes) or len(gone) != len(set(gone)):
         raise NotOursError("it claims that an expiry changes no data, or removes a file twice")
-    due = set()
+    due, rows = set(), 0
     for path, file in files.items():
         if file.partition != entry.partition:
             continue
@@ -49,7 +51,15 @@ def require_expired(
             raise NotOursError(f"{path} has no statistics, so it is not known what would expire")
         if file.end_offset <= entry.end:
             due.add(path)
+            rows += file.records_count or 0
         elif file.min_offset < entry.end:
             raise NotOursError(f"{path} has records on both sides of {entry.end}")
     if set(gone) != due or set(entry.paths) != due:
         raise NotOursError(f"it removes other files than those below {entry.end}")
+    left = moved.get((entry.partition, "left"))
+    before = sparse.get(entry.partition)
+    due_left = None
+    if before is not None and before.end > entry.start:
+        due_left = before.after_expiry(entry.range, rows).records_count
+    if left != due_left:
+        raise NotOursError(f"it leaves {left} rows in the sparse range, its files {due_left}")

@@ -144,9 +144,9 @@ def require_rows_of_log(
     if end > source.reads.log_end:
         reason = f"the table ends at {end} but the local log at {source.reads.log_end}"
         raise foreign(snapshot, number, reason)
-    if end <= max(source.reads.whole_start, snapshot.range_of(number).start):
+    if end <= max(source.reads.whole_start, snapshot.whole_start(number)):
         return False  # not in the log any more, or not in the table: it has expired
-    start = max(start, snapshot.range_of(number).start)
+    start = max(start, snapshot.whole_start(number))
     held = OffsetRange(Offset(max(start, source.reads.whole_start)), end)
     local = _digest(log_rows(log_batches(source, held), held, place))
     if newest is not None and held == newest.range:

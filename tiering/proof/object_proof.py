@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
-from broker.errors import HeadwaterError, ObjectCorruptError
+from broker.errors import HeadwaterError, ObjectCorruptError, TableMismatchError
 from broker.model.offsets import Offset, OffsetRange
 from tiering.proof.proofs import CACHE, ProofCache, note_contents
 from tiering.proof.provenance import ProvedFile, Provenance
@@ -194,6 +194,12 @@ def _prove_span(
 ) -> None:
     held = snapshot.range_of(partition)
     entries = accounts(snapshot, store, partition, span)
+    if not entries:  # only in a sparse range
+        raise TableMismatchError(
+            f"partition {partition} of {snapshot.uri} has rows in {span}, and key compaction left "
+            "none there",
+            partition=partition,
+        )
     whole = OffsetRange(
         max(held.start, min(span.start, entries[0].start)),
         min(held.end, max(span.end, entries[-1].end)),

@@ -35,9 +35,12 @@ from tiering.proof.provenance import (
 )
 from tiering.store.object_store import ObjectStore
 from tiering.table.delta_log import log_key
-from tiering.table.table import PROOF_PREFIX, DataFile, TableSnapshot
+from tiering.table.table import PROOF_PREFIX, DataFile, SparsePrefix, TableSnapshot
 
 _FORMAT: Final = 1
+_FORMAT_SPARSE: Final = (
+    2  # older builds ignore such a proof, and find that they do not know the commit
+)
 _BYTES_MAX: Final = 512 * 1024 * 1024  # of a stored proof: some millions of files
 _KEY: Final = re.compile(rf"{PROOF_PREFIX}/(\d{{20}})(-contents)?\.json\.gz\Z")
 _CONTENTS: Final = "-contents"
@@ -158,7 +161,7 @@ def _store(proof: Provenance, store: ObjectStore, mark: str) -> None:
 def encode(proof: Provenance) -> bytes:
     """Return the stored form: canonical JSON with its SHA-256, compressed."""
     values = {
-        "v": _FORMAT,
+        "v": _FORMAT_SPARSE if proof.sparse else _FORMAT,
         "version": proof.version,
         "anchor": proof.anchor,
         "table_id": proof.table_id,
@@ -167,6 +170,9 @@ def encode(proof: Provenance) -> bytes:
         "ranges": {str(n): [int(r.start), int(r.end)] for n, r in proof.ranges.items()},
         "files": [_file_row(proof.files[path]) for path in sorted(proof.files)],
     }
+    if proof.sparse:
+        left = proof.sparse.items()
+        values["sparse"] = {str(n): [int(one.end), one.records_count] for n, one in left}
     text = json.dumps(values, sort_keys=True, separators=(",", ":")).encode()
     digest = hashlib.sha256(text).hexdigest().encode()
     return gzip.compress(digest + b"\n" + text, compresslevel=1, mtime=0)
@@ -181,9 +187,10 @@ def decode(body: bytes, key: str) -> Provenance:
         if not inflater.eof or hashlib.sha256(text).hexdigest().encode() != digest:
             raise ObjectCorruptError(f"{key} is damaged", key=key)
         values = json.loads(text)
-        if values["v"] != _FORMAT:
+        if values["v"] != (_FORMAT_SPARSE if "sparse" in values else _FORMAT):
             raise ObjectCorruptError(
-                f"{key} has the unknown format {values['v']!r}; this build reads {_FORMAT}", key=key
+                f"{key} has the unknown format {values['v']!r}; this build reads {_FORMAT_SPARSE}",
+                key=key,
             )
         files = [_file_of(row) for row in values["files"]]
         return Provenance(
@@ -197,6 +204,10 @@ def decode(body: bytes, key: str) -> Provenance:
                 for number, (start, end) in values["ranges"].items()
             },
             files={one.file.path: one for one in files},
+            sparse={
+                int(number): SparsePrefix(Offset(end), count)
+                for number, (end, count) in values.get("sparse", {}).items()
+            },
         )
     except (zlib.error, ValueError, KeyError, TypeError, AttributeError, RecursionError) as cause:
         raise ObjectCorruptError(f"{key} is not a proof of a table", key=key) from cause

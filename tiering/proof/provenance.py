@@ -30,6 +30,8 @@ from broker.errors import CorruptDataError, InvalidStreamError, TableMismatchErr
 from broker.model.offsets import Offset, OffsetRange
 from broker.model.stream import Stream
 from tiering.proof.expiry_proof import require_expired
+from tiering.proof.key_compaction_proof import require_keys_compacted
+from tiering.proof.same_rows import require_same_rows, restates
 from tiering.table.commit_files import (
     Action,
     NotOursError,
@@ -48,6 +50,7 @@ from tiering.table.commit_files import (
 from tiering.table.ledger import LedgerEntry, decode_ranges
 from tiering.table.table import (
     COMMIT_ID,
+    COMPACTED,
     EMPTY,
     ETAGS,
     EXPIRED,
@@ -56,6 +59,7 @@ from tiering.table.table import (
     PROPERTY_PREFIX,
     RANGES,
     DataFile,
+    SparsePrefix,
     TableKind,
     TableSnapshot,
 )
@@ -64,7 +68,8 @@ from tiering.table.transactions import TransactionNames
 _KNOWN: Final = frozenset(
     {"add", "remove", "txn", "metaData", "protocol", "commitInfo", "cdc", "domainMetadata"}
 )
-_ROUNDING_MS: Final = 1  # an engine rounds a file's last timestamp down, we round it up
+
+_RANGE: Final = ("start", "end")  # the bounds of a partition; the others are of its sparse prefix
 
 _Bytes = tuple[int | None, str | None]  # CRC-32C and ETag of an object; None if not noted
 
@@ -101,6 +106,7 @@ class Provenance:
     columns: str = ""
     ranges: dict[int, OffsetRange] = field(default_factory=dict)
     files: dict[str, ProvedFile] = field(default_factory=dict)
+    sparse: dict[int, SparsePrefix] = field(default_factory=dict)
 
     def copy(self) -> Provenance:
         """Return a copy of the state, to which further commits can be applied."""
@@ -109,7 +115,18 @@ class Provenance:
             properties=dict(self.properties),
             ranges=dict(self.ranges),
             files=dict(self.files),
+            sparse=dict(self.sparse),
         )
+
+    @property
+    def listed(self) -> dict[str, DataFile]:
+        """The files of the version, by path."""
+        return {path: one.file for path, one in self.files.items()}
+
+    @property
+    def bounds(self) -> tuple[dict[int, OffsetRange], dict[int, SparsePrefix]]:
+        """What the transactions of the version state."""
+        return self.ranges, self.sparse
 
 
 def anchor_of(body: bytes) -> str:
@@ -159,10 +176,8 @@ class Walk:
 
     def _accept_if_undone(self, good: Provenance) -> None:
         """Drop the foreign change if the table is again as it was before that change."""
-        same = {path: one.file for path, one in self._now.files.items()} == {
-            path: one.file for path, one in good.files.items()
-        }
-        if same and _shape(self._now) == _shape(good) and self._now.ranges == good.ranges:
+        same = self._now.listed == good.listed and self._now.bounds == good.bounds
+        if same and _shape(self._now) == _shape(good):
             self._now.files = dict(good.files)  # these have the checksums too
             self._foreign = None
 
@@ -188,10 +203,11 @@ class Walk:
             ranges = _moved_ranges(self._now, moved)
             _replace(self._now, adds, removes, accounts, added=ranges)
             _set_ranges(self._now, ranges)
+            _set_sparse(self._now, moved)
         else:
             if moved:
                 raise NotOursError("it moves our transactions and has no commit id of ours")
-            _require_same_rows(self._now, adds, removes)
+            require_same_rows(self._now.listed, adds, removes)
             _replace(self._now, adds, removes, {}, ours=False)
 
     def _housekeeping(self, metadata: Any) -> None:
@@ -205,7 +221,7 @@ class Walk:
             raise NotOursError("it changes the table's id, columns or our properties")
 
     def _moved(self, actions: Sequence[Action]) -> dict[tuple[int, str], int]:
-        """Return the new versions of our transactions, by partition and "start" or "end"."""
+        """Return the new versions of our transactions, by partition and bound."""
         moved = {}
         for one in actions:
             found = _bound_in(self._names, one)
@@ -242,6 +258,8 @@ def require_listed(state: Provenance, snapshot: TableSnapshot) -> None:
         raise _differs(snapshot, "has other properties than at its creation", "")
     if dict(snapshot.ranges) != state.ranges:
         raise _differs(snapshot, f"has the ranges {snapshot.ranges}, not {state.ranges}", "")
+    if dict(snapshot.sparse) != state.sparse:
+        raise _differs(snapshot, f"states {snapshot.sparse} to be left, not {state.sparse}", "")
     for file in snapshot.files:
         known = state.files.get(file.path)
         if known is None:
@@ -275,13 +293,19 @@ def _require_ours(  # noqa: PLR0917  # the parts of one commit
         account = {path_of(one): one for one in objects_in(info.get(FILES))}
     except (CorruptDataError, ValueError, RecursionError) as cause:
         raise NotOursError(f"its account cannot be read: {cause}") from cause
-    if (RANGES in info or FILES in info) and any(claims_in(one) is not None for one in adds):
+    if any(name in info for name in (RANGES, FILES, COMPACTED)) and any(
+        claims_in(one) is not None for one in adds
+    ):
         raise NotOursError("it has statistics of a file that its account does not have")
+    if COMPACTED in info:
+        if KIND_PROPERTY in state.properties:
+            raise NotOursError("it removes superseded records from a key snapshot")
+        left = require_keys_compacted(*state.bounds, state.listed, info, adds, removes, moved)
+        return {one.path: (one.crc32c, etags.get(one.path)) for one in left.files}
     if EXPIRED in info:
         if adds or KIND_PROPERTY in state.properties:
             raise NotOursError("it lets records expire and does something else as well")
-        before = {path: one.file for path, one in state.files.items()}
-        require_expired(state.ranges, before, info, removes, moved)
+        require_expired(*state.bounds, state.listed, info, removes, moved)
         return {}
     if entries:
         _require_shipped(state, entries, adds, removes, moved)
@@ -299,10 +323,12 @@ def _moved_ranges(
             int(state.ranges.get(number, EMPTY).start),
             int(state.ranges.get(number, EMPTY).end),
         ]
-        for number, _ in moved
+        for number, which in moved
+        if which in _RANGE
     }
     for (number, which), bound in moved.items():
-        bounds[number][which == "end"] = bound
+        if which in _RANGE:
+            bounds[number][which == "end"] = bound
     for number, (start, end) in bounds.items():
         if not 0 <= start <= end:
             raise NotOursError(f"partition {number} would hold [{start}, {end})")
@@ -352,94 +378,11 @@ def _require_replaced(
     if moved and KIND_PROPERTY not in state.properties:
         raise NotOursError("it moves a partition's bounds and has no account of a range or expiry")
     if not any(one.get("dataChange") is not False for one in (*adds, *removes)):
-        _require_same_rows(state, adds, removes)
+        require_same_rows(state.listed, adds, removes)
         return
     if KIND_PROPERTY in state.properties:
         return  # an advance of a key snapshot: the rows are the job's result, not a copy of rows
     raise NotOursError("it adds or removes rows and has no account of a range or an expiry")
-
-
-# ------------------------------------------------------------------------------ changes of no data
-
-
-def _require_same_rows(
-    state: Provenance, adds: Sequence[Action], removes: Sequence[Action]
-) -> None:
-    """Prove that a commit keeps the number of rows and the offset bounds of each partition."""
-    for one in (*adds, *removes):
-        if one.get("dataChange") is not False:
-            raise NotOursError("it changes data and has no commit id of ours")
-    gone = []
-    for one in removes:
-        known = state.files.get(path_of(one))
-        if known is None:
-            raise NotOursError(f"it removes {one.get('path')}, which was not there")
-        gone.append(known.file)
-    come = []
-    removed = {file.path for file in gone}
-    for one in adds:
-        file = file_in(one)
-        known = state.files.get(file.path)
-        if known is not None and file.path not in removed:
-            _require_restated(known.file, file)  # only its statistics were computed again
-        else:
-            come.append(file)
-    before, after = _totals(gone), _totals(come)
-    if not _conserved(before, after):
-        raise NotOursError(
-            f"it claims to change no data, but it turns {before} into {after} (rows, first and "
-            "last offset by partition)"
-        )
-
-
-def _totals(files: Sequence[DataFile]) -> dict[int, tuple[int, int, int] | None]:
-    """Return rows, first and last offset by partition; None where a file has no statistics.
-
-    The commit alone cannot prove such a file; its rows are compared before the file is served.
-    """
-    totals: dict[int, tuple[int, int, int] | None] = {}
-    for file in files:
-        if file.records_count is None or file.min_offset is None or file.max_offset is None:
-            totals[file.partition] = None
-            continue
-        low, high = int(file.min_offset), int(file.max_offset)
-        known = totals.get(file.partition, (0, low, high))
-        if known is not None:
-            rows, least, greatest = known
-            totals[file.partition] = (
-                rows + file.records_count, min(least, low), max(greatest, high)
-            )  # fmt: skip
-    return totals
-
-
-def _conserved(
-    before: Mapping[int, tuple[int, int, int] | None],
-    after: Mapping[int, tuple[int, int, int] | None],
-) -> bool:
-    """Tell whether rows and bounds stay the same, as far as statistics tell."""
-    return before.keys() == after.keys() and all(
-        after[number] in (found, None) or found is None for number, found in before.items()
-    )
-
-
-def _require_restated(known: DataFile, file: DataFile) -> None:
-    if not _restates(known, file):
-        raise NotOursError(f"it changes the statistics of {file.path}")
-
-
-def _restates(known: DataFile, file: DataFile) -> bool:
-    """Tell whether two descriptions of a file are equal, apart from the rounding of times."""
-    if known == file:
-        return True
-    times = (
-        (known.min_timestamp_us, file.min_timestamp_us),
-        (known.max_timestamp_us, file.max_timestamp_us),
-    )
-    close = all(
-        old is not None and new is not None and abs(old // 1000 - new // 1000) <= _ROUNDING_MS
-        for old, new in times
-    )
-    return facts_of(known)[:5] == facts_of(file)[:5] and close
 
 
 # ------------------------------------------------------------------------ applying without checks
@@ -466,7 +409,7 @@ def _replace(
     for file, claims in files:
         again = state.files.get(file.path) or old.get(file.path)
         if again is not None and not ours:
-            same = claims == again.claims and _restates(again.file, file)
+            same = claims == again.claims and restates(again.file, file)
             state.files[file.path] = replace(
                 again, file=file, ours=again.ours and same, claims=claims
             )
@@ -482,6 +425,9 @@ def _applied(state: Provenance, actions: Sequence[Action]) -> Provenance:
         found = _bound_in(names, one)
         if found is not None and type(found[1]) is int:
             (number, which), version = found
+            if which not in _RANGE:
+                _set_sparse(state, {(number, which): version})
+                continue
             held, bound = state.ranges.get(number, EMPTY), Offset(version)
             ends = (held.start, bound) if which == "end" else (bound, held.end)
             _set_ranges(state, {number: OffsetRange(ends[0], max(ends))})
@@ -559,6 +505,16 @@ def _set_ranges(state: Provenance, ranges: Mapping[int, OffsetRange]) -> None:
     """Set ranges; partitions below a new one that have no commit yet are known as empty."""
     for number in range(max([-1, *ranges]) + 1):
         state.ranges[number] = ranges.get(number, state.ranges.get(number, EMPTY))
+
+
+def _set_sparse(state: Provenance, moved: Mapping[tuple[int, str], int]) -> None:
+    """Set what a commit states of sparse prefixes."""
+    for (number, which), value in moved.items():
+        if which in _RANGE:
+            continue
+        known = state.sparse.get(number, SparsePrefix(Offset(0), 0))
+        end, left = (Offset(value), known.records_count) if which == "whole" else (known.end, value)
+        state.sparse[number] = SparsePrefix(end, left)
 
 
 def _foreign(version: int, actions: Sequence[Action], reason: NotOursError) -> ForeignChange:

@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
 import pyarrow as pa
 
 from broker.codec.checksum import crc32c
 from broker.codec.digest import RangeDigest
 from broker.codec.schema import FILE_SCHEMA
-from broker.errors import ObjectCorruptError
+from broker.errors import ObjectCorruptError, TableMismatchError
 from broker.model.offsets import Offset, OffsetRange
 from tiering.read.reader import read_rows
 from tiering.store.object_store import ObjectStore
@@ -87,7 +88,7 @@ def _read_again(
     for entry in entries:
         if entry.path in present:
             _require_bytes(entry, store)
-    pieces = _Pieces(read_rows(snapshot, store, partition, within, FILE_SCHEMA))
+    pieces = _Pieces(read_rows(snapshot, store, partition, within, FILE_SCHEMA, sparse=True))
     for entry in entries:
         found = RangeDigest()
         start, end = max(entry.start, within.start), min(entry.end, within.end)
@@ -99,6 +100,13 @@ def _read_again(
             _require_equal(entry, found.hexdigest())
         yield RangeProof(
             partition=partition, start=start, end=end, digest=found.hexdigest(), proved=whole
+        )
+    # The entries of a sparse range leave offsets out.
+    for piece in pieces.up_to(within.end) if entries else ():
+        raise TableMismatchError(
+            f"partition {partition} of {snapshot.uri} has a row at offset "
+            f"{piece.column('offset')[0].as_py()}, and no account of a committed range has it",
+            partition=partition,
         )
 
 
@@ -119,19 +127,19 @@ class _Pieces:
         self._rest: pa.RecordBatch | None = None
 
     def up_to(self, end: int) -> Iterator[pa.RecordBatch]:
-        """Yield the next rows below ``end``; the reader guarantees that there are no gaps."""
+        """Yield the next rows below ``end``."""
         while True:
             batch = self._rest if self._rest is not None else next(self._rows, None)
             self._rest = None
             if batch is None or batch.num_rows == 0:
                 return
-            first = int(batch.column("offset")[0].as_py())
-            count = min(batch.num_rows, end - first)
+            offsets = np.asarray(batch.column("offset"))
+            count = int(np.searchsorted(offsets, end))
             if count < batch.num_rows:
-                self._rest = batch.slice(max(count, 0))
+                self._rest = batch.slice(count)
             if count > 0:
                 yield batch.slice(0, count)
-            if first + batch.num_rows >= end:
+            if int(offsets[-1]) + 1 >= end:
                 return
 
 

@@ -8,7 +8,7 @@ proof.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -21,14 +21,15 @@ from broker.errors import (
     StreamRecreatedError,
     TableRolledBackError,
 )
-from broker.model.certificate import PartitionCertificate
+from broker.model.certificate import Hole, PartitionCertificate
 from broker.model.cut import Cut
 from broker.model.offsets import Offset, OffsetRange
 from broker.model.purge import expired_error
-from tiering.proof.coverage import require_contiguous, unproven_groups
+from tiering.proof.coverage import require_contiguous, require_left, unproven_groups
 from tiering.proof.object_proof import require_objects
 from tiering.proof.proofs import prove
-from tiering.read.parquet_source import ParquetObject
+from tiering.read.parquet_source import Offsets, ParquetObject
+from tiering.read.reader import require_whole
 from tiering.store.object_store import ObjectInfo, ObjectStore
 from tiering.table.delta_log import commit_digest
 from tiering.table.expiries import Expiries
@@ -36,15 +37,17 @@ from tiering.table.table import FILES_PREFIX, DataFile, TableSnapshot
 
 
 def certify_counts(
-    snapshot: TableSnapshot | None, cut: Cut, store: ObjectStore
+    snapshot: TableSnapshot | None, cut: Cut, store: ObjectStore, *, sparse: bool = False
 ) -> tuple[list[PartitionCertificate], int, int]:
     """Prove that the cold part of a cut is complete: each offset of ``[start, cold end)`` once.
 
     ``store`` holds the table (``table.store``). Returns the certificates of the cold part
     (``hot_count`` is 0 and ``end`` the cold end; the reader adds the tail), the number of files
-    and their bytes. Blocks.
+    and their bytes. With ``sparse`` the caller can read a range of which key compaction has removed
+    records: the certificate counts the rows that are left, and has the hole. Blocks.
 
     Raises:
+        CompactedRangeError: records of the cut went by key compaction, and not ``sparse``.
         StreamRecreatedError: the table belongs to another incarnation of the stream.
         TableRolledBackError: the version's transactions differ from the cut's.
         ObjectMissingError, ObjectCorruptError: a file is missing, or has another size.
@@ -67,12 +70,22 @@ def certify_counts(
             f"but version {None if snapshot is None else snapshot.version} was loaded"
         )
     _check_identity(snapshot, cut, store)
+    if not sparse:
+        for part in cut.partitions:
+            require_whole(snapshot, part.partition, OffsetRange(part.start, part.cold_stop))
     listed = require_files(snapshot, store)
     certificates = []
     for part in cut.partitions:
         prove_partition(snapshot, part.partition, store)
         found = _certificate(part.partition, part.start, part.cold_end)
-        certificates.append(replace(found, holes=part.holes))
+        left = compacted_hole(snapshot, part.partition)
+        certificates.append(
+            replace(
+                found,
+                cold_count=snapshot.records_count(part.partition),
+                holes=(*part.holes, *([] if left is None else [left])),
+            )
+        )
     require_objects(
         prove(snapshot, store),
         snapshot,
@@ -97,14 +110,34 @@ def prove_partition(snapshot: TableSnapshot, partition: int, store: ObjectStore)
     """Prove that one partition's files hold its range exactly; errors as in certify_counts."""
     files = [file for file in snapshot.files if file.partition == partition]
     bounded = [_with_bounds(file, store) for file in files if file.records_count != 0]
-    for group in unproven_groups(
-        [file for file in bounded if file.records_count], snapshot.range_of(partition),
-        partition=partition,
-    ):  # fmt: skip
-        require_contiguous(
-            np.concatenate([ParquetObject(store, file).offsets() for file in group]),
-            partition=partition,
+    filled, held = [file for file in bounded if file.records_count], snapshot.range_of(partition)
+
+    def offsets_of(group: Sequence[DataFile]) -> Offsets:
+        return np.concatenate([ParquetObject(store, file).offsets() for file in group])
+
+    if snapshot.sparse_range(partition):
+        filled, held = require_left(
+            filled, held, snapshot.sparse[partition], partition=partition, offsets_of=offsets_of
         )
+    for group in unproven_groups(filled, held, partition=partition):
+        require_contiguous(offsets_of(group), partition=partition)
+
+
+def compacted_hole(
+    snapshot: TableSnapshot, partition: int, stop: Offset | None = None, left: int | None = None
+) -> Hole | None:
+    """Return the hole that key compaction has left in a partition below ``stop``; None: none.
+
+    ``left`` is the number of rows below ``stop``, which a read that ends within the hole has
+    counted.
+    """
+    thinned = snapshot.sparse_range(partition)
+    count = snapshot.left_count(partition)
+    if stop is not None and stop < thinned.end:
+        assert left is not None, "only a read tells how many rows are in a part of the range"
+        thinned, count = OffsetRange(thinned.start, stop), left
+    missing = len(thinned) - count
+    return Hole(thinned.start, thinned.end, "compaction", missing) if missing else None
 
 
 def require_files(snapshot: TableSnapshot, store: ObjectStore) -> Mapping[str, ObjectInfo]:

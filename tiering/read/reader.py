@@ -3,7 +3,9 @@
 Files and row groups outside the wanted range are never fetched. Our own files are read from start
 to end. After a foreign OPTIMIZE, row groups may hold ranges in any order, or interleaved. Row
 groups that overlap are read window by window and sorted, so memory stays bounded. Each row has the
-offset after the previous row's: a reader gets the whole range or a typed error.
+offset after the previous row's: a reader gets the whole range or a typed error. Where key
+compaction has removed records, offsets rise and the rows are counted; only a reader that asks for
+it gets such a range.
 """
 
 from __future__ import annotations
@@ -16,9 +18,14 @@ import numpy as np
 import pyarrow as pa
 
 from broker.codec.schema import ROW_SCHEMA
-from broker.errors import OffsetOutOfRangeError
+from broker.errors import (
+    CompactedRangeError,
+    ObjectCorruptError,
+    OffsetOutOfRangeError,
+    TableMismatchError,
+)
 from broker.model.offsets import OffsetRange
-from tiering.proof.coverage import gap, overlap
+from tiering.proof.coverage import gap, overlap, require_rising
 from tiering.read.parquet_source import Offsets, ParquetObject, RowGroup
 from tiering.store.object_store import ObjectStore
 from tiering.table.table import DataFile, TableSnapshot
@@ -36,12 +43,16 @@ def read_rows(
     partition: int,
     wanted: OffsetRange,
     schema: pa.Schema = ROW_SCHEMA,
+    *,
+    sparse: bool = False,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of ``wanted`` in offset order; ``schema`` is a subset of ROW_SCHEMA.
 
-    ``store`` holds the table. Batches have at most 65,536 rows. Blocks while it fetches.
+    ``store`` holds the table. Batches have at most 65,536 rows. With ``sparse`` a range of which
+    key compaction has removed records gives the rows that are left. Blocks while it fetches.
 
     Raises:
+        CompactedRangeError: records of the range went by key compaction, and not ``sparse``.
         OffsetOutOfRangeError: this version does not hold the whole range.
         GapError, OverlapError: offsets are missing, or occur twice.
         ObjectMissingError, ObjectCorruptError: a file is missing or damaged.
@@ -56,15 +67,35 @@ def read_rows(
             end=0 if held is None else int(held.end),
         )
     names = [name for name in schema.names if name not in ("offset", "partition")]
-    expected = int(wanted.start)
+    if not sparse:
+        require_whole(snapshot, partition, wanted)
+    order = _Order(snapshot, partition, wanted)
     with _Files(store) as files:
         for group in _overlapping(_row_groups(snapshot, files, partition, wanted)):
             for rows in _ordered(group, files, wanted, ["offset", *names]):
-                expected = _require_next(rows, expected, partition)
+                order.add(_offsets(rows))
                 for batch in rows.to_batches(max_chunksize=BATCH_ROWS_MAX):
                     yield shaped(batch, schema, partition)
-    if expected != wanted.end:
-        raise gap(partition, expected, int(wanted.end))
+    order.end()
+
+
+def require_whole(snapshot: TableSnapshot, partition: int, wanted: OffsetRange) -> None:
+    """Refuse a range of which key compaction has removed records from the table.
+
+    Raises:
+        CompactedRangeError: names the first offset from which each record is there.
+    """
+    whole = snapshot.whole_start(partition)
+    if wanted.start < min(whole, wanted.end):
+        raise CompactedRangeError(
+            f"key compaction has removed records of [{snapshot.range_of(partition).start}, {whole})"
+            f" of partition {partition} from {snapshot.uri}, and this reader needs each record: "
+            f"begin at {whole}, read a cut from before the compaction, or read what is left with "
+            "`headwater read`",
+            partition=partition,
+            start=int(wanted.start),
+            end=int(whole),
+        )
 
 
 class _Files:
@@ -128,9 +159,19 @@ def _row_groups(
         pending.sort(key=lambda group: group.min_offset)
         while pending and pending[0].min_offset < (file.min_offset or 0):
             yield pending.pop(0)
+        opened = files[file]
+        thinned = (file.min_offset or 0) < snapshot.sparse_range(partition).end
+        if thinned and file.records_count not in (None, opened.rows_count):
+            raise ObjectCorruptError(
+                f"{file.path} has {opened.rows_count} rows, but the table's log says "
+                f"{file.records_count}",
+                key=file.path,
+                expected=file.records_count,
+                found=opened.rows_count,
+            )
         pending.extend(
             group
-            for group in files[file].row_groups()
+            for group in opened.row_groups()
             if group.min_offset < wanted.end and group.max_offset >= wanted.start
         )
     yield from sorted(pending, key=lambda group: group.min_offset)
@@ -190,11 +231,47 @@ def _sorted(rows: pa.Table) -> pa.Table:
     return rows.sort_by("offset")
 
 
-def _require_next(rows: pa.Table, expected: int, partition: int) -> int:
+class _Order:
+    """Checks the rows of one read: in a sparse range they rise, above it each offset is there."""
+
+    def __init__(self, snapshot: TableSnapshot, partition: int, wanted: OffsetRange) -> None:
+        self._snapshot, self._partition, self._wanted = snapshot, partition, wanted
+        self._thinned = snapshot.sparse_range(partition)
+        self._whole = min(max(wanted.start, self._thinned.end), wanted.end)  # of what is wanted
+        self._at = int(wanted.start)
+        self._left = 0  # rows of the sparse range so far
+
+    def add(self, offsets: Offsets) -> None:
+        """Check the offsets of the next rows."""
+        below = int(np.searchsorted(offsets, self._whole)) if self._at < self._whole else 0
+        if below:
+            if int(offsets[0]) < self._at:
+                raise overlap(self._partition, int(offsets[0]), self._at)
+            require_rising(offsets[:below], partition=self._partition)
+            self._left += below
+            self._at = int(offsets[below - 1]) + 1
+        if below < len(offsets):
+            self._at = _require_next(offsets[below:], max(self._at, self._whole), self._partition)
+
+    def end(self) -> None:
+        """Check that nothing is missing at the end, nor in the sparse range."""
+        at, end = max(self._at, self._whole), int(self._wanted.end)
+        if at != end:
+            raise gap(self._partition, at, end)
+        thinned, stated = self._thinned, self._snapshot.left_count(self._partition)
+        entire = self._wanted.start <= thinned.start and thinned.end <= end
+        if thinned and entire and self._left != stated:
+            raise TableMismatchError(
+                f"{self._left} rows of {thinned} of partition {self._partition} were read, and "
+                f"key compaction left {stated}",
+                partition=self._partition,
+                expected=stated,
+                found=self._left,
+            )
+
+
+def _require_next(offsets: Offsets, expected: int, partition: int) -> int:
     """Check that the rows go on at ``expected`` without gap or repeat; return their end."""
-    offsets = _offsets(rows)
-    if len(offsets) == 0:
-        return expected
     first = int(offsets[0])
     if first > expected:
         raise gap(partition, expected, first)

@@ -13,7 +13,7 @@ from broker.codec.digest import RangeDigest
 from broker.model.certificate import PartitionCertificate
 from tiering.proof.proofs import prove
 from tiering.proof.range_proof import verify_entries
-from tiering.read.certify import prove_partition, require_files
+from tiering.read.certify import compacted_hole, prove_partition, require_files
 from tiering.store.object_store import ObjectStore
 from tiering.table.accounts import accounts
 from tiering.table.table import TableSnapshot
@@ -67,11 +67,13 @@ def verify_partition(
 
     for _ in verify_entries(snapshot, store, partition, held, entries, hear=hear):
         pass
+    left = compacted_hole(snapshot, partition)
     return PartitionCertificate(
         partition=partition,
         start=held.start,
         end=held.end,
-        cold_count=len(held),
+        cold_count=snapshot.records_count(partition),
         hot_count=0,
         digest=whole.hexdigest(),
+        holes=() if left is None else (left,),
     )

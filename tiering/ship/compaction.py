@@ -59,7 +59,13 @@ def plan_bins(snapshot: TableSnapshot, *, target_bytes: int = TARGET_BYTES) -> l
     """
     bins: list[Bin] = []
     for number, held in sorted(snapshot.ranges.items()):
-        files = [file for file in snapshot.files if file.partition == number]
+        # Key compaction writes large files, and joins them anew when it goes on.
+        whole = snapshot.whole_start(number)
+        files = [
+            file
+            for file in snapshot.files
+            if file.partition == number and (file.min_offset is None or file.min_offset >= whole)
+        ]
         if any(file.min_offset is None for file in files):
             continue
         run: list[list[DataFile]] = []

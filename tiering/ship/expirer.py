@@ -179,7 +179,8 @@ class PartitionExpirer:
     def _remove(self, upto: Offset) -> expiry.Event:
         snapshot = self._loaded_version()
         held = snapshot.range_of(self._number)
-        start, removed = plan_removal(self._files(snapshot), held, upto=upto)
+        whole = snapshot.whole_start(self._number)
+        start, removed = plan_removal(self._files(snapshot), held, upto=upto, whole=whole)
         if not removed:
             return expiry.RemovalLost()
         entry = self._entry(OffsetRange(held.start, start), held.end, removed)
@@ -192,7 +193,7 @@ class PartitionExpirer:
         assert found is not None, "the commit was written to this table"
         self._keep(found)
         self._committed = entry.at_version(version)
-        self.counters.records_total += entry.records_count
+        self.counters.records_total += sum(file.records_count or 0 for file in removed)
         self.counters.files_total += len(removed)
         self.counters.bytes_total += entry.size_bytes
         facts = {"start": int(entry.start), "end": int(entry.end), "files": len(removed)}
@@ -276,6 +277,7 @@ class PartitionExpirer:
             retention=retention,
             limit=standing.limit,
             now_us=self._clock.now_us(),
+            whole=snapshot.whole_start(self._number),
         )
 
     def _files(self, snapshot: TableSnapshot) -> list[DataFile]:

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from broker.model.offsets import Offset, OffsetRange
 from broker.model.stream import StreamConfig
 from tiering.proof.coverage import overlapping
 from tiering.table.expiries import FILES_MAX
 from tiering.table.table import DataFile
+
+_NOTHING: Final = Offset(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,20 +50,24 @@ def plan_expiry(
     retention: RemoteRetention,
     limit: Offset,
     now_us: int,
+    whole: Offset = _NOTHING,
 ) -> Offset:
     """Return the first offset of a partition that retention keeps; ``held.start``: it keeps all.
 
-    ``files`` are the partition's files, which hold ``held``. No record at or above ``limit``
-    expires: readers hold these. Files without statistics, and what follows a gap, are kept.
+    ``files`` are the partition's files, which hold ``held``; below ``whole`` key compaction has
+    removed records. No record at or above ``limit`` expires: readers hold these. Files without
+    statistics, and what follows a gap, are kept.
     """
-    groups = _leading(files, held)
+    groups = leading_groups(files, held, whole)
+    left_records = sum(file.records_count or 0 for file in files)
     left_bytes = sum(file.size_bytes for file in files)
     start = held.start
     for group in groups:
-        end = _end(group)
+        end = end_of(group)
         left_bytes -= sum(file.size_bytes for file in group)
+        left_records -= sum(file.records_count or 0 for file in group)
         if end > limit or not _is_due(
-            group, retention, left_bytes=left_bytes, left_records=held.end - end, now_us=now_us
+            group, retention, left_bytes=left_bytes, left_records=left_records, now_us=now_us
         ):
             break
         start = end
@@ -68,7 +75,7 @@ def plan_expiry(
 
 
 def plan_removal(
-    files: Sequence[DataFile], held: OffsetRange, *, upto: Offset
+    files: Sequence[DataFile], held: OffsetRange, *, upto: Offset, whole: Offset = _NOTHING
 ) -> tuple[Offset, list[DataFile]]:
     """Return the files that one commit removes, so that nothing above ``upto`` goes.
 
@@ -76,25 +83,32 @@ def plan_removal(
     records on both sides of ``upto``, so the table keeps it for now. At most FILES_MAX files.
     """
     start, removed = held.start, list[DataFile]()
-    for group in _leading(files, held):
-        if _end(group) > upto or len(removed) + len(group) > FILES_MAX:
+    for group in leading_groups(files, held, whole):
+        if end_of(group) > upto or len(removed) + len(group) > FILES_MAX:
             break
         removed += group
-        start = _end(group)
+        start = end_of(group)
     return start, removed
 
 
-def _leading(files: Sequence[DataFile], held: OffsetRange) -> list[list[DataFile]]:
-    """Return the groups of overlapping files from the start on, up to the first gap."""
+def leading_groups(
+    files: Sequence[DataFile], held: OffsetRange, whole: Offset
+) -> list[list[DataFile]]:
+    """Return the groups of overlapping files from the start on, up to the first gap.
+
+    Where a group begins at or below ``whole``, the offsets before it are gone by key compaction.
+    """
     if any(file.min_offset is None or file.end_offset is None for file in files):
         return []
     found: list[list[DataFile]] = []
     expected = held.start
     for group in overlapping(files):
-        if min(file.min_offset or 0 for file in group) != expected or _end(group) > held.end:
+        least = min(file.min_offset or 0 for file in group)
+        follows = least == expected or expected < least <= whole
+        if not follows or end_of(group) > held.end:
             break
         found.append(group)
-        expected = _end(group)
+        expected = end_of(group)
     return found
 
 
@@ -116,5 +130,6 @@ def _is_due(
     )
 
 
-def _end(group: Sequence[DataFile]) -> Offset:
+def end_of(group: Sequence[DataFile]) -> Offset:
+    """Return the first offset above all rows of files that have statistics."""
     return Offset(max(file.end_offset or 0 for file in group))

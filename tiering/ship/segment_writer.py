@@ -91,6 +91,29 @@ def write_rows(
 ) -> WrittenSegment:
     """Write rows as one Parquet object; they are exactly the rows of ``wanted``, in order."""
     assert len(wanted) > 0, "an object holds at least one record"
+    bounds = {
+        "headwater.start": str(wanted.start),
+        "headwater.end": str(wanted.end),
+        "headwater.records_count": str(len(wanted)),
+    }
+    return _write(rows_in_order, place, bounds, sparse=False)
+
+
+def write_left(rows_in_order: Iterator[pa.RecordBatch], place: SegmentPlace) -> WrittenSegment:
+    """Write rows that key compaction has left, at least one, as one Parquet object.
+
+    The footer names no range, because a reader takes a range to have each of its offsets.
+    """
+    return _write(rows_in_order, place, {"headwater.key_compaction": "1"}, sparse=True)
+
+
+def _write(
+    rows_in_order: Iterator[pa.RecordBatch],
+    place: SegmentPlace,
+    bounds: dict[str, str],
+    *,
+    sparse: bool,
+) -> WrittenSegment:
     sink = pa.BufferOutputStream()
     facts = RangeFacts()
     groups = _row_groups(rows_in_order)
@@ -104,10 +127,14 @@ def write_rows(
             for rows in group:
                 facts.add(rows)
             writer.write_table(pa.Table.from_batches(group, FILE_SCHEMA), ROW_GROUP_ROWS_MAX)
-        writer.add_key_value_metadata(_footer(place, wanted, facts))
+        writer.add_key_value_metadata(_footer(place, bounds, facts))
     body = sink.getvalue()
     entry = facts.entry(
-        place.partition.number, path=place.path, size_bytes=len(body), crc32c=crc32c(body)
+        place.partition.number,
+        path=place.path,
+        size_bytes=len(body),
+        crc32c=crc32c(body),
+        sparse=sparse,
     )
     return WrittenSegment(body=body, entry=entry, stats_json=stats_json(entry))
 
@@ -210,9 +237,15 @@ class RangeFacts:
         self.min_us, self.max_us = min(self.min_us, least), max(self.max_us, greatest)
 
     def entry(
-        self, partition: int, *, path: str = "", size_bytes: int = 0, crc32c: int = 0
+        self,
+        partition: int,
+        *,
+        path: str = "",
+        size_bytes: int = 0,
+        crc32c: int = 0,
+        sparse: bool = False,
     ) -> LedgerEntry:
-        """Return the ledger entry of the rows added, which have no gaps."""
+        """Return the ledger entry of the rows added, which have no gaps unless ``sparse``."""
         return LedgerEntry(
             partition=partition,
             start=Offset(self.first_offset),
@@ -226,6 +259,7 @@ class RangeFacts:
             path=path,
             size_bytes=size_bytes,
             crc32c=crc32c,
+            sparse=sparse,
         )
 
 
@@ -320,7 +354,7 @@ def _row_groups(rows: Iterator[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]
         yield group
 
 
-def _footer(place: SegmentPlace, wanted: OffsetRange, facts: RangeFacts) -> dict[str, str]:
+def _footer(place: SegmentPlace, bounds: dict[str, str], facts: RangeFacts) -> dict[str, str]:
     cipher = {} if place.encryption is None else {FOOTER_KEY: CIPHER}
     return {
         **cipher,
@@ -328,9 +362,7 @@ def _footer(place: SegmentPlace, wanted: OffsetRange, facts: RangeFacts) -> dict
         "headwater.cluster": place.cluster,
         "headwater.stream_uuid": place.partition.stream_uuid,
         "headwater.partition": str(place.partition.number),
-        "headwater.start": str(wanted.start),
-        "headwater.end": str(wanted.end),
-        "headwater.records_count": str(len(wanted)),
+        **bounds,
         "headwater.digest": facts.digest,
         "headwater.first_leader_epoch": str(facts.first_epoch),
         "headwater.last_leader_epoch": str(facts.last_epoch),

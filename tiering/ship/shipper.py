@@ -29,6 +29,7 @@ from tiering.proof.proofs import prove
 from tiering.ship import lifecycle as tier
 from tiering.ship.claimant import Claimant
 from tiering.ship.expirer import ExpiryCounters, PartitionExpirer
+from tiering.ship.key_compaction.compactor import PartitionKeyCompactor
 from tiering.ship.segment_writer import SegmentPlace, WrittenSegment, check_segment, write_segment
 from tiering.store.deadline import call_with_deadline
 from tiering.store.table_keys import encryption_of, keys_at
@@ -71,12 +72,13 @@ class PartitionShipper:
         claimant: Claimant | None = None,
         fence: Callable[[], None] = lambda: None,
         starts: RemoteStarts | None = None,
+        key_snapshot_end: Callable[[], Offset | None] = lambda: None,
         observer: Observer = lambda _event, _facts: None,
     ) -> None:
         """Bind to a partition and its stream's table; makes no request.
 
         ``fence`` is called before each cycle: it raises while nothing may be written. Without
-        ``starts`` nothing expires.
+        ``starts`` nothing expires. ``key_snapshot_end``: see PartitionKeyCompactor.
         """
         self._fence = fence
         self.source = source
@@ -94,10 +96,15 @@ class PartitionShipper:
         self._segments_count = 0
         self._object: WrittenSegment | None = None
         self._committed: LedgerEntry | None = None
-        self._expiring = False  # the cycle under way has shipped, and lets files expire
+        # The cycle under way has shipped; what it does now with the files of the table.
+        self._upkeep: PartitionExpirer | PartitionKeyCompactor | None = None
         self.expirer = None if starts is None else PartitionExpirer(
             source=source, table=table, starts=starts, clock=clock, config=config,
             observer=observer, loaded=self._loaded,
+        )  # fmt: skip
+        self.key_compactor = None if starts is None else PartitionKeyCompactor(
+            source=source, table=table, starts=starts, clock=clock, config=config,
+            observer=observer, loaded=self._loaded, key_snapshot_end=key_snapshot_end,
         )  # fmt: skip
         self._effect: tier.Effect | None = None  # the next effect of the cycle under way
         self._objects_left = 0  # how many objects the cycle under way may still ship
@@ -123,8 +130,8 @@ class PartitionShipper:
             HeadwaterError: the cycle stopped; nothing is lost, the next one reads the table anew.
         """
         try:
-            if self._expiring:
-                return self._expire()
+            if self._upkeep is not None:
+                return self._keep_up(self._upkeep)
             if self._effect is None:
                 self._require_leadership()
                 self._fence()
@@ -141,7 +148,9 @@ class PartitionShipper:
             self._effect = self.machine.step(self.perform(effect))
         except BaseException as error:
             self._forget()
-            self._expiring = False
+            self._upkeep = None
+            if self.key_compactor is not None:
+                self.key_compactor.stop()
             self.machine.step(tier.Failed())
             if isinstance(error, HeadwaterError):
                 self.counters.failures_total += 1
@@ -158,15 +167,24 @@ class PartitionShipper:
     def _after_shipping(self) -> CycleProgress:
         """Let files expire if it is time; the table was proved to be of our history before."""
         if self.expirer is None or not self.expirer.begin_if_due(self.snapshot):
-            return CycleProgress.DONE
-        self._expiring = True
+            return self._after_expiry()
+        self._upkeep = self.expirer
         return CycleProgress.UNDER_WAY
 
-    def _expire(self) -> CycleProgress:
-        assert self.expirer is not None, "an expiry has begun"
+    def _after_expiry(self) -> CycleProgress:
+        """Let superseded records go if it is time."""
+        self._upkeep = None
+        if self.key_compactor is None or not self.key_compactor.begin_if_due(self.snapshot):
+            return CycleProgress.DONE
+        self._upkeep = self.key_compactor
+        return CycleProgress.UNDER_WAY
+
+    def _keep_up(self, part: PartitionExpirer | PartitionKeyCompactor) -> CycleProgress:
         self._require_leadership()
-        self._expiring = self.expirer.take_step()
-        return CycleProgress.UNDER_WAY if self._expiring else CycleProgress.DONE
+        if isinstance(part, PartitionExpirer):
+            return CycleProgress.UNDER_WAY if part.take_step() else self._after_expiry()
+        self._upkeep = None
+        return CycleProgress.MORE_TO_SHIP if part.take_turn() else CycleProgress.DONE
 
     def _loaded(self, snapshot: TableSnapshot) -> None:
         self.snapshot = snapshot

@@ -1,5 +1,7 @@
 """The account of each committed range: its ledger entry, or else the copy in its commit.
 
+Below the first whole offset of a version the account is that of the last key compaction.
+
 A process may die between a commit and the commit's ledger entry; the next uploader writes the entry
 from the commit. Until then the table is whole, so readers take the account from the commit. Only
 ranges above all ledger entries can lack one, because an uploader repairs the ledger before it
@@ -12,6 +14,7 @@ from broker.errors import GapError
 from broker.model.offsets import OffsetRange
 from tiering.store.object_store import ObjectStore
 from tiering.table.delta_log import commits_between
+from tiering.table.key_compactions import KeyCompactions
 from tiering.table.ledger import Ledger, LedgerEntry, decode_ranges
 from tiering.table.table import TableSnapshot
 
@@ -21,17 +24,27 @@ def accounts(
 ) -> list[LedgerEntry]:
     """Return the entries that cover a range of a version, in order; ``store`` holds the table.
 
+    In a sparse range, the offsets between two entries have no rows.
+
     Raises:
         GapError, OverlapError: the entries do not join, or do not cover the range.
         ObjectCorruptError, ObjectMissingError, RemoteTierUnavailableError.
     """
+    whole = snapshot.whole_start(partition)
+    found = []
+    if within.start < min(whole, within.end):
+        left = KeyCompactions(store).of(snapshot, partition)
+        found = [one for one in left.files if one.start < within.end and one.end > within.start]
+        if within.end <= whole:
+            return found
+        within = OffsetRange(whole, within.end)
     ledger = Ledger(store)
     try:
-        return ledger.entries(partition, within)
+        return [*found, *ledger.entries(partition, within)]
     except GapError:
         unnoted = _unnoted(ledger, snapshot, store, partition)
         # The ledger is read once more: an uploader may have written the entry meanwhile.
-        return ledger.entries(partition, within, unnoted=unnoted)
+        return [*found, *ledger.entries(partition, within, unnoted=unnoted)]
 
 
 def _unnoted(

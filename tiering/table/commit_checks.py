@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from broker.errors import FilesReplacedError, StaleColdEndError, StaleRemoteStartError
 from broker.model.offsets import OffsetRange
 from tiering.table.expiries import ExpiryEntry
+from tiering.table.key_compactions import KeyCompactionEntry
 from tiering.table.table import DataFile, TableSnapshot
 
 
@@ -49,7 +50,12 @@ def check_same(
             )
 
 
-def check_expiry(base: TableSnapshot, removed: Sequence[DataFile], entry: ExpiryEntry) -> None:
+def check_expiry(
+    base: TableSnapshot,
+    expected: TableSnapshot,
+    removed: Sequence[DataFile],
+    entry: ExpiryEntry,
+) -> None:
     """Refuse an expiry whose partition begins elsewhere, or whose files were replaced."""
     found = base.range_of(entry.partition)
     if found.start != entry.start or found.end < entry.end:
@@ -60,16 +66,55 @@ def check_expiry(base: TableSnapshot, removed: Sequence[DataFile], entry: Expiry
             expected=int(entry.start),
             found=int(found.start),
         )
+    _check_sparse(base, expected, entry.partition)
+    _check_first_files(base, removed, entry.partition, entry.range)
+
+
+def check_key_compaction(
+    base: TableSnapshot,
+    expected: TableSnapshot,
+    removed: Sequence[DataFile],
+    entry: KeyCompactionEntry,
+) -> None:
+    """Refuse a key compaction if its partition, or the files that it read, have changed."""
+    found = base.range_of(entry.partition)
+    if found.start != entry.start or found.end <= entry.end:
+        raise StaleRemoteStartError(
+            f"partition {entry.partition} of {base.uri} holds {found}, so the rows that are left "
+            f"of {entry.range} are not its first ones",
+            partition=entry.partition,
+            expected=int(entry.start),
+            found=int(found.start),
+        )
+    _check_sparse(base, expected, entry.partition)
+    _check_first_files(base, removed, entry.partition, entry.range)
+
+
+def _check_sparse(base: TableSnapshot, expected: TableSnapshot, partition: int) -> None:
+    """Refuse a commit whose writer knew another state of key compaction."""
+    found, wanted = base.sparse.get(partition), expected.sparse.get(partition)
+    if found != wanted:
+        raise StaleRemoteStartError(
+            f"key compaction has left {found} of partition {partition} of {base.uri}, not {wanted}",
+            partition=partition,
+            expected=int(expected.whole_start(partition)),
+            found=int(base.whole_start(partition)),
+        )
+
+
+def _check_first_files(
+    base: TableSnapshot, removed: Sequence[DataFile], partition: int, gone: OffsetRange
+) -> None:
+    """Refuse a commit that does not remove exactly the first files of a partition."""
     below = {
         file.path
         for file in base.files
-        if file.partition == entry.partition
-        and (file.min_offset is None or file.min_offset < entry.end)
+        if file.partition == partition and (file.min_offset is None or file.min_offset < gone.end)
     }
     if below != {file.path for file in removed}:
         raise FilesReplacedError(
-            f"the files of partition {entry.partition} of {base.uri} below {entry.end} are others "
-            "than those that expire: another process rewrote them",
+            f"the files of partition {partition} of {base.uri} below {gone.end} are others "
+            "than those that are removed: another process rewrote them",
             path=min(below.symmetric_difference(file.path for file in removed)),
             version=base.version,
         )

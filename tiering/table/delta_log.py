@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from broker.errors import ObjectCorruptError
 from tiering.store.object_store import ObjectStore
-from tiering.table.table import COMMIT_ID, EXPIRED, RANGES, Commit
+from tiering.table.table import COMMIT_ID, COMPACTED, EXPIRED, RANGES, Commit
 
 LOG_FILE: Final = re.compile(r"_delta_log/(\d{20})\.json\Z")
 CHECKPOINT: Final = re.compile(r"_delta_log/(\d{20})\.checkpoint(\.[\w.-]+)?\.parquet\Z")
@@ -91,6 +91,7 @@ def commits_between(store: ObjectStore, *, above: int, up_to: int) -> list[Commi
                         commit_id=str(info[COMMIT_ID]),
                         ranges_json=str(info.get(RANGES, "[]")),
                         expired_json=str(info.get(EXPIRED, "")),
+                        compacted_json=str(info.get(COMPACTED, "")),
                     )
                 )
     return commits

@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import random
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
@@ -39,13 +38,21 @@ from broker.model.offsets import Offset, OffsetRange
 from broker.model.stream import PARTITIONS_MAX, Stream
 from tiering.proof.proofs import note_proof, refuse_foreign
 from tiering.store.object_store import ObjectStore
-from tiering.table.commit_checks import check_expiry, check_same, check_starts
+from tiering.table.commit_checks import (
+    check_expiry,
+    check_key_compaction,
+    check_same,
+    check_starts,
+)
 from tiering.table.commit_files import account_of
-from tiering.table.delta_library import DeltaLibrary, add_actions_of, brief, column
+from tiering.table.delta_actions import add_action, files_of, remove_action, unknown_partition
+from tiering.table.delta_library import DeltaLibrary, brief
 from tiering.table.delta_log import Transactions, commits_between, log_key
 from tiering.table.expiries import ExpiryEntry
+from tiering.table.key_compactions import KeyCompactionEntry
 from tiering.table.table import (
     COMMIT_ID,
+    COMPACTED,
     ETAGS,
     EXPIRED,
     FILES,
@@ -58,15 +65,20 @@ from tiering.table.table import (
     NewFile,
     TableKind,
     TableSnapshot,
+    left_transaction_id,
     properties_of,
     start_transaction_id,
     transaction_id,
+    whole_transaction_id,
 )
-from tiering.table.transactions import TransactionNames, ranges_in
+from tiering.table.transactions import TransactionNames, ranges_in, sparse_in
 
 _COMMIT_ATTEMPTS_MAX: Final = 10
 _BACKOFF_S: Final = 0.02
 _UNMOVED_ATTEMPTS: Final = 3  # after so many, a race that we lost would show in the log
+_BOUNDS: Final = (
+    transaction_id, start_transaction_id, whole_transaction_id, left_transaction_id,
+)  # fmt: skip
 # These features change how a table's log is kept, not the meaning of its data files.
 _HARMLESS_FEATURES: Final = frozenset({"v2Checkpoint", "vacuumProtocolCheck", "timestampNtz"})
 # delta-rs can commit to tables with these features. With others it reports a lost race instead.
@@ -229,7 +241,7 @@ class DeltaStreamTable:
         return self._commit(
             expected,
             check=lambda base: check_starts(base, moves),
-            actions=[_add_action(file) for file in files],
+            actions=[add_action(file) for file in files],
             transactions={
                 self._transaction_id(expected, number): int(move.end)
                 for number, move in moves.items()
@@ -267,8 +279,8 @@ class DeltaStreamTable:
             expected,
             check=lambda base: check_same(base, expected, removed, moves),
             actions=[
-                *(_remove_action(file, data_change=data_change) for file in removed),
-                *(_add_action(file, data_change=data_change) for file in added),
+                *(remove_action(file, data_change=data_change) for file in removed),
+                *(add_action(file, data_change=data_change) for file in added),
             ],
             transactions=transactions,
             commit_id=commit_id,
@@ -284,14 +296,42 @@ class DeltaStreamTable:
     ) -> int:
         """Remove a partition's first files and move its start, by compare-and-set; see the port."""
         partition = _partition_id(expected.stream_uuid, entry.partition)
-        moved = start_transaction_id(expected.cluster, partition, self._kind)
+        moved = {start_transaction_id(expected.cluster, partition, self._kind): int(entry.end)}
+        if expected.sparse_range(entry.partition):
+            gone = sum(file.records_count or 0 for file in removed)
+            left = expected.sparse[entry.partition].after_expiry(entry.range, gone)
+            moved[left_transaction_id(expected.cluster, partition, self._kind)] = left.records_count
         return self._commit(
             expected,
-            check=lambda base: check_expiry(base, removed, entry),
-            actions=[_remove_action(file, data_change=True) for file in removed],
-            transactions={moved: int(entry.end)},
+            check=lambda base: check_expiry(base, expected, removed, entry),
+            actions=[remove_action(file, data_change=True) for file in removed],
+            transactions=moved,
             commit_id=entry.commit_id,
             metadata={EXPIRED: entry.to_text()},
+        )
+
+    def compact_keys(
+        self,
+        expected: TableSnapshot,
+        removed: Sequence[DataFile],
+        added: Sequence[NewFile],
+        entry: KeyCompactionEntry,
+    ) -> int:
+        """Exchange a partition's first files for what is left, by compare-and-set; see the port."""
+        at = (expected.cluster, _partition_id(expected.stream_uuid, entry.partition), self._kind)
+        return self._commit(
+            expected,
+            check=lambda base: check_key_compaction(base, expected, removed, entry),
+            actions=[
+                *(remove_action(file, data_change=True) for file in removed),
+                *(add_action(file) for file in added),
+            ],
+            transactions={
+                whole_transaction_id(*at): int(entry.end),
+                left_transaction_id(*at): entry.left.records_count,
+            },
+            commit_id=entry.commit_id,
+            metadata={COMPACTED: entry.to_text(), **self._etags(added)},
         )
 
     def _commit(
@@ -409,11 +449,13 @@ class DeltaStreamTable:
         stream = self._owner(properties)
         cluster = properties.get("headwater.cluster", "")
         self._check_shape(table)
-        files = self._files_of(table)
-        ranges = self._ranges_of(table, stream, cluster, files)
+        files = files_of(table, self.uri)
+        transactions, names = self._transactions_of(table, stream, cluster, files)
+        partitions_min = stream.config.partitions
+        ranges = ranges_in(transactions, names, partitions_min=partitions_min, uri=self.uri)
         for file in files:
             if file.partition not in ranges:
-                raise self._unknown_partition(file.path)
+                raise unknown_partition(self.uri, file.path)
         snapshot = TableSnapshot(
             uri=self.uri,
             version=table.version(),
@@ -423,14 +465,15 @@ class DeltaStreamTable:
             files=files,
             ranges=ranges,
             table_id=str(table.metadata().id),
+            sparse=sparse_in(transactions, names, ranges, uri=self.uri),
         )
         self._made = table, snapshot
         return snapshot
 
-    def _ranges_of(
+    def _transactions_of(
         self, table: DeltaTable, stream: Stream, cluster: str, files: Sequence[DataFile] = ()
-    ) -> dict[int, OffsetRange]:
-        """Return what the transactions of a version state, by partition.
+    ) -> tuple[Transactions, TransactionNames]:
+        """Return the transactions of a version, and what tells whose bound each of them is.
 
         Partitions that were added to the stream after the table's creation are known by their
         transactions. ``files`` name such partitions if the log does not have them any more.
@@ -441,21 +484,20 @@ class DeltaStreamTable:
         ids = [
             make(cluster, _partition_id(stream.uuid, number), self._kind)
             for number in range(min(count, PARTITIONS_MAX))
-            for make in (transaction_id, start_transaction_id)
+            for make in _BOUNDS
         ]
-        return ranges_in(
-            self._library.transactions(table, ids),
-            TransactionNames(cluster, stream.uuid, self._kind),
-            partitions_min=stream.config.partitions,
-            uri=self.uri,
-        )
+        names = TransactionNames(cluster, stream.uuid, self._kind)
+        return self._library.transactions(table, ids), names
 
     def _ends_of(
         self, table: DeltaTable | None, stream: Stream, cluster: str
     ) -> Mapping[int, Offset]:
+        partitions_min = stream.config.partitions
         if table is None:
-            return dict.fromkeys(range(stream.config.partitions), Offset(0))
-        return {n: held.end for n, held in self._ranges_of(table, stream, cluster).items()}
+            return dict.fromkeys(range(partitions_min), Offset(0))
+        transactions, names = self._transactions_of(table, stream, cluster)
+        held = ranges_in(transactions, names, partitions_min=partitions_min, uri=self.uri)
+        return {number: one.end for number, one in held.items()}
 
     def _owner(self, properties: Mapping[str, str]) -> Stream:
         """Return the stream in the table's properties; refuse the table if another was expected."""
@@ -517,73 +559,6 @@ class DeltaStreamTable:
                 columns=wrong,
             )
 
-    def _files_of(self, table: DeltaTable) -> tuple[DataFile, ...]:
-        actions = add_actions_of(table)
-        names = ("path", "size_bytes", "partition.partition", "num_records", "min.offset")
-        columns = [column(actions, name) for name in (*names, "max.offset")]
-        columns += [_stamps_us(actions, "max.timestamp"), _stamps_us(actions, "min.timestamp")]
-        files = []
-        for path, size, partition, count, least, greatest, latest, first in zip(
-            *columns, strict=True
-        ):
-            known = None not in (count, least, greatest)
-            if partition is None or not 0 <= partition < PARTITIONS_MAX or "://" in path:
-                raise self._unknown_partition(path)
-            files.append(
-                DataFile(
-                    path=path,
-                    size_bytes=size,
-                    partition=partition,
-                    records_count=count,
-                    min_offset=Offset(least) if known else None,
-                    max_offset=Offset(greatest) if known else None,
-                    max_timestamp_us=latest,
-                    min_timestamp_us=first,
-                )
-            )
-        return tuple(
-            sorted(files, key=lambda file: (file.partition, file.min_offset or 0, file.path))
-        )
-
-    def _unknown_partition(self, path: str) -> TableMismatchError:
-        return TableMismatchError(
-            f"{self.uri} lists {path}, which belongs to no partition of this stream",
-            uri=self.uri,
-            path=path,
-        )
-
-
-def _remove_action(file: DataFile, *, data_change: bool) -> RemoveAction:
-    return RemoveAction(
-        path=file.path,
-        data_change=data_change,
-        deletion_timestamp=time.time_ns() // 1_000_000,
-        size=file.size_bytes,
-        partition_values={"partition": str(file.partition)},
-    )
-
-
-def _add_action(file: NewFile, *, data_change: bool = True) -> AddAction:
-    return AddAction(
-        path=file.path,
-        size=file.size_bytes,
-        partition_values={"partition": str(file.partition)},
-        modification_time=file.modified_us // 1000,
-        data_change=data_change,
-        stats=file.stats_json,
-    )
-
 
 def _partition_id(uuid: StreamUuid, number: int) -> PartitionId:
     return PartitionId(uuid, PartitionNumber(number))
-
-
-def _stamps_us(actions: pa.Table, name: str) -> list[int | None]:
-    """Return one bound of each file's timestamps in microseconds; None where unknown."""
-    if name not in actions.column_names:
-        return [None] * actions.num_rows
-    found = actions.column(name)
-    if not pa.types.is_timestamp(found.type):
-        found = found.cast(pa.int64())
-    # A view, because a cast imports pyarrow.compute, which takes 30 ms of a short command.
-    return [stamp for chunk in found.chunks for stamp in chunk.view(pa.int64()).to_pylist()]

@@ -25,6 +25,7 @@ from tiering.table.table import LEDGER_PREFIX
 _ENTRY_BYTES_MAX: Final = 16 * 1024
 _FORMAT: Final = 2
 _FORMAT_WITHOUT_LINEAGE: Final = 1
+_FORMAT_SPARSE: Final = 3  # in the account of a key compaction; never in the ledger
 _KEY: Final = re.compile(r"_headwater/ledger/(\d+)/(\d{20})\.json\Z")
 _HEX: Final = re.compile(r"[0-9a-f]{64}\Z")
 _TEXTS: Final = ("digest", "path", "lineage_id")
@@ -49,12 +50,14 @@ class LedgerEntry:
     crc32c: int
     version: int = NO_VERSION  # table version of the commit; NO_VERSION while it is unknown
     lineage_id: str = ""  # the leadership that shipped the range; empty: an old build shipped it
+    sparse: bool = False  # a file of key compaction: offsets between its rows are missing
 
     def __post_init__(self) -> None:
         numbers = (self.partition, self.records_count, self.size_bytes, self.crc32c)
         if (
             not 0 <= self.start < self.end <= OFFSET_MAX
-            or self.records_count != self.end - self.start
+            or not 0 < self.records_count <= self.end - self.start
+            or (self.records_count < self.end - self.start and not self.sparse)
             or min(numbers) < 0
             or _HEX.match(self.digest) is None
             or not (self.lineage_id == "" or is_lineage_id(self.lineage_id))
@@ -81,6 +84,9 @@ class LedgerEntry:
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready values."""
         values = asdict(self)
+        if self.sparse:
+            return {"v": _FORMAT_SPARSE, **values}
+        del values["sparse"]
         if not self.lineage_id:  # an old entry that is written again must have the same bytes
             del values["lineage_id"]
             return {"v": _FORMAT_WITHOUT_LINEAGE, **values}
@@ -91,19 +97,27 @@ class LedgerEntry:
         return json.dumps(self.to_dict(), sort_keys=True, indent=1).encode() + b"\n"
 
     @classmethod
-    def from_dict(cls, values: Any, *, key: str) -> LedgerEntry:
-        """Rebuild an entry; raises ObjectCorruptError (with ``key``) if it is not a valid one."""
-        known = {field.name for field in fields(cls)}
+    def from_dict(cls, values: Any, *, key: str, sparse: bool = False) -> LedgerEntry:
+        """Rebuild an entry; raises ObjectCorruptError (with ``key``) if it is not a valid one.
+
+        ``sparse`` says which kind the caller expects; the other kind is not valid.
+        """
+        types: dict[str, type] = {
+            one.name: str if one.name in _TEXTS else int for one in fields(cls)
+        } | {"sparse": bool}
         version = values.get("v") if isinstance(values, dict) else None
+        if not sparse:
+            del types["sparse"]
         if version == _FORMAT_WITHOUT_LINEAGE:
-            known.remove("lineage_id")
+            del types["lineage_id"]
         if (
-            version not in (_FORMAT, _FORMAT_WITHOUT_LINEAGE)
-            or set(values) != {"v", *known}
-            or any(type(values[name]) is not (str if name in _TEXTS else int) for name in known)
+            version not in ((_FORMAT_SPARSE,) if sparse else (_FORMAT, _FORMAT_WITHOUT_LINEAGE))
+            or set(values) != {"v", *types}
+            or any(type(values[name]) is not kind for name, kind in types.items())
+            or values.get("sparse", True) is not True
         ):
             raise ObjectCorruptError(f"{key} is not a ledger entry", key=key)
-        return cls(**{name: values[name] for name in known})
+        return cls(**{name: values[name] for name in types})
 
 
 class Ledger:

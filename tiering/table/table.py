@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from broker.model.ids import PartitionId, StreamUuid
@@ -20,17 +20,20 @@ from tiering.store.table_keys import is_encrypted
 
 if TYPE_CHECKING:
     from tiering.table.expiries import ExpiryEntry
+    from tiering.table.key_compactions import KeyCompactionEntry
 
 FORMAT_VERSION: Final = 1
 FILES_PREFIX: Final = "partition="  # of the data files
 LEDGER_PREFIX: Final = "_headwater/ledger"  # Delta and VACUUM ignore names with an underscore
 EXPIRED_PREFIX: Final = "_headwater/expired"
+COMPACTED_PREFIX: Final = "_headwater/compacted"
 PROOF_PREFIX: Final = "_headwater/proof"
 PROPERTY_PREFIX: Final = "headwater."
 COMMIT_ID: Final = "headwater.commit_id"  # in commitInfo; only our own commits have it
 RANGES: Final = "headwater.ranges"  # the ledger entries of the ranges that a commit ships
 FILES: Final = "headwater.files"  # the files that a commit adds in place of others
 EXPIRED: Final = "headwater.expired"  # the account of a commit by which files expired
+COMPACTED: Final = "headwater.compacted"  # the account of a key compaction
 ETAGS: Final = "headwater.etags"  # the store's ETags of the added objects
 MADE_OF: Final = "headwater.made_of"  # the history that a key snapshot's commit was built from
 STREAM_PROPERTY: Final = "headwater.stream_json"  # the stream as it was at the table's creation
@@ -71,12 +74,28 @@ class DataFile:
         return self.min_offset < wanted.end and self.max_offset >= wanted.start
 
 
+@dataclass(frozen=True, slots=True)
+class SparsePrefix:
+    """What key compaction has left of a partition: of ``[start, end)``, ``records_count`` rows.
+
+    From ``end`` on the version has a row for each offset. ``start`` is that of the partition.
+    """
+
+    end: Offset
+    records_count: int
+
+    def after_expiry(self, gone: OffsetRange, rows_count: int) -> SparsePrefix:
+        """Return what is left when files with ``rows_count`` rows, all of ``gone``, have left."""
+        dense = max(0, gone.end - max(self.end, gone.start))
+        return SparsePrefix(self.end, self.records_count - (rows_count - dense))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableSnapshot:
     """A stream's table at one version. Immutable; safe to send to another process.
 
-    ``ranges`` is what the transactions of this version state; ``files`` is what the version lists.
-    read/certify.py proves that the two agree.
+    ``ranges`` and ``sparse`` are what the transactions of this version state; ``files`` is what the
+    version lists. read/certify.py proves that they agree.
     """
 
     uri: str
@@ -87,6 +106,7 @@ class TableSnapshot:
     files: tuple[DataFile, ...]
     ranges: Mapping[int, OffsetRange]  # the stream's partitions as far as the table knows of them
     table_id: str = ""  # a random id from the table's creation
+    sparse: Mapping[int, SparsePrefix] = field(default_factory=dict)  # see whole_start
 
     @property
     def files_bytes(self) -> int:
@@ -108,6 +128,26 @@ class TableSnapshot:
     def cold_end(self, partition: int) -> Offset:
         """Return the first offset of a partition that is not in this version."""
         return self.range_of(partition).end
+
+    def whole_start(self, partition: int) -> Offset:
+        """Return the first offset of a partition from which this version has each record.
+
+        Below it key compaction has removed records; it is the partition's start if none went.
+        """
+        start, sparse = self.range_of(partition).start, self.sparse.get(partition)
+        return start if sparse is None else max(start, sparse.end)
+
+    def sparse_range(self, partition: int) -> OffsetRange:
+        """Return the offsets of a partition of which records are missing; perhaps none."""
+        return OffsetRange(self.range_of(partition).start, self.whole_start(partition))
+
+    def left_count(self, partition: int) -> int:
+        """Return the number of rows in a partition's sparse range."""
+        return self.sparse[partition].records_count if self.sparse_range(partition) else 0
+
+    def records_count(self, partition: int) -> int:
+        """Return the number of a partition's rows."""
+        return self.left_count(partition) + self.cold_end(partition) - self.whole_start(partition)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +172,7 @@ class Commit:
     commit_id: str
     ranges_json: str  # the ledger entries that belong to it, see ledger.py
     expired_json: str = ""  # the expiry that it carried out, see expiries.py
+    compacted_json: str = ""  # the key compaction that it is, see key_compactions.py
 
 
 class Table(Protocol):
@@ -233,6 +274,25 @@ class Table(Protocol):
             RemoteTierUnavailableError: the outcome is unknown; look for ``entry.commit_id``.
         """
 
+    def compact_keys(
+        self,
+        expected: TableSnapshot,
+        removed: Sequence[DataFile],
+        added: Sequence[NewFile],
+        entry: KeyCompactionEntry,
+    ) -> int:
+        """Exchange a partition's first files for those with the rows that are left, atomically.
+
+        Commits only if, in every version up to the commit, the partition begins at ``entry.start``
+        and is sparse up to the same offset as in ``expected``, and ``removed`` are exactly its
+        files below ``entry.end``. Returns the version, which is durable then.
+
+        Raises:
+            StaleRemoteStartError: the partition begins elsewhere, or was compacted meanwhile.
+            FilesReplacedError: its first files are others. Either way nothing was committed.
+            RemoteTierUnavailableError: the outcome is unknown; look for ``entry.commit_id``.
+        """
+
     def checkpoint(self) -> None:
         """Write a checkpoint of the newest version, so that opening the table stays quick."""
 
@@ -256,6 +316,20 @@ def start_transaction_id(cluster: str, partition: PartitionId, kind: TableKind =
     file that is missing at the front is found to be a gap and cannot look like retention.
     """
     return f"{transaction_id(cluster, partition, kind)}/start"
+
+
+def whole_transaction_id(cluster: str, partition: PartitionId, kind: TableKind = "history") -> str:
+    """Return the application id whose version is the end of the partition's sparse prefix.
+
+    Absent means that no record went by key compaction. ``left_transaction_id`` has the number of
+    rows in the prefix. So each reader of a version knows how many rows it must find there.
+    """
+    return f"{transaction_id(cluster, partition, kind)}/whole"
+
+
+def left_transaction_id(cluster: str, partition: PartitionId, kind: TableKind = "history") -> str:
+    """Return the application id whose version is the number of rows in the sparse prefix."""
+    return f"{transaction_id(cluster, partition, kind)}/left"
 
 
 def table_path(namespace: str, table_name: str) -> str:

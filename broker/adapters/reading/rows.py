@@ -18,6 +18,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from broker.adapters.reading.starts import first_readable, local_start
@@ -289,7 +290,8 @@ def read_rows(
 ) -> Iterator[tuple[pa.RecordBatch, RowsMark]]:
     """Yield the rows of a resolved request, in offset order, each offset exactly once.
 
-    If the stream has no table, records that key compaction removed are absent; the mark says so.
+    Records that key compaction removed are absent, from the log of a stream without a table and
+    from a table whose history is compacted; the mark says so.
 
     Blocks while it follows; ends early, without an error, if ``check_stop`` returns true.
 
@@ -384,12 +386,12 @@ def _check_continues(wanted: RowRange, position: Offset, written_in: LeaderEpoch
     """
     handle = wanted.handle
     before = Offset(position - 1)
-    if before < handle.reads.log_start:
+    if before < local_start(handle):
         return
     try:
         found = handle.reads.read(before, position, bytes_max=1)[0].header.leader_epoch
     except OffsetOutOfRangeError:
-        if before < handle.reads.log_start:
+        if before < local_start(handle):
             return
         found = LeaderEpoch(-1)  # the record has just been truncated
     if found != written_in:
@@ -450,25 +452,38 @@ def _next_replies(
 def _cold_replies(
     api: BrokerApi, wanted: RowRange, start: Offset, end: Offset
 ) -> Iterator[tuple[Reply, LeaderEpoch]]:
-    """Yield rows from the table; reads offsets and epochs even if the client did not ask."""
+    """Yield rows from the table; reads offsets and epochs even if the client did not ask.
+
+    Where key compaction has removed records, a reply begins at the first offset that is gone, and
+    ends with its last row. So the epoch of the reply is that of the record before the next one.
+    """
     schema = asked = wanted.schema
     for name in ("offset", "leader_epoch"):
         if asked.get_field_index(name) < 0:
             asked = asked.append(ROW_SCHEMA.field(name))
-    position = start
-    for rows in api.cold.read(wanted.stream.name, wanted.partition, start, end, asked):
+    position, epoch = start, wanted.leader_epoch or LeaderEpoch(0)
+    found = api.cold.read(wanted.stream.name, wanted.partition, start, end, asked)
+    for rows in found.rows:
         if not rows.num_rows:
             continue
         offsets = np.asarray(rows.column(asked.get_field_index("offset")))
-        whole = offsets[0] == position and bool((np.diff(offsets) == 1).all())
-        if not whole or offsets[-1] >= end:
+        if not _follow(offsets, position, found.whole_start) or offsets[-1] >= end:
             raise _cold_gap(wanted, position, end)
-        base, position = position, Offset(position + rows.num_rows)
-        epoch = rows.column(asked.get_field_index("leader_epoch"))[-1].as_py()
+        base, position = position, Offset(int(offsets[-1]) + 1)
+        epoch = LeaderEpoch(rows.column(asked.get_field_index("leader_epoch"))[-1].as_py())
         shown = rows if asked is schema else rows.select(schema.names)
-        yield Reply(shown, base, position), LeaderEpoch(epoch)
-    if position != end:
+        yield Reply(shown, base, position), epoch
+    if position < end <= found.whole_start:  # the last records of the range are gone
+        yield Reply(pa.RecordBatch.from_pylist([], schema), position, end), epoch
+    elif position != end:
         raise _cold_gap(wanted, position, end)
+
+
+def _follow(offsets: npt.NDArray[np.int64], position: Offset, whole_start: Offset) -> bool:
+    """Tell whether rows may come at ``position``: each offset, but below ``whole_start`` some."""
+    before = np.concatenate(([position - 1], offsets[:-1]))
+    steps = offsets - before
+    return bool(((steps == 1) | ((steps > 1) & (offsets <= whole_start))).all())
 
 
 def _cold_gap(wanted: RowRange, start: Offset, end: Offset) -> GapError:

@@ -39,7 +39,7 @@ FEATURE_LEVEL_REPLICATED: Final = 2  # partitions with several replicas
 FEATURE_LEVEL_ALTERED: Final = 3  # streams that are changed or purged: AlterStream, PurgeRecords
 FEATURE_LEVEL_LIFTBRIDGE: Final = 4  # writes handed to leaders, cursors, groups, paused streams
 FEATURE_LEVEL_STREAMS: Final = 5  # later features of streams and groups: see the commands
-FEATURE_LEVEL_ACCESS: Final = 6  # grants, tokens, quotas: see the commands about them
+FEATURE_LEVEL_ACCESS: Final = 6  # grants, tokens, quotas; key compaction of tables
 FEATURE_LEVEL_MAX: Final = 6  # the highest level that this build understands
 
 # 160 kB. A broker that was down during more deletions keeps the logs of the oldest ones.

@@ -19,6 +19,7 @@ from broker.core.metadata.outcome import Applied, Rejected, refused_level
 from broker.core.metadata.partition_rules import with_min_isr
 from broker.core.metadata.size import refused_growth, weight_of_stream
 from broker.core.metadata.state import (
+    FEATURE_LEVEL_ACCESS,
     FEATURE_LEVEL_ALTERED,
     FEATURE_LEVEL_STREAMS,
     MetadataState,
@@ -137,9 +138,21 @@ def _rows(
 def refused_compaction(state: MetadataState, wanted: Stream) -> HeadwaterError | None:
     """Return why a stream cannot have key compaction yet, or None.
 
-    An older build does not read a batch without records, which key compaction may write.
+    An older build does not read a batch without records, which key compaction may write; nor a
+    table of which it has removed records.
     """
-    if not wanted.config.compact:
+    config = wanted.config
+    if config.history == "compact":
+        if config.table_encryption == "ciphertext":
+            return InvalidStreamError(
+                f"the table of stream {wanted.name!r} is encrypted: key compaction cannot rewrite "
+                "encrypted files yet, so history must be keep",
+                stream=wanted.name,
+            )
+        low = refused_level(state, FEATURE_LEVEL_ACCESS, "key compaction of a table")
+        if low is not None:
+            return low
+    if not config.compact:
         return None
     if wanted.is_encrypted:
         return InvalidStreamError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pyarrow as pa
 
@@ -11,7 +11,7 @@ from broker.errors import InvalidRequestError, RemoteTierUnavailableError
 from broker.model.ids import PartitionId, PartitionNumber, StreamUuid
 from broker.model.offsets import Offset
 from broker.model.stream import Stream
-from broker.ports.tiering import RemoteLog, TableState, TierStatus
+from broker.ports.tiering import ColdRows, RemoteLog, TableState, TierStatus
 from broker.runtime.api.streams import Streams
 from broker.runtime.metadata.metadata_log import WaitingMetadata
 
@@ -82,7 +82,7 @@ class ColdTier:
 
     def read(
         self, name: str, partition: int, start: Offset, end: Offset, schema: pa.Schema
-    ) -> Iterator[pa.RecordBatch]:
+    ) -> ColdRows:
         """See ``ColdTierApi.read``."""
         return self._lake().read(self._streams.get(name), partition, start, end, schema)
 

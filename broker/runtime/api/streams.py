@@ -20,7 +20,11 @@ from broker.core.metadata.commands import (
     PurgeRecords,
     RotateDataKey,
 )
-from broker.core.metadata.state import FEATURE_LEVEL_ALTERED, FEATURE_LEVEL_STREAMS
+from broker.core.metadata.state import (
+    FEATURE_LEVEL_ACCESS,
+    FEATURE_LEVEL_ALTERED,
+    FEATURE_LEVEL_STREAMS,
+)
 from broker.core.replication.view import view_of
 from broker.errors import (
     HeadwaterError,
@@ -255,7 +259,9 @@ class Streams:
 
     def _raise_level_for(self, config: StreamConfig) -> None:
         """Raise the feature level if a setting needs it: an older build would not obey it."""
-        if config.auto_pause_ms is not None or config.compact:
+        if config.history == "compact":
+            raise_level(self._metadata, FEATURE_LEVEL_ACCESS)
+        elif config.auto_pause_ms is not None or config.compact:
             raise_level(self._metadata, FEATURE_LEVEL_STREAMS)
 
     def _altered(self, stream: Stream, changes: Mapping[str, Any]) -> Stream:
@@ -269,7 +275,7 @@ class Streams:
     def _refuse_in_vain(self, command: AlterStream | AddPartitions) -> None:
         """Raise the error that the metadata would answer, without a proposal."""
         state = self._metadata.state
-        level = max(state.feature_level, FEATURE_LEVEL_STREAMS)
+        level = max(state.feature_level, FEATURE_LEVEL_ACCESS)
         _, reply = apply(replace(state, feature_level=level), command)
         if isinstance(reply, Rejected):
             raise reply.error

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import headwater
-from broker.errors import HeadwaterError, InvalidRequestError, StreamRecreatedError
+from broker.errors import (
+    CompactedRangeError,
+    HeadwaterError,
+    InvalidRequestError,
+    StreamRecreatedError,
+)
+from broker.model.certificate import Hole
 from broker.model.offsets import Offset
 from headwater.client import Client
 from headwater.reads.instant import at_one_instant
@@ -236,3 +242,29 @@ def test_explain_names_files_ranges_lease_and_proof(spark: SparkSession, stream:
     assert "table  [0, 10) from 1 files" in headwater.explain(early)
     headwater.release(rows)
     assert "released" in headwater.explain(rows)
+
+
+def test_of_a_compacted_table_comes_what_is_left(spark: SparkSession, stream: Served) -> None:
+    """The certificate counts what went; the newest records are exact; other reads are refused."""
+    stream.broker.compact_keys("s", 0, Offset(60))
+    cold = {number: record(number)["key"] for number in range(40)}
+    last = {key: number for number, key in cold.items()}
+    left = [n for n, key in cold.items() if key is None or last[key] == n]
+    expected = {0: [*left, *range(40, 100)], 1: list(range(40))}
+    for form in ("counts", "full"):
+        rows = headwater.read(spark, "s", certificate=form, server=stream.server)
+        assert counts(rows) == expected
+        proof = headwater.certificate(rows).partitions[0]
+        assert proof.holes == (Hole(Offset(0), Offset(40), "compaction", 40 - len(left)),)
+        assert proof.records_count == len(expected[0])
+        headwater.release(rows)
+    rows = headwater.read(spark, "s", latest=True, server=stream.server)
+    assert latest(rows) == expected_latest({0: 100, 1: 40})
+    headwater.release(rows)
+    for wrong in ({"as_of": {0: 30, 1: 40}}, {"certificate": "none"}):
+        with pytest.raises(CompactedRangeError):
+            headwater.read(spark, "s", server=stream.server, **wrong)
+    source = spark.read.format("headwater").options(server=stream.server, stream="s")
+    with pytest.raises(Exception, match="CompactedRangeError"):
+        source.load().collect()
+    assert source.option("startingOffsets", '{"0": 40, "1": 0}').load().count() == 100

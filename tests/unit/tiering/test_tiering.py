@@ -65,7 +65,7 @@ class Rig:
         batches = self.tiering.read(
             stream, source.partition_id.number, Offset(0), source.cold_end, ROW_SCHEMA
         )
-        return pa.Table.from_batches(batches, ROW_SCHEMA)
+        return pa.Table.from_batches(batches.rows, ROW_SCHEMA)
 
 
 @pytest.fixture
@@ -289,7 +289,7 @@ def test_stop_and_start_again_continues(tmp_path: Path) -> None:
     again.flush(stream, timeout_ms=20_000)
     again.stop()
     assert source.cold_end == 80
-    batches = again.read(stream, 0, Offset(0), Offset(80), ROW_SCHEMA)
+    batches = again.read(stream, 0, Offset(0), Offset(80), ROW_SCHEMA).rows
     assert pa.Table.from_batches(batches, ROW_SCHEMA).equals(source.truth())
 
 
@@ -323,10 +323,10 @@ def test_reads_are_exact_or_refused(rig: Rig) -> None:
     rig.tiering.start()
     rig.tiering.flush(stream, timeout_ms=20_000)
     schema = pa.schema([ROW_SCHEMA.field(name) for name in ("value", "partition", "offset")])
-    rows = pa.Table.from_batches(rig.tiering.read(stream, 0, Offset(3), Offset(9), schema))
+    rows = pa.Table.from_batches(rig.tiering.read(stream, 0, Offset(3), Offset(9), schema).rows)
     assert rows.equals(source.truth(3, 9).select(schema.names))
     with pytest.raises(OffsetOutOfRangeError):
-        list(rig.tiering.read(stream, 0, Offset(3), Offset(31), schema))
+        list(rig.tiering.read(stream, 0, Offset(3), Offset(31), schema).rows)
 
 
 def test_the_table_state_refuses_a_rolled_back_table(rig: Rig) -> None:
@@ -371,7 +371,7 @@ def test_a_table_of_another_history_is_refused_by_everybody(rig: Rig) -> None:
         assert why.partition(":")[0] in ("ForeignHistoryError", "HistoryClaimedError"), why
         assert mine.cold_end == 20
         assert twin.table_state(stream).ranges[1].end == 30
-        rows = twin.read(stream, 1, Offset(0), Offset(30), ROW_SCHEMA)
+        rows = twin.read(stream, 1, Offset(0), Offset(30), ROW_SCHEMA).rows
         assert pa.Table.from_batches(rows, ROW_SCHEMA).equals(other.truth())
     finally:
         twin.stop()

@@ -41,7 +41,7 @@ from broker.model.purge import Purged
 from broker.model.stream import AlteredStream, Stream, StreamConfig
 from broker.ports.api import BrokerPlace, PartitionPlace, PartitionStanding
 from broker.ports.partition import PartitionWriter
-from broker.ports.tiering import HeldLease, TierStatus
+from broker.ports.tiering import ColdRows, HeldLease, TierStatus
 from broker.runtime.api.groups import Cursors, Groups
 from broker.runtime.api.members import Members
 from broker.runtime.stream_keys import StreamKeys
@@ -378,7 +378,7 @@ class MemoryBroker:
     ) -> Offset | None:
         """Look through the rows: a table without statistics."""
         columns = pa.schema([ROW_SCHEMA.field("offset"), ROW_SCHEMA.field("timestamp")])
-        for batch in self.read(name, partition, start, end, columns):
+        for batch in self.read(name, partition, start, end, columns).rows:
             for offset, stamp in zip(*batch.to_pydict().values(), strict=True):
                 if round(stamp.timestamp() * 1_000_000) >= timestamp_us:
                     return Offset(offset)
@@ -386,11 +386,21 @@ class MemoryBroker:
 
     def read(
         self, name: str, partition: int, start: Offset, end: Offset, schema: pa.Schema
-    ) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of ``[start, end)`` from before the local log's start."""
+    ) -> ColdRows:
+        """Return the rows of ``[start, end)`` from before the local log's start."""
         handle = self.handle(name, partition)
         assert end <= handle.whole_start, "a cold read of local records"
         self.cold_reads.append(OffsetRange(start, end))
+        return ColdRows(self._cold_rows(handle, partition, start, end, schema))
+
+    def _cold_rows(
+        self,
+        handle: MemoryPartition,
+        partition: int,
+        start: Offset,
+        end: Offset,
+        schema: pa.Schema,
+    ) -> Iterator[pa.RecordBatch]:
         for batch in handle.read_cold(start, end):
             header = batch.header
             low, high = max(start, header.base_offset), min(end, header.end_offset)

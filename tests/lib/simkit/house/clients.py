@@ -478,7 +478,8 @@ class CommittedReader:
         wanted = Offset(min(end, driver.reads.log_start))
         number = self._partition_id.number
         try:
-            return table_rows(node.tiering.read(driver.stream, number, self._position, wanted))
+            found = node.tiering.read(driver.stream, number, self._position, wanted)
+            return table_rows(found.rows)
         except ExpiredError as error:
             return self._missed(error)
 

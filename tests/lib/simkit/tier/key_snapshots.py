@@ -8,6 +8,7 @@ import uuid
 import numpy as np
 import pyarrow as pa
 
+from broker.model.offsets import Offset
 from simkit.tier.lake_broker import LakeBroker
 from tiering.keys.plan import bucket_of, plan
 from tiering.keys.snapshot import latest_table, made_of
@@ -16,6 +17,12 @@ from tiering.read.reader import read_rows
 from tiering.table.delta_log import commit_digest
 
 _BUCKETS = 3
+
+
+def key_snapshot_end(broker: LakeBroker, name: str, partition: int) -> Offset | None:
+    """Return up to where the key snapshot covers a partition; None if there is none."""
+    found = latest_table(broker.lake, broker.get(name)).find()
+    return None if found is None else found.cold_end(partition)
 
 
 def build_key_snapshot(broker: LakeBroker, name: str) -> None:
@@ -31,7 +38,7 @@ def build_key_snapshot(broker: LakeBroker, name: str) -> None:
     rows = [
         rows
         for one in plans
-        for batch in read_rows(history, log.store, one.partition, one.new)
+        for batch in read_rows(history, log.store, one.partition, one.new, sparse=True)
         for rows in _sorted_input(batch)
     ]
     order = [(name, "ascending") for name in ("partition", "bucket", "key")]

@@ -14,6 +14,8 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pyarrow as pa
 
@@ -23,12 +25,14 @@ from broker.model.cut import Cut, Lease, PartitionCut
 from broker.model.ids import LeaseId, PartitionId, PartitionNumber
 from broker.model.lineage import first_lineage_id
 from broker.model.offsets import Offset, OffsetRange
-from broker.ports.tiering import TierStatus
+from broker.ports.tiering import ColdRows, RetentionStanding, TierStatus
 from simkit.brokers.memory_broker import MemoryBroker
 from simkit.brokers.memory_partition import MemoryPartition
+from tiering.config import TieringConfig
 from tiering.read.lake import Lake
 from tiering.read.reader import read_rows
 from tiering.read.times import first_reaching
+from tiering.ship.key_compaction.compactor import PartitionKeyCompactor
 from tiering.ship.segment_writer import SegmentPlace, write_segment
 from tiering.store.location import StoreConfig
 from tiering.store.table_keys import encryption_of
@@ -167,6 +171,45 @@ class LakeBroker(MemoryBroker):
         handle.remote_start = end
         self._free(name)
 
+    def compact_keys(
+        self, name: str, partition: int, end: Offset, *, key_snapshot_end: Offset | None = None
+    ) -> None:
+        """Let superseded records leave a partition's table, of what is below ``end`` at most.
+
+        Tombstones of earlier compactions go, too, as far as the key snapshot covers them.
+        """
+        handle, table = self.handle(name, partition), self.table(name)
+        stream = self.get(name)
+        config = replace(
+            stream.config, history="compact", tombstone_delay_ms=0, compact_dirty_percent=1
+        )
+        standing = RetentionStanding(
+            config=config,
+            cold_end=self._cold_end(name, partition),
+            remote_start=handle.remote_start,
+            limit=end,
+        )
+        source = SimpleNamespace(
+            partition_id=handle.partition_id,
+            stream=stream,
+            cold_end=self._cold_end(name, partition),
+            lineage=(),
+        )
+        compactor = PartitionKeyCompactor(
+            source=cast("Any", source),
+            table=table,
+            starts=cast("Any", SimpleNamespace(standing=lambda _: standing)),
+            clock=self.clock,
+            config=TieringConfig(object_bytes_max=200),
+            observer=lambda _event, _facts: None,
+            loaded=lambda _: None,
+            key_snapshot_end=lambda: key_snapshot_end,
+        )
+        if compactor.begin_if_due(table.find()):
+            while compactor.take_turn():
+                pass
+        assert compactor.counters.failures_total == 0, "a key compaction failed"
+
     def take(self, name: str, *, owner: str, ttl_ms: int) -> Cut:
         """Take a cut: lease, table version, high watermarks."""
         lease: Lease = self.take_lease(name, owner=owner, ttl_ms=ttl_ms)
@@ -207,10 +250,12 @@ class LakeBroker(MemoryBroker):
 
     def read(
         self, name: str, partition: int, start: Offset, end: Offset, schema: pa.Schema
-    ) -> Iterator[pa.RecordBatch]:
-        """Yield rows from the table's newest version."""
-        table = self.table(name)
-        return read_rows(table.snapshot(), table.store, partition, OffsetRange(start, end), schema)
+    ) -> ColdRows:
+        """Return rows from the table's newest version."""
+        table, wanted = self.table(name), OffsetRange(start, end)
+        snapshot = table.snapshot()
+        rows = read_rows(snapshot, table.store, partition, wanted, schema, sparse=True)
+        return ColdRows(rows, snapshot.whole_start(partition))
 
     def offset_at(
         self, name: str, partition: int, start: Offset, end: Offset, timestamp_us: int

@@ -22,6 +22,7 @@ from broker.model.stream import MIB, StreamConfig
         {"replication_factor": -1, "min_isr": 7},
         {"tombstone_delay_ms": 0, "compact_dirty_percent": 100},
         {"tombstone_delay_ms": 366 * 86_400_000, "compact_dirty_percent": 1},
+        {"history": "compact", "compact": True},
         {"segment_bytes_max": MIB, "unshipped_bytes_max": 2 * MIB},
     ],
 )
@@ -57,6 +58,8 @@ def test_a_setting_may_be_at_its_bound(values: dict[str, Any]) -> None:
         ("tombstone_delay_ms", 366 * 86_400_000 + 1),
         ("compact_dirty_percent", 0),
         ("compact_dirty_percent", 101),
+        ("history", "drop"),
+        ("history", True),
         ("partitions", True),
         ("partitions", "1"),
         ("puback", 1),

@@ -49,6 +49,7 @@ def test_create_uses_every_setting(run: Run, broker: MemoryBroker) -> None:
         "--flush", "interval", "--flush-interval", "50ms", "--compression", "zstd",
         "--encryption", "xaes-256-gcm", "--table-encryption", "ciphertext",
         "--compact", "--tombstone-delay", "1h", "--compact-dirty-percent", "30",
+        "--history", "compact",
         "--replication-factor", "3", "--min-isr", "2",
         "--local-retention", "1GB", "--local-retention-age", "2d", "--unshipped", "64MiB",
         "--local-retention-records", "7", "--remote-retention", "2GB",
@@ -66,7 +67,7 @@ def test_create_uses_every_setting(run: Run, broker: MemoryBroker) -> None:
         segment_bytes_max=8 << 20, segment_age_ms_max=30_000, index_interval_bytes=4096,
         flush="interval", flush_interval_ms=50, compression="zstd",
         encryption="xaes-256-gcm", table_encryption="ciphertext",
-        compact=True, tombstone_delay_ms=3_600_000, compact_dirty_percent=30,
+        compact=True, tombstone_delay_ms=3_600_000, compact_dirty_percent=30, history="compact",
         replication_factor=3, min_isr=2,
         local_retention_bytes=10**9, local_retention_ms=172_800_000, unshipped_bytes_max=64 << 20,
         local_retention_records=7, remote_retention_bytes=2 * 10**9,
@@ -121,6 +122,7 @@ def test_alter_changes_every_setting_that_may(run: Run, broker: MemoryBroker) ->
         "--record-bytes", "1MiB", "--segment-bytes", "8MiB", "--segment-age", "30s",
         "--flush-interval", "50ms", "--compression", "zstd", "--min-isr", "2",
         "--compact", "--tombstone-delay", "1h", "--compact-dirty-percent", "30",
+        "--history", "compact",
         "--local-retention", "1GB", "--local-retention-age", "none", "--unshipped", "none",
         "--partitions", "2",
         "--local-retention-records", "7", "--remote-retention", "2GB",
@@ -142,7 +144,7 @@ def test_alter_changes_every_setting_that_may(run: Run, broker: MemoryBroker) ->
         assert refused.exit_code == 2
         assert "FixedSettingError" in refused.stderr
     without = ("--no-tiering", "--remote-retention", "none", "--remote-retention-records", "none")
-    refused = run("stream", "alter", "orders", *without)
+    refused = run("stream", "alter", "orders", "--history", "keep", *without)
     assert "its table is part of the history" in " ".join(refused.stderr.split())
     assert broker.streams.get("orders").config.to_dict() == after
     changed = {name for name, value in after.items() if value != before[name]}

@@ -14,8 +14,10 @@ import pytest
 from broker.adapters.reading.rows import read_rows, resolve
 from broker.codec.flight.protocol import AtTime, ReadRequest, RowsMark
 from broker.codec.record_batch import prepare
+from broker.errors import GapError
 from broker.model.offsets import Offset, OffsetRange
 from broker.model.stream import StreamConfig
+from broker.ports.tiering import ColdRows
 from simkit.brokers.memory_broker import MemoryBroker, numbered
 
 BATCH = 10
@@ -119,3 +121,65 @@ def test_a_range_that_is_compacted_during_a_read_comes_from_the_table(
     for batch, _ in rows:
         seen += batch.column("offset").to_pylist()
     assert seen == list(range(30, COUNT))
+
+
+class ThinnedTable:
+    """A table that has few of its first records; it takes the place of a broker's cold tier."""
+
+    def __init__(self, broker: MemoryBroker, left: tuple[int, ...], whole_start: int) -> None:
+        self._whole, self._start = broker.read, Offset(whole_start)
+        self.left = {*left, *range(whole_start, COUNT)}
+
+    def read(self, *request: Any) -> ColdRows:
+        """See ``ColdTierApi.read``."""
+        found = self._whole(*request)
+        return ColdRows(map(self._thinned, found.rows), self._start)
+
+    def _thinned(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        kept = [at for at, one in enumerate(rows["offset"].to_pylist()) if one in self.left]
+        return rows.take(pa.array(kept, pa.int64()))
+
+
+@pytest.fixture
+def thinned(broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch) -> ThinnedTable:
+    """Key compaction has left four records below 30 in the table of "tiered"."""
+    broker.partitions.handle("tiered", 0).make_cold(Offset(50))
+    table = ThinnedTable(broker, LEFT, 30)
+    monkeypatch.setattr(broker, "read", table.read)
+    return table
+
+
+@pytest.mark.parametrize("start", ["earliest", 0, 8, 13, 14, 29, 30, 45])
+@pytest.mark.usefixtures("thinned")
+def test_of_a_compacted_table_a_reader_gets_what_is_left(broker: MemoryBroker, start: Any) -> None:
+    """From any offset, also one that is gone; every reply says how many rows it has."""
+    low = 0 if start == "earliest" else start
+    found = read(broker, "tiered", start=start)
+    assert offsets(found) == [one for one in (*LEFT, *range(30, COUNT)) if one >= low]
+    assert (found[0][1].base_offset, found[-1][1].end_offset) == (low, COUNT)
+    assert all(mark.end_offset - 1 == rows["offset"][-1].as_py() for rows, mark in found)
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "left"), [(14, 29, []), (12, 13, [12]), (8, 20, [12, 13]), (20, 31, [29, 30])]
+)
+@pytest.mark.usefixtures("thinned")
+def test_a_range_of_a_compacted_table_ends_where_it_was_asked_to(
+    broker: MemoryBroker, start: int, end: int, left: list[int]
+) -> None:
+    """Also if its last records are gone, or all of them."""
+    found = read(broker, "tiered", start=start, end=Offset(end))
+    assert offsets(found) == left
+    assert found[-1][1].end_offset == end
+
+
+def test_a_record_that_is_missing_above_the_sparse_range_is_an_error(
+    broker: MemoryBroker, thinned: ThinnedTable
+) -> None:
+    """The table has each record from its whole start on; a gap is never taken for compaction."""
+    for gone in (30, 31, 49):
+        thinned.left.discard(gone)
+        with pytest.raises(GapError):
+            read(broker, "tiered", start=14)
+        thinned.left.add(gone)
+    assert offsets(read(broker, "tiered", start=14)) == [29, *range(30, COUNT)]

@@ -25,6 +25,7 @@ from broker.model.epochs import LeaderEpoch
 from broker.model.ids import StreamUuid
 from broker.model.offsets import Offset, OffsetRange
 from broker.model.stream import StreamConfig
+from broker.ports.tiering import ColdRows
 from simkit.brokers.memory_broker import MemoryBroker, numbered, records
 from simkit.brokers.memory_partition import MemoryPartition
 
@@ -250,8 +251,8 @@ def test_a_table_that_does_not_hold_the_range_is_an_error(
     broker.partitions.handle("s", 0).make_cold(Offset(50))
     real = MemoryBroker.read
 
-    def damaged(self: MemoryBroker, *args: Any) -> Iterator[pa.RecordBatch]:
-        batches = list(real(self, *args))
+    def damaged(self: MemoryBroker, *args: Any) -> ColdRows:
+        batches = list(real(self, *args).rows)
         match damage:
             case "head":
                 batches[0] = batches[0].slice(1)
@@ -263,10 +264,10 @@ def test_a_table_that_does_not_hold_the_range_is_an_error(
                 batches.insert(1, batches[1])
             case _:
                 batches[-1] = pa.concat_batches([batches[-1], numbered_rows(50)])
-        yield from batches
+        return ColdRows(iter(batches))
 
     def numbered_rows(offset: int) -> pa.RecordBatch:
-        rows = next(real(broker, "s", 0, Offset(0), Offset(1), first_schema))
+        rows = next(real(broker, "s", 0, Offset(0), Offset(1), first_schema).rows)
         place = rows.schema.get_field_index("offset")
         return rows.set_column(place, rows.schema.field(place), pa.array([offset]))
 

@@ -21,6 +21,7 @@ from broker.core.metadata.size import STATE_WEIGHT_MAX, weigh
 from broker.core.metadata.snapshot import decode_snapshot, encode_snapshot
 from broker.core.metadata.state import (
     FEATURE_LEVEL_ALTERED,
+    FEATURE_LEVEL_MAX,
     FEATURE_LEVEL_REPLICATED,
     FEATURE_LEVEL_STREAMS,
 )
@@ -82,6 +83,7 @@ VALUES: dict[str, Any] = {
     "compact": True,
     "tombstone_delay_ms": 0,
     "compact_dirty_percent": 1,
+    "history": "compact",
     "local_retention_bytes": 0,
     "local_retention_ms": 1_000,
     "unshipped_bytes_max": 1 << 30,
@@ -117,7 +119,7 @@ def test_each_setting_is_known_to_change_or_to_stay() -> None:
 @pytest.mark.parametrize("name", VALUES)
 def test_a_setting_changes_and_nothing_else_does(name: str) -> None:
     """The stream keeps its uuid, its partitions their leaders; the same again changes nothing."""
-    cluster = rig(features_max=FEATURE_LEVEL_STREAMS)
+    cluster = rig(features_max=FEATURE_LEVEL_MAX)
     before = cluster.state
     cluster.do(alteration(cluster, **{name: VALUES[name]}))
     assert stream_of(cluster) == changed(before.streams["s"], **{name: VALUES[name]})
@@ -133,6 +135,17 @@ def test_key_compaction_waits_for_brokers_that_can_read_what_it_writes() -> None
     refused = apply(cluster.state, alteration(cluster, compact=True))[1]
     assert isinstance(refused, Rejected)
     assert isinstance(refused.error, FeatureLevelError)
+
+
+def test_key_compaction_of_a_table_waits_for_brokers_that_read_what_is_left() -> None:
+    """Below feature level 6 no table gets it; that of an encrypted stream stays as it is."""
+    cluster = rig(features_max=FEATURE_LEVEL_STREAMS)
+    refused = apply(cluster.state, alteration(cluster, history="compact"))[1]
+    assert isinstance(refused, Rejected)
+    assert isinstance(refused.error, FeatureLevelError)
+    cluster = rig(features_max=FEATURE_LEVEL_MAX)
+    wanted = changed(stream_of(cluster), history="compact", table_encryption="ciphertext")
+    assert isinstance(refused_compaction(cluster.state, wanted), InvalidStreamError)
 
 
 def test_an_encrypted_stream_is_not_compacted() -> None:

@@ -1,0 +1,1 @@
+"""Brings segments into the Delta table: plan, write, upload, commit, compact; claims."""
