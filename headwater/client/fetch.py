@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Final, Protocol, Self
@@ -19,6 +20,7 @@ from broker.codec.flight.protocol import ReadRequest, RowsMark
 from broker.errors import GapError, HeadwaterError, OverlapError, StaleLeaderEpochError
 from broker.model.epochs import LeaderEpoch
 from broker.model.offsets import Offset
+from headwater.client import open_calls
 from headwater.client.read_route import IDLE_MS, Call, ReadOpener
 
 _AHEAD_MAX: Final = 4  # batches that the thread may have received before the caller takes them
@@ -227,7 +229,9 @@ class _Ahead:
             queue.Queue(_AHEAD_MAX)
         )
         self._cancelled = False
-        threading.Thread(target=self._run, name="headwater-fetch", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name="headwater-fetch", daemon=True)
+        open_calls.note(self)
+        self._thread.start()
 
     def read(self) -> tuple[pa.RecordBatch, bytes] | None:
         """Return what :meth:`Call.read` returned on the other thread, or raise its error."""
@@ -247,6 +251,18 @@ class _Ahead:
         """End the call. Any thread."""
         self._cancelled = True
         self._call.cancel()
+
+    def leave(self) -> None:
+        """See ``OpenCall.leave``; what was read ahead is dropped, so that the thread can end."""
+        self.cancel()
+        with suppress(queue.Empty):
+            while True:
+                self._received.get_nowait()
+
+    def join(self, timeout_ms: int) -> bool:
+        """See ``OpenCall.join``."""
+        self._thread.join(timeout_ms / 1000)
+        return not self._thread.is_alive()
 
     def _run(self) -> None:
         received: tuple[pa.RecordBatch, bytes] | HeadwaterError | None

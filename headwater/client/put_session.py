@@ -11,6 +11,7 @@ import pyarrow as pa
 from broker.codec.flight.protocol import StreamPath, decode_ack, encode_put_mark, is_ready
 from broker.errors import HeadwaterError
 from broker.model.records import AppendResult
+from headwater.client import open_calls
 from headwater.client.flight_connection import Connection
 from headwater.client.window import WindowEntry
 
@@ -39,6 +40,7 @@ class PutSession:
         self._thread = threading.Thread(
             target=self._read, args=(answered, ended), name="headwater-acks", daemon=True
         )
+        open_calls.note(self)
         self._thread.start()
 
     def write(self, entry: WindowEntry) -> bool:
@@ -65,6 +67,10 @@ class PutSession:
         """Tell the broker that no more batches come. Never waits for a blocked write."""
         self._finish_wanted = True
         self._finish_if_wanted()
+
+    def leave(self) -> None:
+        """See ``OpenCall.leave``: the broker answers what it has, and ends the call."""
+        self.finish()
 
     def join(self, timeout_ms: int) -> bool:
         """Wait for the reading thread; tell whether it has ended."""
