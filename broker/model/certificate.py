@@ -56,6 +56,7 @@ class Certificate:
     partitions: tuple[PartitionCertificate, ...]
     files_count: int
     files_bytes: int
+    reader: str = ""  # the principal that read, as the broker knows it; "": it asked nobody
 
     @property
     def records_count(self) -> int:
@@ -63,5 +64,8 @@ class Certificate:
         return sum(part.records_count for part in self.partitions)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON-ready values."""
-        return dataclasses.asdict(self)
+        """Return JSON-ready values; without ``reader`` if the broker asked nobody."""
+        values = dataclasses.asdict(self)
+        if not self.reader:
+            del values["reader"]
+        return values

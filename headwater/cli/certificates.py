@@ -12,6 +12,11 @@ if TYPE_CHECKING:
     from broker.model.cut import Cut
 
 
+def read_by(certificate: Certificate) -> str:
+    """Return who read, to follow the counts; nothing if the broker asked nobody."""
+    return f", read by {console.plain(certificate.reader)}" if certificate.reader else ""
+
+
 def print_certificate(certificate: Certificate, taken: Cut) -> None:
     """Write the checked counts of a read to stderr."""
     version = certificate.table_version
@@ -20,6 +25,7 @@ def print_certificate(certificate: Certificate, taken: Cut) -> None:
         f"[bold]{console.plain(taken.stream)}[/bold] as of {format_time_us(taken.taken_us)}; "
         f"table version {'none' if version is None else version}, "
         f"{counted(certificate.files_count, 'file')}, {format_bytes(certificate.files_bytes)}"
+        f"{read_by(certificate)}"
     )
     for part in certificate.partitions:
         console.note(

@@ -9,6 +9,7 @@ import typer
 
 from broker.errors import CorruptDataError
 from headwater.cli import console, failures
+from headwater.cli.certificates import read_by
 from headwater.cli.discovery import connect, find_server, use_lake_of
 from headwater.cli.options import JsonOption, ServerOption
 from headwater.cli.parsing import counted, format_bytes
@@ -101,7 +102,7 @@ def _show(certificate: Certificate, seconds: float) -> None:
         f"[green]Verified[/green] [bold]{console.plain(certificate.stream)}[/bold]: "
         f"{counted(certificate.records_count, 'record')}, each once, "
         f"{counted(certificate.files_count, 'file')}, "
-        f"{format_bytes(certificate.files_bytes)}, {seconds:.1f} s"
+        f"{format_bytes(certificate.files_bytes)}, {seconds:.1f} s{read_by(certificate)}"
     )
     rows: list[tuple[Any, ...]] = [
         (

@@ -22,6 +22,7 @@ from broker.model.certificate import Certificate, Hole, PartitionCertificate
 from broker.model.cut import Cut, PartitionCut
 from broker.model.offsets import Offset, OffsetRange
 from headwater.client import Client
+from headwater.client.access import reader_of
 from headwater.reads.table_access import table_location
 from headwater.reads.tail import joined_holes, served_batches
 from tiering.read.certify import certify_counts, compacted_hole
@@ -58,6 +59,7 @@ class History:
     def __init__(self, client: Client, cut: Cut, *, store: ObjectStore | None = None) -> None:
         self._client = client
         self.cut = cut
+        self._reader = reader_of(client)
         self._table, self._snapshot = _open_table(client, cut, store)
         self._cold: list[PartitionCertificate] = []
         self._files_count = self._files_bytes = 0
@@ -140,6 +142,7 @@ class History:
             partitions=partitions,
             files_count=self._files_count,
             files_bytes=self._files_bytes,
+            reader=self._reader,
         )
 
     def _cold_certificate(

@@ -18,6 +18,7 @@ from broker.model.certificate import Certificate, Hole, PartitionCertificate
 from broker.model.cut import Cut, PartitionCut
 from broker.model.offsets import OffsetRange
 from headwater.client import Client
+from headwater.client.access import reader_of
 from headwater.reads.table_access import table_location
 from headwater.reads.tail import joined_holes, tail_batches
 from tiering.read.certify import certify_counts, compacted_hole
@@ -54,6 +55,7 @@ def verify_cut(client: Client, cut: Cut, *, progress: Progress | None = None) ->
         ),
         files_count=files_count,
         files_bytes=files_bytes,
+        reader=reader_of(client),
     )
 
 

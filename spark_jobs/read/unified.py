@@ -23,6 +23,7 @@ from broker.errors import InvalidRequestError, UnknownLeaseError
 from broker.model.certificate import Certificate, Hole
 from broker.model.cut import Cut, Lease
 from broker.model.offsets import OffsetRange
+from headwater.client.access import reader_of
 from headwater.reads.as_of import AsOf, AtOffsets, narrowed, parse_as_of
 from headwater.reads.instant import at_one_instant
 from headwater.reads.latest import require_newest
@@ -242,6 +243,7 @@ def certify(
         ),
         files_count=files_count,
         files_bytes=files_bytes,
+        reader=reader_of(client),
     )
     return proof, snapshot
 

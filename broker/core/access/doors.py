@@ -108,7 +108,7 @@ FLIGHT: Final[Mapping[str, CallRow]] = {
     "drop_lease": _on_stream("consume", LEASED),
     "list_leases": _on_stream("describe", audited=False),
     "cut": _on_stream("consume"),
-    "check_cut": _on_stream("consume", audited=False),
+    "check_cut": _on_stream("consume"),  # with it a read by a saved cut begins
     "high_watermarks": _on_stream("describe", "names", audited=False),
     "tier_status": _on_stream("describe", audited=False),
     "tier_flush": _on_stream("tier"),

@@ -375,7 +375,7 @@ def test_a_revoked_broker_is_cut_off_and_stays_out(rig: PeerRig) -> None:
     while B in link.callers() or B in link.connected() or link.refused["tls"] == refused:
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    assert link.refused["revoked"] == 1
+    assert link.refused["revoked"] >= 1
     others, _ = _control(rig.links[C])
     _until_heard(others, A, inbox, C)
     for one in (transport, theirs, others):

@@ -189,6 +189,7 @@ def test_a_reader_without_credentials_reads_both_tiers(vending: Vending) -> None
         rows, certificate = headwater.read_table("shop", server=client)
         assert rows.num_rows == 30
         assert certificate.partitions[0].cold_count == 20
+        assert certificate.reader == certificate.to_dict()["reader"] == "reader"
         headwater.read_table("shop", server=client, latest=True)  # there is no key snapshot
     assert vending.sessions.opened[before:] in (["reader"], [])  # once for all reads of a process
     assert vending.sessions.policies_ignored_by_moto()[-1] == vending.sessions.policy

@@ -68,6 +68,7 @@ class ShortClient:
 
     def __init__(self, client: Client) -> None:
         self._client = client
+        self.call = client.call
 
     @contextmanager
     def fetch(self, *arguments: Any, **options: Any) -> Iterator[Iterator[Any]]:
