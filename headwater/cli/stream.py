@@ -235,7 +235,10 @@ def _size_of(client: Client, stream: Stream) -> _Size:
         offsets,
         expired,
         state,
-        table_rows_count=sum(len(part.cold) for part in parts) if seen else None,
+        # Of a compacted history only the table itself says how many rows it has.
+        table_rows_count=sum(len(part.cold) for part in parts)
+        if seen and stream.config.history == "keep"
+        else None,
         table_bytes=sum(sizes) if seen else None,
         unshipped_bytes=sum(part.unshipped_bytes for part in parts),
     )

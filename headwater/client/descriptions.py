@@ -59,6 +59,8 @@ class StreamDescription:
     def knows_records(self) -> bool:
         """Whether :attr:`records_count` is exact, and not only an upper bound."""
         config = self.stream.config
+        if config.history == "compact":  # only the table says how many have left it
+            return False
         sparse = config.compact and not config.tiering
         return not sparse or all(one.records_left is not None for one in self.partitions)
 

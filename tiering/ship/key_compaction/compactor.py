@@ -8,7 +8,7 @@ here never keeps records from being shipped: it is reported, and tried again lat
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Final
 
@@ -74,7 +74,7 @@ class PartitionKeyCompactor:
         self._noted_end = Offset(0)  # the account of the compaction up to here is noted
         self._fruitless_end = Offset(0)  # a pass up to here would remove nothing
         self._next_ms = 0  # no look before this time
-        self._work: Iterator[None] | None = None  # the pass under way
+        self._work: Generator[None] | None = None  # the pass under way
 
     def begin_if_due(self, known: TableSnapshot | None) -> bool:
         """Begin or continue a pass if there may be something to do; costs no request."""
@@ -108,11 +108,13 @@ class PartitionKeyCompactor:
 
     def stop(self) -> None:
         """Give the pass under way up; what it has stored is never committed."""
-        self._work = None
+        if self._work is not None:
+            self._work.close()
+            self._work = None
 
     # ------------------------------------------------------------------------------ inside
 
-    def _turns(self) -> Iterator[None]:
+    def _turns(self) -> Generator[None]:
         snapshot = self._newest()
         if snapshot.sparse_range(self._number):
             self._note(KeyCompactions(self._table.store).of(snapshot, self._number))

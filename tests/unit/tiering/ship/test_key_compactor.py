@@ -10,6 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from broker.codec.key_hash import Hashes
+from broker.codec.key_map import KeyMap, KeyMapFullError, Offsets
 from broker.codec.schema import ROW_SCHEMA
 from broker.errors import CompactedRangeError, ObjectCorruptError
 from broker.model.certificate import Hole
@@ -22,6 +24,7 @@ from tiering.read.certify import certify_counts
 from tiering.read.reader import read_rows
 from tiering.read.verify import verify_table
 from tiering.ship.compaction import plan_bins
+from tiering.ship.key_compaction import table_pass
 from tiering.ship.shipper import PartitionShipper
 from tiering.table.key_compactions import KeyCompactions, compaction_key
 from tiering.table.table import TableSnapshot
@@ -150,6 +153,26 @@ def test_it_waits_until_enough_is_new(tmp_path: Path) -> None:
     run(lab)
     lab.source.fill(3, 20)
     assert run(lab).whole_start(0) == 60
+
+
+def test_keys_that_do_not_fit_are_read_in_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is left is the same, however few keys the table of keys may hold."""
+    parts = set()
+
+    class NarrowMap(KeyMap):
+        def add(self, hashes: tuple[Hashes, Hashes], offsets: Offsets) -> None:
+            if self._mask < 3:
+                raise KeyMapFullError
+            parts.add((int(self._part), int(self._mask)))
+            super().add(hashes, offsets)
+
+    monkeypatch.setattr(table_pass, "KeyMap", NarrowMap)
+    lab = a_lab(tmp_path)
+    assert run(lab).whole_start(0) == 60
+    assert parts == {(part, 3) for part in range(4)}
+    require_left(lab)
 
 
 def test_nothing_goes_above_what_readers_hold(tmp_path: Path) -> None:

@@ -1,0 +1,80 @@
+"""Key compaction of a running broker's table: what leaves it, and what each reader gets."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import headwater
+from broker.model.certificate import Hole
+from clusterkit.load import stored
+from crashkit.stage import staged
+from headwater.cli.main import app
+from headwater.client import Client
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+SENT = [(b"k%d" % (number % 5), b"%04d" % number * 100) for number in range(100)]
+
+
+def _run(url: str, *arguments: str) -> str:
+    result = CliRunner().invoke(app, [*arguments, "--server", url])
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def _until_compacted(url: str) -> Hole:
+    for _ in range(600):
+        _, proof = headwater.read_table("s", columns=["offset"], server=url)
+        if holes := proof.partitions[0].holes:
+            return holes[0]
+    raise AssertionError("no record has left the table")
+
+
+def _require_left(client: Client, url: str, hole: Hole) -> None:
+    """Check that every reader gets what is left, and is told how much is not."""
+    values = [value for _, value in SENT]
+    left = values[hole.end - 5 :]  # the last one of each of five keys, and all above
+    assert stored(client, "s") == left
+    with client.fetch("s", start="earliest") as fetched:
+        assert sum(one.removed_count for one in fetched) == hole.missing_count
+    rows, certificate = headwater.read_table("s", server=url)
+    assert rows.column("value").to_pylist() == left
+    assert certificate.partitions[0].holes == (hole,)
+    newest, _ = headwater.read_table("s", latest=True, server=url)
+    assert newest.column("value").to_pylist() == values[-5:]
+    assert not client.describe("s").knows_records, "only the table says how many are left"
+    assert "at most" in _run(url, "stream", "list")
+    told = json.loads(_run(url, "verify", "s", "--json"))["certificate"]["partitions"][0]
+    assert (told["cold_count"] + told["hot_count"], told["end"]) == (len(left), len(SENT))
+
+
+def test_superseded_records_leave_the_table_and_every_reader_is_told(tmp_path: Path) -> None:
+    """The command sets it; it holds after a kill, and a cut from before reads each record."""
+    with staged(tmp_path) as stage:
+        client, url = stage.client, stage.broker.url
+        client.create_stream(
+            "s", segment_bytes_max=4096, dedup_window_ms=0, local_retention_bytes=0
+        )
+        with client.producer("s") as producer:
+            for key, value in SENT:
+                producer.send([{"key": key, "value": value}]).result(60)
+        client.tier_flush("s")
+        cut = client.cut("s", ttl_ms=3_600_000)
+        before = cut.save()
+        client.drop_lease(cut.lease.lease_id)
+        assert stored(client, "s") == [value for _, value in SENT]
+        _run(url, "stream", "alter", "s", "--history", "compact")
+        hole = _until_compacted(url)
+        assert (hole.reason, hole.end - hole.start - 5) == ("compaction", hole.missing_count)
+        _require_left(client, url, hole)
+        stage.broker.kill()
+        stage.broker.start()
+        stage.broker.wait_ready()
+        _require_left(client, url, hole)
+        rows, certificate = headwater.read_table("s", as_of=before, server=url)
+        assert rows.column("value").to_pylist() == [value for _, value in SENT]
+        assert certificate.partitions[0].holes == ()
