@@ -32,7 +32,7 @@ from broker.model.offsets import Offset, OffsetRange
 from broker.model.stream import Stream, StreamConfig
 from spark_jobs.read.scans import rows_of
 from tiering.read.certify import certify_counts
-from tiering.read.lake import Lake
+from tiering.read.lake import Lake, kept_table
 from tiering.ship.segment_writer import stats_json
 from tiering.table.delta_table import DeltaStreamTable
 from tiering.table.ledger import LedgerEntry, encode_ranges
@@ -75,14 +75,15 @@ def main(arguments: Sequence[str]) -> int:
         created_us=1,
     )
     lake = Lake.open(folder / "lake", cluster="bench")
-    _build(lake.table(stream), Path(lake.table_uri(stream).removeprefix("file://")), count)
+    folder_of_table = Path(lake.table_uri(stream).removeprefix("file://"))
+    version = _build(lake.table(stream), folder_of_table, count)
     spark = hw.session("planning", "local[2]")
     _warm_up(spark, folder / "other")
     reads = []
     for _ in range(int(wanted["repeat"]) + 1):
         steps = Steps()
-        table = lake.table(stream)
-        snapshot = table.snapshot()
+        table = kept_table(lake.table_uri(stream))
+        snapshot = table.snapshot(version)
         steps.done("open")
         cut = _cut(snapshot, stream)
         steps.done("cut")
@@ -115,7 +116,8 @@ def _warm_up(spark: SparkSession, path: Path) -> None:
         spark.read.format("delta").option("versionAsOf", "0").load(str(path)).collect()
 
 
-def _build(table: DeltaStreamTable, folder: Path, count: int) -> None:
+def _build(table: DeltaStreamTable, folder: Path, count: int) -> int:
+    """Make the table; return its newest version."""
     snapshot = table.create()
     (folder / "partition=0").mkdir(parents=True, exist_ok=True)
     original = folder / "partition=0" / "0.parquet"
@@ -150,6 +152,7 @@ def _build(table: DeltaStreamTable, folder: Path, count: int) -> None:
         table.commit(snapshot, files, moves, commit_id=f"c{first}", ranges_json=account)
         snapshot = table.snapshot()
     table.checkpoint()
+    return snapshot.version
 
 
 def _entry(number: int, size: int, checksum: int) -> LedgerEntry:

@@ -61,6 +61,8 @@ class ProofCache:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._tables: OrderedDict[_Key, dict[int, Provenance]] = OrderedDict()
+        # Of each table the proof that was used last, and the version that was compared with it.
+        self._compared: dict[_Key, tuple[Provenance, TableSnapshot | None]] = {}
 
     def nearest(self, key: _Key, version: int) -> Provenance | None:
         """Return a table's newest proof of this version or an older one."""
@@ -69,21 +71,32 @@ class ProofCache:
             found = max((one for one in known if one <= version), default=None)
             return None if found is None else known[found]
 
-    def put(self, key: _Key, proof: Provenance) -> None:
-        """Keep a proof; the oldest proofs are dropped when there are too many."""
+    def put(self, key: _Key, proof: Provenance, compared: TableSnapshot | None = None) -> None:
+        """Keep a proof; the oldest proofs are dropped when there are too many.
+
+        ``compared`` is the version that was found to list exactly the files of the proof.
+        """
         with self._lock:
+            self._compared[key] = proof, compared
             known = self._tables.setdefault(key, {})
             self._tables.move_to_end(key)
             known[proof.version] = proof
             while len(known) > _VERSIONS_MAX:
                 del known[min(known)]
             while len(self._tables) > _TABLES_MAX:
-                self._tables.popitem(last=False)
+                self._compared.pop(self._tables.popitem(last=False)[0], None)
+
+    def is_compared(self, key: _Key, proof: Provenance, snapshot: TableSnapshot) -> bool:
+        """Tell whether this very version was compared with this very proof."""
+        with self._lock:
+            known = self._compared.get(key)
+        return known is not None and known[0] is proof and known[1] is snapshot
 
     def forget(self) -> None:
         """Forget everything, as a new process would."""
         with self._lock:
             self._tables.clear()
+            self._compared.clear()
 
 
 CACHE: Final = ProofCache()
@@ -116,8 +129,9 @@ def prove(snapshot: TableSnapshot, store: ObjectStore, *, cache: ProofCache = CA
         for version, body in _commits(store, base.version + 1, snapshot.version):
             walk.step(version, body)
         proof = walk.end()
-    require_listed(proof, snapshot)
-    cache.put(key, proof)
+    if not cache.is_compared(key, proof, snapshot):
+        require_listed(proof, snapshot)
+    cache.put(key, proof, snapshot)
     return proof
 
 

@@ -8,7 +8,7 @@ proof.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -28,12 +28,13 @@ from broker.model.purge import expired_error
 from tiering.proof.coverage import require_contiguous, require_left, unproven_groups
 from tiering.proof.object_proof import require_objects
 from tiering.proof.proofs import prove
+from tiering.read.listing import PROVED, data_objects
 from tiering.read.parquet_source import Offsets, ParquetObject
 from tiering.read.reader import require_whole
 from tiering.store.object_store import ObjectInfo, ObjectStore
 from tiering.table.delta_log import commit_digest
 from tiering.table.expiries import Expiries
-from tiering.table.table import FILES_PREFIX, DataFile, TableSnapshot
+from tiering.table.table import DataFile, TableSnapshot
 
 
 def certify_counts(
@@ -73,27 +74,39 @@ def certify_counts(
     if not sparse:
         for part in cut.partitions:
             require_whole(snapshot, part.partition, OffsetRange(part.start, part.cold_stop))
-    listed = require_files(snapshot, store)
+    _require_files_and_commits(
+        snapshot,
+        store,
+        {one.partition: OffsetRange(one.start, one.cold_stop) for one in cut.partitions},
+    )
     certificates = []
     for part in cut.partitions:
-        prove_partition(snapshot, part.partition, store)
-        found = _certificate(part.partition, part.start, part.cold_end)
         left = compacted_hole(snapshot, part.partition)
         certificates.append(
             replace(
-                found,
+                _certificate(part.partition, part.start, part.cold_end),
                 cold_count=snapshot.records_count(part.partition),
                 holes=(*part.holes, *([] if left is None else [left])),
             )
         )
-    require_objects(
-        prove(snapshot, store),
-        snapshot,
-        store,
-        within={one.partition: OffsetRange(one.start, one.cold_stop) for one in cut.partitions},
-        listed=listed,
-    )
     return certificates, len(snapshot.files), snapshot.files_bytes
+
+
+def _require_files_and_commits(
+    snapshot: TableSnapshot, store: ObjectStore, within: Mapping[int, OffsetRange]
+) -> None:
+    """Prove whole partitions and the objects of these ranges of them, unless a listing does."""
+    objects = data_objects(snapshot, store)
+    known = PROVED.proof_of(snapshot, within, objects)
+    if known is not None and prove(snapshot, store) is known:
+        return
+    listed = require_files(snapshot, store, objects)
+    for partition in within:
+        prove_partition(snapshot, partition, store)
+    proof = prove(snapshot, store)
+    require_objects(proof, snapshot, store, within=within, listed=listed)
+    if len(listed) == len(objects):  # every file is in the listing
+        PROVED.put(snapshot, within, objects, proof)
 
 
 def require_sound(
@@ -140,14 +153,18 @@ def compacted_hole(
     return Hole(thinned.start, thinned.end, "compaction", missing) if missing else None
 
 
-def require_files(snapshot: TableSnapshot, store: ObjectStore) -> Mapping[str, ObjectInfo]:
-    """Check that every file of a version exists with its recorded size; return the listing.
+def require_files(
+    snapshot: TableSnapshot, store: ObjectStore, objects: Iterable[ObjectInfo]
+) -> Mapping[str, ObjectInfo]:
+    """Check that every file of a version exists with its recorded size; return objects by key.
+
+    ``objects`` is a listing of the data files.
 
     Raises:
         ObjectMissingError, ObjectCorruptError: for the first such file; names its key.
         ExpiredError: the file had records of an earlier version that have expired since.
     """
-    listed = {info.key: info for info in store.list(FILES_PREFIX)}
+    listed = {info.key: info for info in objects}
     for file in snapshot.files:
         if file.path not in listed:  # a foreign writer may use another folder; head() raises
             try:

@@ -116,12 +116,11 @@ class Lake:
 def kept_table(location: StoreConfig | str) -> DeltaStreamTable:
     """Return the table at a location, for reading one version after another; makes no request.
 
-    Of a remote table the process keeps one object, whose copy of the log is brought forward by each
-    use (log_copy.py). The settings of a URI come from the environment. Raises InvalidConfigError.
+    The process keeps one object for each table. If the log is unchanged, so is the version that was
+    read last; the copy of a remote log is brought forward by each use (log_copy.py). The settings
+    of a URI come from the environment. Raises InvalidConfigError.
     """
     config = StoreConfig.from_env(location) if isinstance(location, str) else location
-    if config.kind == "local":
-        return table_in(open_store(config))
     with _KEPT_LOCK:
         table = _KEPT.pop(config, None) or table_in(open_for_reading(config))
         _KEPT[config] = table  # now the newest

@@ -14,6 +14,7 @@ from broker.model.certificate import PartitionCertificate
 from tiering.proof.proofs import prove
 from tiering.proof.range_proof import verify_entries
 from tiering.read.certify import compacted_hole, prove_partition, require_files
+from tiering.read.listing import data_objects
 from tiering.store.object_store import ObjectStore
 from tiering.table.accounts import accounts
 from tiering.table.table import TableSnapshot
@@ -33,7 +34,7 @@ def verify_table(
             the ledger does not cover the table; a commit is not ours.
         RemoteTierUnavailableError: the store does not answer.
     """
-    require_files(snapshot, store)
+    require_files(snapshot, store, data_objects(snapshot, store))
     certificates = [
         verify_partition(snapshot, store, partition, progress=progress)
         for partition in sorted(snapshot.ranges)

@@ -13,6 +13,7 @@ import os
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -94,19 +95,20 @@ class LocalStore:
         folder = prefix.rpartition("/")[0]
         found: list[ObjectInfo] = []
         try:
-            for path, _, names in os.walk(self._path(folder) if folder else self._root):
-                below = os.path.relpath(path, self._root)
-                base = "" if below == "." else f"{below}/"
-                for name in names:
-                    key = f"{base}{name}"
-                    if name.startswith(".") or not key.startswith(prefix) or key <= start_after:
-                        continue
-                    with suppress(FileNotFoundError):
-                        status = os.stat(f"{path}/{name}")  # noqa: PTH116  (Path costs twice)
-                        found.append(ObjectInfo(key, status.st_size, stamp=_stamp(status)))
+            for base, entry in _files_in(
+                str(self._path(folder) if folder else self._root), f"{folder}/" if folder else ""
+            ):
+                name = entry.name
+                key = base + name
+                if name.startswith(".") or not key.startswith(prefix) or key <= start_after:
+                    continue
+                with suppress(FileNotFoundError):
+                    status = entry.stat()
+                    found.append(ObjectInfo(key, status.st_size, None, None, _stamp(status)))
         except OSError as cause:
             raise _translated(cause, prefix) from cause
-        return iter(sorted(found, key=lambda info: info.key))
+        found.sort(key=attrgetter("key"))
+        return iter(found)
 
     def make_durable(self, keys: Sequence[str]) -> None:
         """Sync the files, their folders and the folders above, up to the root."""
@@ -158,6 +160,16 @@ class LocalStore:
             with suppress(FileExistsError):
                 path.mkdir(mode=0o700)
             _sync_folder(path.parent)
+
+
+def _files_in(folder: str, base: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """Yield all files below a folder, each with its folder's key; a missing folder has none."""
+    with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
+        for entry in entries:
+            if not entry.is_dir():
+                yield base, entry
+            elif not entry.is_symlink():
+                yield from _files_in(entry.path, f"{base}{entry.name}/")
 
 
 def _stamp(status: os.stat_result) -> tuple[int, ...]:

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from broker.codec.checksum import crc32c
 from broker.errors import UnfencedStoreError
@@ -21,9 +20,11 @@ from tiering.store.location import StoreConfig
 PROBE_KEY: Final = "_headwater/conditional_put_probe"
 
 
-@dataclass(frozen=True, slots=True)
-class ObjectInfo:
-    """An object in the store; facts that the store does not give are None."""
+class ObjectInfo(NamedTuple):
+    """An object in the store; facts that the store does not give are None.
+
+    A tuple, because a listing makes one for each of many files, and listings are compared.
+    """
 
     key: str
     size_bytes: int

@@ -26,22 +26,28 @@ class NotOursError(Exception):
     """A commit is neither ours nor harmless; proof/provenance.py turns it into a typed error."""
 
 
-def actions_in(body: bytes, version: int, uri: str) -> Iterator[Action]:
-    """Yield a commit's actions; raises TableMismatchError if the file is not a Delta commit."""
-    for line in body.splitlines():
-        if not line.strip():
-            continue
+def parsed_actions(body: bytes) -> Iterator[Action]:
+    """Yield a commit's actions, JSON objects of objects; raises ValueError for any other bytes."""
+    for line in filter(bytes.strip, body.splitlines()):
         try:
             action = json.loads(line)
-        except (ValueError, RecursionError):
-            action = None
+        except RecursionError as cause:
+            raise ValueError("nested too deeply") from cause
         if not isinstance(action, dict) or not all(isinstance(v, dict) for v in action.values()):
-            raise TableMismatchError(
-                f"commit {version} of {uri} is not a valid commit file of a Delta log",
-                uri=uri,
-                version=version,
-            )
+            raise ValueError("not an object of objects")
         yield action
+
+
+def actions_in(body: bytes, version: int, uri: str) -> Iterator[Action]:
+    """Yield a commit's actions; raises TableMismatchError if the file is not a Delta commit."""
+    try:
+        yield from parsed_actions(body)
+    except ValueError as cause:
+        raise TableMismatchError(
+            f"commit {version} of {uri} is not a valid commit file of a Delta log",
+            uri=uri,
+            version=version,
+        ) from cause
 
 
 def info_of(actions: Sequence[Action]) -> Action:

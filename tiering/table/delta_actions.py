@@ -8,6 +8,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.transaction import AddAction, RemoveAction
 
+from broker.codec.schema import ROW_SCHEMA
 from broker.errors import TableMismatchError
 from broker.model.offsets import Offset
 from broker.model.stream import PARTITIONS_MAX
@@ -38,13 +39,35 @@ def add_action(file: NewFile, *, data_change: bool = True) -> AddAction:
     )
 
 
-def files_of(table: DeltaTable, uri: str) -> tuple[DataFile, ...]:
-    """Return the files that a loaded version lists.
+class ListedFiles:
+    """The files of one table's versions; each is translated once. Not thread-safe."""
 
-    Raises:
-        TableMismatchError: one of them belongs to no partition of a stream.
-    """
-    actions = add_actions_of(table)
+    def __init__(self, uri: str) -> None:
+        """Know no version yet; ``uri`` is the table's, for errors."""
+        self._uri = uri
+        self._rows = ROW_SCHEMA.empty_table()  # the add actions of the files translated last
+        self._files: tuple[DataFile, ...] = ()
+
+    def of(self, table: DeltaTable) -> tuple[DataFile, ...]:
+        """Return the files that a loaded version lists, by partition and offset.
+
+        The Delta library lists the newest first. If the rest is the list that was translated last,
+        only the new ones are translated.
+
+        Raises:
+            TableMismatchError: a file belongs to no partition of a stream.
+        """
+        actions, before, kept = add_actions_of(table), self._rows, self._files
+        new_count = actions.num_rows - before.num_rows
+        if not (new_count >= 0 and actions.slice(new_count).equals(before)):
+            kept, new_count = (), actions.num_rows
+        files = [*kept, *_translated(actions.slice(0, new_count), self._uri)]
+        files.sort(key=lambda file: (file.partition, file.min_offset or 0, file.path))
+        self._rows, self._files = actions, tuple(files)
+        return self._files
+
+
+def _translated(actions: pa.Table, uri: str) -> list[DataFile]:
     names = ("path", "size_bytes", "partition.partition", "num_records", "min.offset")
     columns = [column(actions, name) for name in (*names, "max.offset")]
     columns += [_stamps_us(actions, "max.timestamp"), _stamps_us(actions, "min.timestamp")]
@@ -65,7 +88,7 @@ def files_of(table: DeltaTable, uri: str) -> tuple[DataFile, ...]:
                 min_timestamp_us=first,
             )
         )
-    return tuple(sorted(files, key=lambda file: (file.partition, file.min_offset or 0, file.path)))
+    return files
 
 
 def unknown_partition(uri: str, path: str) -> TableMismatchError:

@@ -33,7 +33,7 @@ from broker.errors import (
     RemoteTierUnavailableError,
 )
 from tiering.store.deadline import call_with_deadline
-from tiering.store.object_store import ObjectStore
+from tiering.store.object_store import ObjectInfo, ObjectStore
 from tiering.table.delta_log import (
     CHECKPOINT,
     LOG_FILE,
@@ -66,6 +66,8 @@ class DeltaLibrary:
         self._deadline_s = store.config.upload_deadline_s
         self._older: LogCopy | None = None  # of a version below the copy's checkpoint
         self._newest: DeltaTable | None = None
+        # The version that was opened last in a folder, and the log's files up to it.
+        self._read: tuple[list[ObjectInfo], DeltaTable] | None = None
         self._known: tuple[int, Transactions] | None = None  # a version and its transactions
 
     @property
@@ -116,7 +118,21 @@ class DeltaLibrary:
 
     def opened(self, version: int) -> DeltaTable:
         """Load one version; raises ObjectMissingError if it does not exist."""
+        if self._store.config.kind == "local":
+            return self._in_folder(version)
         return self._from_copy(version) or self._loaded(version)
+
+    def _in_folder(self, version: int) -> DeltaTable:
+        """Load one version from a local folder; once, while its log is the same."""
+        later = log_key(version + 1).removesuffix(".json")
+        log = [  # names that are no number belong to every version
+            info
+            for info in self._store.list("_delta_log/")
+            if not later <= info.key < "_delta_log/_"
+        ]
+        if self._read is None or self._read[0] != log or self._read[1].version() != version:
+            self._read = log, self._loaded(version)
+        return self._read[1]
 
     def _from_copy(self, version: int | None) -> DeltaTable | None:
         """Bring the copy of the log forward and load a version; None without one, or a table."""

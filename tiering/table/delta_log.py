@@ -10,16 +10,16 @@ Source: Delta's PROTOCOL.md, "Delta Log Entries", "Transaction Identifiers", "Ch
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from broker.errors import ObjectCorruptError
 from tiering.store.object_store import ObjectStore
+from tiering.table.commit_files import Action, parsed_actions
 from tiering.table.table import COMMIT_ID, COMPACTED, EXPIRED, RANGES, Commit
 
 LOG_FILE: Final = re.compile(r"_delta_log/(\d{20})\.json\Z")
@@ -63,7 +63,7 @@ def fold(store: ObjectStore, known: Transactions, *, above: int, up_to: int) -> 
     for version in range(above + 1, up_to + 1):
         for action in _actions(store, version):
             txn = action.get("txn")
-            if isinstance(txn, dict):
+            if txn is not None:
                 app_id, number = txn.get("appId"), txn.get("version")
                 if not isinstance(app_id, str) or type(number) is not int:
                     raise _corrupt(log_key(version))
@@ -83,8 +83,8 @@ def commits_between(store: ObjectStore, *, above: int, up_to: int) -> list[Commi
         if not above < version <= up_to:
             continue
         for action in _actions(store, version):
-            info = action.get("commitInfo")
-            if isinstance(info, dict) and COMMIT_ID in info:
+            info = action.get("commitInfo", {})
+            if COMMIT_ID in info:
                 commits.append(
                     Commit(
                         version=version,
@@ -121,17 +121,11 @@ def _leaf_paths(source: pq.ParquetFile) -> list[str]:
     return [schema.column(number).path for number in range(len(schema))]
 
 
-def _actions(store: ObjectStore, version: int) -> Iterator[dict[str, Any]]:
-    for line in store.get(log_key(version)).splitlines():
-        if not line.strip():
-            continue
-        try:
-            action = json.loads(line)
-        except (ValueError, RecursionError) as cause:
-            raise _corrupt(log_key(version)) from cause
-        if not isinstance(action, dict):
-            raise _corrupt(log_key(version))
-        yield action
+def _actions(store: ObjectStore, version: int) -> Iterator[Action]:
+    try:
+        yield from parsed_actions(store.get(log_key(version)))
+    except ValueError as cause:
+        raise _corrupt(log_key(version)) from cause
 
 
 def _corrupt(key: str) -> ObjectCorruptError:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import random
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -45,7 +45,7 @@ from tiering.table.commit_checks import (
     check_starts,
 )
 from tiering.table.commit_files import account_of
-from tiering.table.delta_actions import add_action, files_of, remove_action, unknown_partition
+from tiering.table.delta_actions import ListedFiles, add_action, remove_action, unknown_partition
 from tiering.table.delta_library import DeltaLibrary, brief
 from tiering.table.delta_log import Transactions, commits_between, log_key
 from tiering.table.expiries import ExpiryEntry
@@ -112,6 +112,7 @@ class DeltaStreamTable:
         self._lock = threading.Lock()
         self._library = DeltaLibrary(store, storage_options)
         self._made: tuple[DeltaTable, TableSnapshot] | None = None  # and what it was made of
+        self._files = ListedFiles(store.config.uri)
         self._version_seen = -1  # the newest version that this process has seen; -1: none
         self._reads_count = 0  # how often the cold ends were read
         self._cold_ends: Mapping[int, Offset] | None = None  # result of the last read
@@ -449,13 +450,14 @@ class DeltaStreamTable:
         stream = self._owner(properties)
         cluster = properties.get("headwater.cluster", "")
         self._check_shape(table)
-        files = files_of(table, self.uri)
-        transactions, names = self._transactions_of(table, stream, cluster, files)
+        files = self._files.of(table)
+        numbers = {file.partition for file in files}
+        transactions, names = self._transactions_of(table, stream, cluster, numbers)
         partitions_min = stream.config.partitions
         ranges = ranges_in(transactions, names, partitions_min=partitions_min, uri=self.uri)
-        for file in files:
-            if file.partition not in ranges:
-                raise unknown_partition(self.uri, file.path)
+        if unknown := numbers - ranges.keys():
+            path = next(file.path for file in files if file.partition in unknown)
+            raise unknown_partition(self.uri, path)
         snapshot = TableSnapshot(
             uri=self.uri,
             version=table.version(),
@@ -471,16 +473,16 @@ class DeltaStreamTable:
         return snapshot
 
     def _transactions_of(
-        self, table: DeltaTable, stream: Stream, cluster: str, files: Sequence[DataFile] = ()
+        self, table: DeltaTable, stream: Stream, cluster: str, numbers: Collection[int] = ()
     ) -> tuple[Transactions, TransactionNames]:
         """Return the transactions of a version, and what tells whose bound each of them is.
 
         Partitions that were added to the stream after the table's creation are known by their
-        transactions. ``files`` name such partitions if the log does not have them any more.
+        transactions. ``numbers`` names those of files, if the log does not have them any more.
         """
         known = stream if self._stream is None else self._stream
         counts = (stream.config.partitions, known.config.partitions)
-        count = max([*counts, *(one.partition + 1 for one in files)])
+        count = max([*counts, *(number + 1 for number in numbers)])
         ids = [
             make(cluster, _partition_id(stream.uuid, number), self._kind)
             for number in range(min(count, PARTITIONS_MAX))

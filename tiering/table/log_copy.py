@@ -15,9 +15,12 @@ from __future__ import annotations
 import hashlib
 import os
 import weakref
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from itertools import islice
+from operator import attrgetter
 from pathlib import Path
 from shutil import rmtree
 from tempfile import mkdtemp
@@ -36,6 +39,7 @@ _SIDECARS: Final = "_delta_log/_sidecars/"
 _BYTES_MAX: Final = 64 * 1024 * 1024
 _COMMITS_MAX: Final = 100  # with more above its checkpoint, the copy begins at a newer one
 _THREADS: Final = 16
+_KEY_OF: Final = attrgetter("key")
 
 
 class LogCopy:
@@ -83,8 +87,9 @@ class LogCopy:
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
         """List the store, or return what was listed when the log was fetched; see the port."""
-        if prefix in self._listed and not start_after:
-            return iter(self._listed[prefix])
+        if prefix in self._listed:
+            found = self._listed[prefix]
+            return islice(found, bisect_right(found, start_after, key=_KEY_OF), None)
         return self._store.list(prefix, start_after=start_after)
 
     def make_durable(self, keys: Sequence[str]) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from broker.model.ids import PartitionId, StreamUuid
@@ -111,7 +112,7 @@ class TableSnapshot:
     @property
     def files_bytes(self) -> int:
         """Bytes of all data files."""
-        return sum(file.size_bytes for file in self.files)
+        return sum(map(attrgetter("size_bytes"), self.files))
 
     def range_of(self, partition: int) -> OffsetRange:
         """Return the offsets of a partition in this version.

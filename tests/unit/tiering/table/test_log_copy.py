@@ -75,9 +75,9 @@ class Remote(FaultyStore):
 
     def _named(self, one: ObjectInfo) -> ObjectInfo:
         if self._etags == "none":
-            return replace(one, stamp=None)
+            return one._replace(stamp=None)
         body = (_root(self) / one.key).read_bytes()
-        return replace(one, stamp=None, etag=f'"{hashlib.new(self._etags, body).hexdigest()}"')
+        return one._replace(stamp=None, etag=f'"{hashlib.new(self._etags, body).hexdigest()}"')
 
     def requests_count(self) -> int:
         """Return how many requests were made since the last call, and begin anew."""
