@@ -27,6 +27,7 @@ from botocore.credentials import (
 )
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 from botocore.session import Session as BotocoreSession
+from urllib3.exceptions import HTTPError
 
 from broker.codec.checksum import crc32c as crc32c_of
 from broker.errors import (
@@ -118,7 +119,7 @@ class S3Store:
                     uri=self._config.uri,
                 ) from cause
             raise _translated(cause, key) from cause
-        except BotoCoreError as cause:
+        except (BotoCoreError, HTTPError) as cause:
             raise _translated(cause, key) from cause
         return _told(key, size, answer)
 
@@ -192,7 +193,7 @@ class S3Store:
         for attempt in range(1, self._config.attempts_max + 1):
             try:
                 return request()
-            except (BotoCoreError, ClientError) as cause:
+            except (BotoCoreError, ClientError, HTTPError) as cause:
                 error = _translated(cause, key)
                 # A ClientError was already retried by botocore where that makes sense.
                 if isinstance(cause, ClientError) or attempt == self._config.attempts_max:
@@ -300,8 +301,11 @@ def _code(cause: ClientError) -> str:
     return str(cause.response.get("Error", {}).get("Code", ""))
 
 
-def _translated(cause: BotoCoreError | ClientError, key: str) -> HeadwaterError:
-    """Translate a client error into one of ours."""
+def _translated(cause: BotoCoreError | ClientError | HTTPError, key: str) -> HeadwaterError:
+    """Translate a client error into one of ours.
+
+    An HTTPError of urllib3 is the body of an answer that broke off; botocore passes it unchanged.
+    """
     if isinstance(cause, NoCredentialsError):
         return InvalidConfigError(NO_CREDENTIALS)
     at = f"{key}: " if key else ""  # a listing may have no key
