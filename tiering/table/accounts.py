@@ -30,14 +30,14 @@ def accounts(
         GapError, OverlapError: the entries do not join, or do not cover the range.
         ObjectCorruptError, ObjectMissingError, RemoteTierUnavailableError.
     """
-    whole = snapshot.whole_start(partition)
+    thinned = snapshot.sparse_range(partition)  # expired ranges below it have entries, too
     found = []
-    if within.start < min(whole, within.end):
+    if thinned and within.start < min(thinned.end, within.end):
         left = KeyCompactions(store).of(snapshot, partition)
         found = [one for one in left.files if one.start < within.end and one.end > within.start]
-        if within.end <= whole:
+        if within.end <= thinned.end:
             return found
-        within = OffsetRange(whole, within.end)
+        within = OffsetRange(thinned.end, within.end)
     ledger = Ledger(store)
     try:
         return [*found, *ledger.entries(partition, within)]
