@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,12 @@ from broker.model.stream import StreamConfig
 from simkit.tier.lab import TierLab, cut_of, forget_proofs
 from simkit.tier.source import make_stream
 from tiering.proof.coverage import require_left
+from tiering.proof.range_proof import proved_rows
 from tiering.read.certify import certify_counts, require_sound
 from tiering.read.reader import read_rows
 from tiering.read.verify import verify_table
+from tiering.table.accounts import accounts
+from tiering.table.key_compactions import KeyCompactions
 from tiering.table.table import DataFile, SparsePrefix
 
 pytestmark = pytest.mark.usefixtures("forgetful")
@@ -59,7 +63,7 @@ def rows_of(lab: TierLab) -> pa.Table:
     )
 
 
-def require_refused(lab: TierLab, kind: type[HeadwaterError]) -> None:
+def require_refused(lab: TierLab, kind: type[HeadwaterError], reason: str | None = None) -> None:
     """Every proof refuses the newest version: the cheap one, the full one, that of a read."""
     forget_proofs()
     table = lab.lake.table(lab.stream)
@@ -67,7 +71,7 @@ def require_refused(lab: TierLab, kind: type[HeadwaterError]) -> None:
     with pytest.raises(kind):
         certify_counts(snapshot, cut_of(snapshot, lab.stream), table.store, sparse=True)
     forget_proofs()
-    with pytest.raises(kind):
+    with pytest.raises(kind, match=reason):
         rows_of(lab)
     with pytest.raises(HeadwaterError):
         verify_table(snapshot, table.store)
@@ -192,11 +196,41 @@ def lie(action: dict[str, Any], name: str) -> None:
         action["add"]["stats"] = action["add"]["stats"].replace('"numRecords": ', '"numRecords": 1')
 
 
-@pytest.mark.parametrize("name", ["left", "whole", "no data", "account", "bounds"])
-def test_a_commit_that_contradicts_its_account_is_refused(lab: TierLab, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("left", "its transactions are"),
+        ("whole", "its transactions are"),
+        ("no data", "removed records change no data"),
+        ("account", None),
+        ("bounds", "describes a file"),
+    ],
+)
+def test_a_commit_that_contradicts_its_account_is_refused(
+    lab: TierLab, name: str, reason: str | None
+) -> None:
     """Its transactions, its files and their statistics must be those of the account."""
     edited(lab, lambda action: lie(action, name))
-    require_refused(lab, TableMismatchError)
+    require_refused(lab, TableMismatchError, reason)
+
+
+def test_a_row_behind_the_accounts_of_a_range_is_found(lab: TierLab) -> None:
+    """Of a range that ends between two files of the account, no digest covers the last offsets."""
+    table = lab.lake.table(lab.stream)
+    left = KeyCompactions(table.store).of(table.snapshot(), 0).files
+    before, behind = next(pair for pair in pairwise(left) if pair[0].end < pair[1].start)
+
+    def moved(rows: pa.Table) -> pa.Table:
+        offsets = rows.column("offset").to_pylist()
+        offsets[offsets.index(behind.start)] = before.end
+        return rows.set_column(rows.schema.get_field_index("offset"), "offset", pa.array(offsets))
+
+    rewrite(lab, moved)
+    forget_proofs()
+    snapshot, within = table.snapshot(), OffsetRange(left[0].start, Offset(before.end + 1))
+    entries = accounts(snapshot, table.store, 0, within)
+    with pytest.raises(TableMismatchError, match="no account of a committed range"):
+        list(proved_rows(snapshot, table.store, 0, within, entries))
 
 
 def a_file(path: str, low: int, high: int, count: int) -> DataFile:
