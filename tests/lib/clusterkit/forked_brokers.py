@@ -7,6 +7,7 @@ campaigns (``make crash``, ``make chaos``) start brokers with ``python -m broker
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import json
@@ -66,12 +67,19 @@ class _ForkServer:
             )  # fmt: skip
         self._lines = self._link.makefile("r")
         self._asking = threading.Lock()
+        atexit.register(self._end)
 
     def ask(self, request: dict[str, Any]) -> int:
         """Return the server's answer. Blocks."""
         with self._asking:
             self._link.sendall(json.dumps(request).encode() + b"\n")
             return int(self._lines.readline())
+
+    def _end(self) -> None:
+        self._lines.close()
+        self._link.close()
+        self._process.kill()
+        self._process.wait()
 
 
 class ForkedProcess:
