@@ -165,7 +165,7 @@ class Hardened:
             time.sleep(_POLL_S)
 
     def _config(self, broker: str) -> str:
-        (page,) = page_blocks("toml")
+        page = page_blocks("toml")[0]  # the next ones are settings of other sections
         lines = [
             line if line.startswith("brokers") else re.sub(r"\bb1\b", broker, line)
             for line in page.splitlines()
