@@ -131,8 +131,16 @@ class DeltaLibrary:
             if not later <= info.key < "_delta_log/_"
         ]
         if self._read is None or self._read[0] != log or self._read[1].version() != version:
+            if self._known is not None and not self._has_same_commit(self._known[0], log):
+                self._known = None  # of a table that was in this folder before
             self._read = log, self._loaded(version)
         return self._read[1]
+
+    def _has_same_commit(self, version: int, log: Sequence[ObjectInfo]) -> bool:
+        """Tell whether a commit is in a folder's log as it was at the last look."""
+        before = [] if self._read is None else self._read[0]
+        commits = [{one for one in side if one.key == log_key(version)} for side in (before, log)]
+        return commits[0] == commits[1] != set()
 
     def _from_copy(self, version: int | None) -> DeltaTable | None:
         """Bring the copy of the log forward and load a version; None without one, or a table."""

@@ -21,6 +21,7 @@ from broker.model.cut import Cut
 from broker.model.offsets import Offset
 from simkit.tier.faulty_store import FaultyStore
 from simkit.tier.lab import TierLab, cut_of
+from simkit.tier.source import UUID, make_stream
 from tiering.read import certify, listing
 from tiering.read.certify import certify_counts
 from tiering.read.lake import kept_table
@@ -134,6 +135,18 @@ def test_what_changes_after_a_read_is_found_by_the_next(
     for _ in range(2):
         with pytest.raises(error):
             prove_again(cut)
+
+
+def test_another_streams_table_in_the_same_folder_is_read_as_itself(lab: TierLab) -> None:
+    """A process that has read a table keeps nothing of it for the next one at its place."""
+    read(lab)
+    shutil.rmtree(root_of(lab).parent)
+    stream = make_stream(uuid="0" * 8 + UUID[8:], partitions=2)
+    other = TierLab(Path(lab.lake.uri.removeprefix("file://")), stream=stream)
+    other.source.fill(5, 10)
+    other.ship_all()
+    assert other.table.uri == lab.table.uri
+    assert read(other).ranges[0].end == 50
 
 
 def test_a_wider_read_is_proved_after_a_narrow_one(lab: TierLab) -> None:
