@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from broker.errors import CorruptDataError
 from broker.model.offsets import OffsetRange
+from tiering.proof.removed_files import require_removed_below
 from tiering.table.commit_files import Action, NotOursError, path_of, text_of
 from tiering.table.expiries import ExpiryEntry
 from tiering.table.table import EXPIRED, FILES, RANGES, DataFile, SparsePrefix
@@ -43,19 +44,9 @@ def require_expired(  # noqa: PLR0917  # the parts of one commit
     gone = [path_of(one) for one in removes]
     if any(one.get("dataChange") is not True for one in removes) or len(gone) != len(set(gone)):
         raise NotOursError("it claims that an expiry changes no data, or removes a file twice")
-    due, rows = set(), 0
-    for path, file in files.items():
-        if file.partition != entry.partition:
-            continue
-        if file.min_offset is None or file.end_offset is None:
-            raise NotOursError(f"{path} has no statistics, so it is not known what would expire")
-        if file.end_offset <= entry.end:
-            due.add(path)
-            rows += file.records_count or 0
-        elif file.min_offset < entry.end:
-            raise NotOursError(f"{path} has records on both sides of {entry.end}")
-    if set(gone) != due or set(entry.paths) != due:
-        raise NotOursError(f"it removes other files than those below {entry.end}")
+    rows = require_removed_below(files, entry.partition, entry.end, set(gone))
+    if set(entry.paths) != set(gone):
+        raise NotOursError(f"its account names other files than those below {entry.end}")
     left = moved.get((entry.partition, "left"))
     before = sparse.get(entry.partition)
     due_left = None

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from broker.errors import CorruptDataError
 from broker.model.offsets import OffsetRange
+from tiering.proof.removed_files import require_removed_below
 from tiering.table.commit_files import (
     Action,
     NotOursError,
@@ -56,41 +57,20 @@ def require_keys_compacted(  # noqa: PLR0917  # the parts of one commit
     present = (before.records_count if before is not None and whole > held.start else 0) + (
         entry.end - whole
     )
-    _require_removed(files, entry, removes, rows_count=present)
+    gone = [path_of(one) for one in removes]
+    if any(one.get("dataChange") is not True for one in removes) or len(gone) != len(set(gone)):
+        raise NotOursError("it claims that removed records change no data, or names a file twice")
+    rows = require_removed_below(files, number, entry.end, set(gone))
+    if rows != present:
+        raise NotOursError(
+            f"the files that it removes had {rows} rows, and {entry.range} had {present}"
+        )
     _require_added(entry, adds)
     if entry.left.records_count > present:
         raise NotOursError(
             f"it leaves {entry.left.records_count} rows of {entry.range}, which had {present}"
         )
     return entry
-
-
-def _require_removed(
-    files: Mapping[str, DataFile],
-    entry: KeyCompactionEntry,
-    removes: Sequence[Action],
-    *,
-    rows_count: int,
-) -> None:
-    gone = [path_of(one) for one in removes]
-    if any(one.get("dataChange") is not True for one in removes) or len(gone) != len(set(gone)):
-        raise NotOursError("it claims that removed records change no data, or names a file twice")
-    due, rows = set(), 0
-    for path, file in files.items():
-        if file.partition != entry.partition:
-            continue
-        if file.min_offset is None or file.end_offset is None or file.records_count is None:
-            raise NotOursError(f"{path} has no statistics, so it is not known what it had")
-        if file.end_offset <= entry.end:
-            due.add(path)
-            rows += file.records_count
-        elif file.min_offset < entry.end:
-            raise NotOursError(f"{path} has records on both sides of {entry.end}")
-    if set(gone) != due or rows != rows_count:
-        raise NotOursError(
-            f"it removes other files than those below {entry.end}, or they had {rows} rows and "
-            f"not {rows_count}"
-        )
 
 
 def _require_added(entry: KeyCompactionEntry, adds: Sequence[Action]) -> None:
