@@ -7,7 +7,8 @@ fit, the caller reads the log in more passes, each for a smaller part.
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable, Iterator
+from typing import Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,7 @@ _PART_SHIFT: Final = np.uint64(40)  # bits of the second lane; the first lane ch
 
 Offsets = npt.NDArray[np.int64]
 Rows = npt.NDArray[np.int64]
+_T = TypeVar("_T")
 
 
 class KeyMapFullError(Exception):
@@ -116,3 +118,27 @@ class KeyMap:
             left = left[~same & (last >= 0)]
             slots[left] = (slots[left] + 1) & np.int64(self._slot_mask)
         return found
+
+
+def in_parts(
+    bytes_max: int,
+    note: Callable[[KeyMap], Iterator[_T]],
+    use: Callable[[KeyMap], Iterator[_T]],
+    *,
+    split: Callable[[], None] = lambda: None,
+) -> Iterator[_T]:
+    """Note all keys in a map, then use it; in as many parts as it takes, each in its own map.
+
+    Yields the steps of both. ``split`` is called when the keys of a part did not fit.
+    """
+    left = [(0, 1)]  # parts of the keys, and of how many
+    while left:
+        part, parts = left.pop()
+        known = KeyMap(bytes_max=bytes_max, part=part, parts=parts)
+        try:
+            yield from note(known)
+        except KeyMapFullError:
+            left += [(part + parts, 2 * parts), (part, 2 * parts)]
+            split()
+            continue
+        yield from use(known)

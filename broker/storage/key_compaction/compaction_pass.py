@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from broker.codec.key_hash import Hashes, hash_keys
-from broker.codec.key_map import KeyMap, KeyMapFullError
+from broker.codec.key_map import KeyMap, in_parts
 from broker.codec.record_batch import BatchHeader, decode_body, offsets_of
 from broker.codec.sparse import dense_batches
 from broker.model.offsets import Offset
@@ -107,19 +107,10 @@ class CompactionPass:
             OffsetOutOfRangeError: a segment was freed or cut meanwhile.
             OSError: the disk failed, or is full.
         """
-        left = [(0, 1)]  # parts of the keys, and of how many
         try:
-            while left:
-                part, parts = left.pop()
-                known = KeyMap(bytes_max=self._map_bytes_max, part=part, parts=parts)
-                try:
-                    yield from self._note(known)
-                except KeyMapFullError:
-                    left += [(part + parts, 2 * parts), (part, 2 * parts)]
-                    self.counts.parts += 1
-                    continue
-                for one in self._chosen:
-                    yield from self._write(one, known)
+            yield from in_parts(
+                self._map_bytes_max, self._note, self._write_all, split=self._count_a_part
+            )
         finally:
             if self._rewriter is not None:
                 self._rewriter.abandon()
@@ -133,6 +124,13 @@ class CompactionPass:
                     first, second = run.hashes
                     known.add((first[here], second[here]), run.offsets[run.keyed[here]])
                 yield None
+
+    def _count_a_part(self) -> None:
+        self.counts.parts += 1
+
+    def _write_all(self, known: KeyMap) -> Iterator[Replacement | None]:
+        for one in self._chosen:
+            yield from self._write(one, known)
 
     def _write(self, one: ChosenSegment, known: KeyMap) -> Iterator[Replacement | None]:
         """Rewrite the segment if it loses a record."""

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from broker.codec.key_hash import hash_keys
-from broker.codec.key_map import KeyMap, KeyMapFullError, Offsets
+from broker.codec.key_map import KeyMap, Offsets, in_parts
 from broker.codec.schema import ROW_SCHEMA
 from broker.errors import RemoteTierUnavailableError
 from broker.model.ids import PartitionId, PartitionNumber
@@ -81,16 +81,7 @@ class KeyCompactionPass:
             CorruptDataError: the rows differ from the committed ones, or a file is damaged or gone.
             RemoteTierUnavailableError: the store does not answer.
         """
-        left = [(0, 1)]  # parts of the keys, and of how many
-        while left:
-            part, parts = left.pop()
-            known = KeyMap(bytes_max=self._map_bytes_max, part=part, parts=parts)
-            try:
-                yield from self._note(known)
-            except KeyMapFullError:
-                left += [(part + parts, 2 * parts), (part, 2 * parts)]
-                continue
-            yield from self._mark(known)
+        yield from in_parts(self._map_bytes_max, self._note, self._mark)
         if self._tombstones_end == 0 and self._is_last.all():
             return
         yield from self._write()

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from broker.codec import key_map
 from broker.codec.key_hash import Hashes
 from broker.codec.key_map import KeyMap, KeyMapFullError, Offsets
 from broker.codec.schema import ROW_SCHEMA
@@ -24,7 +25,6 @@ from tiering.read.certify import certify_counts
 from tiering.read.reader import read_rows
 from tiering.read.verify import verify_table
 from tiering.ship.compaction import plan_bins
-from tiering.ship.key_compaction import table_pass
 from tiering.ship.shipper import PartitionShipper
 from tiering.table.key_compactions import KeyCompactions, compaction_key
 from tiering.table.table import TableSnapshot
@@ -168,7 +168,7 @@ def test_keys_that_do_not_fit_are_read_in_parts(
             parts.add((int(self._part), int(self._mask)))
             super().add(hashes, offsets)
 
-    monkeypatch.setattr(table_pass, "KeyMap", NarrowMap)
+    monkeypatch.setattr(key_map, "KeyMap", NarrowMap)
     lab = a_lab(tmp_path)
     assert run(lab).whole_start(0) == 60
     assert parts == {(part, 3) for part in range(4)}
