@@ -49,17 +49,25 @@ class History:
     """One exact read of one cut. Single use, single thread; blocks on the network.
 
     The constructor checks counts and bounds of the cold part. ``store`` is that of the cut's table,
-    if the caller has opened it (tiering.table.log_copy).
+    if the caller has opened it (tiering.table.log_copy); ``reader`` is the principal that reads, if
+    the broker has told it.
 
     Raises:
         CorruptDataError: the table differs from the cut, or is damaged; a subclass says how.
         RemoteTierUnavailableError: the lake does not answer.
     """
 
-    def __init__(self, client: Client, cut: Cut, *, store: ObjectStore | None = None) -> None:
+    def __init__(
+        self,
+        client: Client,
+        cut: Cut,
+        *,
+        store: ObjectStore | None = None,
+        reader: str | None = None,
+    ) -> None:
         self._client = client
         self.cut = cut
-        self._reader = reader_of(client)
+        self._reader = reader_of(client) if reader is None else reader
         self._table, self._snapshot = _open_table(client, cut, store)
         self._cold: list[PartitionCertificate] = []
         self._files_count = self._files_bytes = 0
@@ -98,7 +106,7 @@ class History:
 
     def again(self) -> History:
         """Return another read of the same cut; the table is checked again."""
-        return History(self._client, self.cut)
+        return History(self._client, self.cut, reader=self._reader)
 
     @property
     def is_thinned(self) -> bool:
