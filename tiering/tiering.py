@@ -22,9 +22,10 @@ from broker.model.ids import PartitionId, PartitionNumber
 from broker.model.offsets import Offset, OffsetRange
 from broker.model.purge import expired_error
 from broker.model.stream import Stream
+from broker.model.tiering import TableState, TierStatus
 from broker.ports.pumps import Drive
 from broker.ports.system import Clock
-from broker.ports.tiering import ColdRows, TableState, TierCatalog, TierSource, TierStatus
+from broker.ports.tiering import ColdRows, TierCatalog, TierSource
 from tiering.config import Observer, TieringConfig
 from tiering.keys.snapshot import latest_table
 from tiering.proof.history import ProvedEnds, newest_range, require_ours

@@ -6,8 +6,8 @@ from broker.errors import GapError, TableMismatchError, TableRolledBackError
 from broker.model.cut import PartitionCut
 from broker.model.offsets import Offset
 from broker.model.stream import Stream
+from broker.model.tiering import TableState
 from broker.ports.api import PartitionStanding
-from broker.ports.tiering import TableState
 
 
 def partition_cut(

@@ -15,17 +15,14 @@ from broker.model.ids import BrokerId, LeaseId, StreamUuid
 from broker.model.offsets import Offset
 from broker.model.purge import Purged
 from broker.model.stream import AlteredStream, Stream, StreamConfig
+from broker.model.tiering import HeldLease, TierStatus
 from broker.ports.groups import CursorsApi, GroupsApi, MembersApi
 from broker.ports.partition import (
     PartitionHandle,
     PartitionWriter,
 )
 from broker.ports.pauses import PausesApi
-from broker.ports.tiering import (
-    ColdRows,
-    HeldLease,
-    TierStatus,
-)
+from broker.ports.tiering import ColdRows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

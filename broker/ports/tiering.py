@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,10 +10,11 @@ import pyarrow as pa
 
 from broker.errors import HeadwaterError
 from broker.model.epochs import LeaderEpoch
-from broker.model.ids import LeaseId, PartitionId
+from broker.model.ids import PartitionId
 from broker.model.lineage import Lineage
-from broker.model.offsets import Offset, OffsetRange
+from broker.model.offsets import Offset
 from broker.model.stream import Stream, StreamConfig
+from broker.model.tiering import TableState, TierStatus
 from broker.ports.partition import (
     PartitionReader,
     SegmentInfo,
@@ -143,43 +144,6 @@ class TierCatalog(Protocol):
 
     def on_sealed(self, callback: Callable[[PartitionId], None]) -> None:
         """Register a callback: a segment of this partition was sealed. Any thread; quick."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TableState:
-    """A stream's table at one version."""
-
-    table_uri: str
-    version: int | None  # None: no table yet
-    ranges: Mapping[int, OffsetRange]  # partition -> [remote start, cold end)
-    files_count: int
-    files_bytes: int
-    digest: str | None = None  # hex SHA-256 of the commit that made the version
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TierStatus:
-    """How far one partition is shipped to the table."""
-
-    partition: int
-    cold: OffsetRange
-    local_start: Offset
-    high_watermark: Offset
-    unshipped_bytes: int
-    last_error: str | None
-    last_shipped_us: int | None
-    # Of the partition's data files in the table. None: this broker has not read the table yet.
-    table_bytes: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeldLease:
-    """A lease that has not ended."""
-
-    lease_id: LeaseId
-    owner: str
-    taken_us: int  # objects that were in the table at this time or came later are not deleted
-    expires_us: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from headwater.cli.options import JsonOption, ServerOption, duration_option
 from headwater.cli.parsing import format_age, format_bytes
 
 if TYPE_CHECKING:
-    from broker.ports.tiering import TierStatus
+    from broker.model.tiering import TierStatus
     from headwater.client import Client
 
 app = typer.Typer(

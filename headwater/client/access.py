@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from broker.errors import AccessError, EnvelopeError, InvalidRequestError, UnavailableError
+from broker.errors import EnvelopeError
 from broker.model.access import Action, Grant, Kind
 from broker.model.quota import Quota
 from broker.model.secret import Secret
@@ -22,7 +22,6 @@ from headwater.client.client import Client
 _ID_BYTES: Final = 8
 _SECRET_BYTES: Final = 32
 _TIMEOUT_MS: Final = 30_000
-_WHO_TIMEOUT_MS: Final = 5_000  # a name in a certificate is not worth a longer wait
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,24 +128,6 @@ class AccessCalls:
         if len(results) != 1:
             raise EnvelopeError(f"the broker answered {action} with {len(results)} results, not 1")
         return results[0]
-
-
-def reader_of(client: Client) -> str:
-    """Return the principal that a client reads as, for the certificate of its read.
-
-    The broker tells it, by the proof that it asks for. Returns "" where it asks nobody, is of a
-    release that knows no principals, or does not answer.
-
-    Raises:
-        UnauthenticatedError: the broker does not know the client.
-    """
-    try:
-        told = client.call("whoami", {}, timeout_ms=_WHO_TIMEOUT_MS)
-    except AccessError:
-        raise
-    except (InvalidRequestError, UnavailableError):
-        return ""
-    return str(told[0]["principal"]) if told else ""
 
 
 def _bodies(grants: Sequence[Grant]) -> list[dict[str, Any]]:

@@ -29,7 +29,7 @@ from broker.model.offsets import Offset, OffsetRange
 from broker.model.purge import Purged
 from broker.model.secret import Secret
 from broker.model.stream import AlteredStream, Stream
-from broker.ports.tiering import HeldLease, TierStatus
+from broker.model.tiering import HeldLease, TierStatus
 from headwater.client.address import Addresses, resolve_addresses
 from headwater.client.brokers import Brokers, ToldPlace
 from headwater.client.descriptions import StreamDescription, StreamHighWatermarks, position_of

@@ -18,7 +18,7 @@ from broker.model.certificate import Certificate, Hole, PartitionCertificate
 from broker.model.cut import Cut, PartitionCut
 from broker.model.offsets import OffsetRange
 from headwater.client import Client
-from headwater.client.access import reader_of
+from headwater.client.reader import reader_of
 from headwater.reads.table_access import table_location
 from headwater.reads.tail import joined_holes, tail_batches
 from tiering.read.certify import certify_counts, compacted_hole

@@ -23,7 +23,7 @@ from broker.errors import InvalidRequestError, UnknownLeaseError
 from broker.model.certificate import Certificate, Hole
 from broker.model.cut import Cut, Lease
 from broker.model.offsets import OffsetRange
-from headwater.client.access import reader_of
+from headwater.client.reader import reader_of
 from headwater.reads.as_of import AsOf, AtOffsets, narrowed, parse_as_of
 from headwater.reads.instant import at_one_instant
 from headwater.reads.latest import require_newest

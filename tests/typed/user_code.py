@@ -24,7 +24,7 @@ from broker.model.offsets import Offset, OffsetRange
 from broker.model.purge import Purged
 from broker.model.records import AppendResult
 from broker.model.stream import AlteredStream, Stream, StreamConfig
-from broker.ports.tiering import HeldLease, TierStatus
+from broker.model.tiering import HeldLease, TierStatus
 from headwater.client.address import Addresses
 from headwater.client.brokers import ToldPlace
 from headwater.client.descriptions import (

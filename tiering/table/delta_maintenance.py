@@ -17,7 +17,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 
 from broker.errors import FilesReplacedError, InvalidRequestError, ObjectMissingError
-from broker.ports.tiering import HeldLease
+from broker.model.tiering import HeldLease
 from tiering.store.object_store import ObjectStore
 from tiering.table.delta_library import DeltaLibrary, add_actions_of, brief, column
 

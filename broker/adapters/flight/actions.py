@@ -16,9 +16,9 @@ from broker.errors import OverloadedError
 from broker.model.cut_positions import CutPosition
 from broker.model.ids import LeaseId, StreamUuid
 from broker.model.stream import Stream, StreamConfig
+from broker.model.tiering import TierStatus
 from broker.ports.api import BrokerApi
 from broker.ports.system import Clock
-from broker.ports.tiering import TierStatus
 
 _READINGS_MAX: Final = 10_000  # a reading takes microseconds; a commit as long as a disk write
 _READING_MS_MAX: Final = 10_000

@@ -11,7 +11,8 @@ from broker.errors import InvalidRequestError, RemoteTierUnavailableError
 from broker.model.ids import PartitionId, PartitionNumber, StreamUuid
 from broker.model.offsets import Offset
 from broker.model.stream import Stream
-from broker.ports.tiering import ColdRows, RemoteLog, TableState, TierStatus
+from broker.model.tiering import TableState, TierStatus
+from broker.ports.tiering import ColdRows, RemoteLog
 from broker.runtime.api.streams import Streams
 from broker.runtime.metadata.metadata_log import WaitingMetadata
 

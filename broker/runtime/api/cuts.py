@@ -14,8 +14,8 @@ from broker.model.cut_positions import CutPosition
 from broker.model.ids import LeaseId, PartitionId, PartitionNumber, StreamUuid
 from broker.model.offsets import Offset
 from broker.model.stream import Stream
+from broker.model.tiering import HeldLease, TableState
 from broker.ports.system import Clock
-from broker.ports.tiering import HeldLease, TableState
 from broker.runtime.api.cold_tier import ColdEnds, ColdTier
 from broker.runtime.api.known_lineages import KnownLineages
 from broker.runtime.api.leases import checked_ttl_ms, leases_on, require_room_for_lease

@@ -11,7 +11,7 @@ from broker.core.metadata.state import LeaseState, MetadataState
 from broker.errors import InvalidRequestError, MetadataFullError
 from broker.model.ids import LeaseId, PartitionId, StreamUuid
 from broker.model.offsets import OFFSET_MAX, Offset
-from broker.ports.tiering import HeldLease
+from broker.model.tiering import HeldLease
 
 LEASE_TTL_MS_MIN: Final = 1_000
 LEASE_TTL_MS_MAX: Final = 24 * 3600 * 1000

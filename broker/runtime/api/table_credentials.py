@@ -8,8 +8,8 @@ from broker.core.access.table_policy import partition_of, reading_policy, sessio
 from broker.errors import InvalidRequestError, NotShippedError
 from broker.model.stream import Stream
 from broker.model.table_credentials import StorePlace, TableCredentials
+from broker.model.tiering import TableState
 from broker.ports.access import RoleSessions
-from broker.ports.tiering import TableState
 
 
 class VendedCredentials:

@@ -36,7 +36,7 @@ from broker.model.offsets import Offset
 from broker.model.secret import Secret
 from broker.model.stream import Stream
 from broker.model.table_credentials import StorePlace, TemporaryKeys
-from broker.ports.tiering import TableState
+from broker.model.tiering import TableState
 from broker.runtime.api.access import Access
 from broker.runtime.api.table_credentials import VendedCredentials
 from headwater.cli.access import app

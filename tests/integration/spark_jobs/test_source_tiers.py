@@ -20,7 +20,7 @@ from broker.errors import (
 )
 from broker.model.offsets import Offset, OffsetRange
 from broker.model.stream import Stream
-from broker.ports.tiering import TierStatus
+from broker.model.tiering import TierStatus
 from headwater.client import Client
 from simkit.brokers.memory_broker import numbered
 from simkit.encryption_keys import ENCRYPTION, FIRST, keys_in

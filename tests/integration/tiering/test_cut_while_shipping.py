@@ -11,7 +11,7 @@ import pytest
 
 from broker.adapters.clock import SystemClock
 from broker.model.stream import Stream, StreamConfig
-from broker.ports.tiering import TableState
+from broker.model.tiering import TableState
 from broker.runtime.broker import Broker
 from simkit.brokers.brokers import disk_broker
 from tiering.read.lake import Lake

@@ -39,9 +39,10 @@ from broker.model.lineage import first_lineage_id
 from broker.model.offsets import Offset, OffsetRange
 from broker.model.purge import Purged
 from broker.model.stream import AlteredStream, Stream, StreamConfig
+from broker.model.tiering import HeldLease, TierStatus
 from broker.ports.api import BrokerPlace, PartitionPlace, PartitionStanding
 from broker.ports.partition import PartitionWriter
-from broker.ports.tiering import ColdRows, HeldLease, TierStatus
+from broker.ports.tiering import ColdRows
 from broker.runtime.api.groups import Cursors, Groups
 from broker.runtime.api.members import Members
 from broker.runtime.stream_keys import StreamKeys

@@ -25,7 +25,7 @@ from broker.model.offsets import Offset
 from broker.model.records import AppendResult
 from broker.model.replica_messages import ReplicaMessage
 from broker.model.stream import Stream, StreamConfig
-from broker.ports.tiering import TableState
+from broker.model.tiering import TableState
 from broker.runtime.metadata.lone import open_alone
 from broker.runtime.partition.tier_view import TierView
 from simkit.brokers.brokers import disk_broker

@@ -25,7 +25,8 @@ from broker.model.cut import Cut, Lease, PartitionCut
 from broker.model.ids import LeaseId, PartitionId, PartitionNumber
 from broker.model.lineage import first_lineage_id
 from broker.model.offsets import Offset, OffsetRange
-from broker.ports.tiering import ColdRows, RetentionStanding, TierStatus
+from broker.model.tiering import TierStatus
+from broker.ports.tiering import ColdRows, RetentionStanding
 from simkit.brokers.memory_broker import MemoryBroker
 from simkit.brokers.memory_partition import MemoryPartition
 from tiering.config import TieringConfig

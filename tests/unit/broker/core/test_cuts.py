@@ -11,8 +11,8 @@ from broker.model.epochs import LeaderEpoch
 from broker.model.ids import StreamUuid
 from broker.model.offsets import Offset, OffsetRange
 from broker.model.stream import Stream, StreamConfig
+from broker.model.tiering import TableState
 from broker.ports.api import PartitionStanding
-from broker.ports.tiering import TableState
 
 STREAM = Stream(
     name="s",

@@ -10,7 +10,7 @@ import pytest
 
 from broker.errors import NoAnswerError
 from broker.model.offsets import Offset, OffsetRange
-from broker.ports.tiering import TierStatus
+from broker.model.tiering import TierStatus
 from headwater.cli.tier import _errors_told
 
 HEALTHY = TierStatus(

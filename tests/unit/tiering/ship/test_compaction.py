@@ -21,7 +21,7 @@ from broker.errors import (
 from broker.model.ids import LeaseId, StreamUuid
 from broker.model.offsets import Offset, OffsetRange
 from broker.model.stream import StreamConfig
-from broker.ports.tiering import HeldLease
+from broker.model.tiering import HeldLease
 from simkit.brokers.memory_broker import numbered
 from simkit.tier.lake_broker import LakeBroker
 from tiering.read.certify import prove_partition

@@ -16,8 +16,8 @@ from broker.model.ids import PartitionId, PartitionNumber, StreamUuid
 from broker.model.lineage import Leadership, Lineage
 from broker.model.offsets import Offset, OffsetRange
 from broker.model.stream import Stream, StreamConfig
+from broker.model.tiering import TableState
 from broker.ports.api import PartitionStanding
-from broker.ports.tiering import TableState
 from broker.runtime.api.cold_tier import ColdEnds
 from broker.runtime.api.cuts import Cuts
 from broker.runtime.api.known_lineages import KnownLineages
