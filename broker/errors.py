@@ -204,6 +204,14 @@ class UnknownGroupError(InvalidRequestError):
     """No consumer group has this id, or it has no members any more. Facts: group."""
 
 
+class UnknownTenantError(InvalidRequestError):
+    """No tenant has this name. Facts: tenant."""
+
+
+class TenantExistsError(InvalidRequestError):
+    """A tenant of this name exists, and is another one. Facts: tenant."""
+
+
 class NoPositionError(InvalidRequestError):
     """The group has no position in a partition, and the consumer may not choose one.
 
@@ -423,6 +431,10 @@ class PurgeRefusedError(UnavailableError):
 
 class GroupInUseError(UnavailableError):
     """The group has members that read this stream: stop them first. Facts: group, members."""
+
+
+class TenantInUseError(UnavailableError):
+    """The tenant has streams or consumer groups: delete them first. Facts: tenant."""
 
 
 class NoAnswerError(UnavailableError):

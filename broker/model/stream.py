@@ -11,11 +11,10 @@ from typing import Any, Final, Literal
 from broker.errors import FixedSettingError, InvalidStreamError
 from broker.model.data_key import DataKey, check_data_keys, data_keys_of
 from broker.model.ids import StreamUuid, is_stream_name
-from broker.model.subjects import is_literal, matches
+from broker.model.subjects import SUBJECT_BYTES_MAX, is_literal, is_pattern, matches
 
 MIB: Final = 1024 * 1024
 
-_SUBJECT_BYTES_MAX: Final = 255
 PARTITIONS_MAX: Final = 1024
 _GRACE_MS_MAX: Final = 10 * 366 * 86_400_000
 REPLICAS_MAX: Final = 7
@@ -406,18 +405,9 @@ def _has_wildcard(subject: str) -> bool:
 
 
 def _check_subject(subject: str) -> None:
-    tokens = subject.split(".")
-    legal = (
-        subject.isascii()
-        and subject.isprintable()
-        and " " not in subject
-        and 0 < len(subject) <= _SUBJECT_BYTES_MAX
-        and all(tokens)
-        and ">" not in tokens[:-1]
-    )
-    if not legal:
+    if not is_pattern(subject):
         raise InvalidStreamError(
-            f"subject {subject!r} is not a NATS subject: it must be at most {_SUBJECT_BYTES_MAX} "
+            f"subject {subject!r} is not a NATS subject: it must be at most {SUBJECT_BYTES_MAX} "
             "printable ASCII characters in non-empty words with dots between them, without a "
             "blank, with > only as the last word"
         )

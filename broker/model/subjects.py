@@ -6,11 +6,27 @@ A pattern is a subject in which ``*`` stands for one word and a last ``>`` for o
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
+
+SUBJECT_BYTES_MAX: Final = 255
 
 
 def matches(pattern: str, subject: str) -> bool:
     """Tell whether a message on ``subject``, which has no wildcards, reaches ``pattern``."""
     return overlap(pattern, subject)
+
+
+def is_pattern(text: str) -> bool:
+    """Tell whether a text is a subject or a pattern that NATS takes, and not too long."""
+    words = text.split(".")
+    return (
+        text.isascii()
+        and text.isprintable()
+        and " " not in text
+        and 0 < len(text) <= SUBJECT_BYTES_MAX
+        and all(words)
+        and ">" not in words[:-1]
+    )
 
 
 def is_literal(subject: str) -> bool:

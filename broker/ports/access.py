@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from broker.model.access import Action, Caller, Grant, Kind, Resource, TokenRow
 from broker.model.quota import Flow, Quota
 from broker.model.table_credentials import TableCredentials, TemporaryKeys
+from broker.model.tenant import Tenant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +78,37 @@ class Policy(Protocol):
         """Return the names of those whom lines are about, roles included."""
 
 
+class TenantsApi(Protocol):
+    """The tenants of the cluster. Any thread; changes block, and are durable when they return.
+
+    Changes raise InvalidRequestError, MetadataFullError, FeatureLevelError and UnavailableError.
+    """
+
+    def create(self, tenant: Tenant) -> bool:
+        """Create a tenant; tell whether anything changed.
+
+        Raises:
+            TenantExistsError: another one has its name.
+        """
+
+    def alter(self, name: str, changes: Mapping[str, Any]) -> bool:
+        """Change fields of a tenant, by their names; tell whether anything changed.
+
+        Raises:
+            UnknownTenantError: there is no such tenant.
+        """
+
+    def delete(self, name: str) -> bool:
+        """Delete a tenant; tell whether there was one.
+
+        Raises:
+            TenantInUseError: it has streams or consumer groups.
+        """
+
+    def shown(self, caller: Caller) -> Sequence[Tenant]:
+        """Return all tenants, by name, to an administrator; to others their own one, if any."""
+
+
 class AccessApi(Protocol):
     """Decides what a caller may do; every door asks it. Any thread; only changes block."""
 
@@ -89,8 +121,12 @@ class AccessApi(Protocol):
         """What each caller uses of this broker."""
 
     @property
+    def tenants(self) -> TenantsApi:
+        """The tenants of the cluster."""
+
+    @property
     def version(self) -> object:
-        """Stands for the present grants, policy and tokens: another object after a change."""
+        """Stands for the present grants, policy and tenants: another object after a change."""
 
     def identify(self, *, bearer: str | None, certificate: str | None, peer: str) -> Caller:
         """Return the caller. If there are a bearer token and a certificate, the token counts.

@@ -1,4 +1,4 @@
-"""``headwater access``: grants, who has one, quotas, and credentials for tables."""
+"""``headwater access``: grants, who has one, quotas, tenants, and credentials for tables."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from broker.model.access import (
     Kind,
     actions_of_role,
 )
-from headwater.cli import console, quota
+from headwater.cli import console, quota, tenant
 from headwater.cli.discovery import connect, find_server
 from headwater.cli.options import JsonOption, ServerOption
 
@@ -32,6 +32,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 app.add_typer(quota.app, name="quota")
+app.add_typer(tenant.app, name="tenant")
 
 PrincipalArgument = Annotated[
     str, typer.Argument(metavar="PRINCIPAL", help="Who; '*' is everybody who has proved a name.")

@@ -1,4 +1,4 @@
-"""Grants, tokens and quotas of a cluster, as plain calls for its administrators.
+"""Grants, tokens, quotas and tenants of a cluster, as plain calls for its administrators.
 
 A token is made here, and only the digest of its secret is sent: no broker sees the secret before
 somebody calls with it.
@@ -17,6 +17,7 @@ from broker.errors import EnvelopeError
 from broker.model.access import Action, Grant, Kind
 from broker.model.quota import Quota
 from broker.model.secret import Secret
+from broker.model.tenant import Tenant
 from headwater.client.client import Client
 
 _ID_BYTES: Final = 8
@@ -123,6 +124,36 @@ class AccessCalls:
         """Return all quotas, sorted by their patterns of principals."""
         return [_quota(one) for one in self._client.call("list_quotas", {})]
 
+    def create_tenant(self, tenant: Tenant) -> bool:
+        """Create a tenant; tell whether anything changed.
+
+        Raises:
+            TenantExistsError: another one has its name.
+            HeadwaterError: as :meth:`grant`.
+        """
+        return bool(self._one("create_tenant", dataclasses.asdict(tenant))["changed"])
+
+    def alter_tenant(self, name: str, **changes: Sequence[str]) -> bool:
+        """Change fields of a tenant, by their names; tell whether anything changed.
+
+        Raises:
+            UnknownTenantError: there is no such tenant.
+        """
+        values = {"name": name, "changes": changes}
+        return bool(self._one("alter_tenant", values)["changed"])
+
+    def delete_tenant(self, name: str) -> bool:
+        """Delete a tenant; tell whether there was one.
+
+        Raises:
+            TenantInUseError: it has streams or consumer groups.
+        """
+        return bool(self._one("delete_tenant", {"name": name})["changed"])
+
+    def tenants(self) -> list[Tenant]:
+        """Return all tenants, by name; for others than administrators their own one, if any."""
+        return [_tenant(one) for one in self._client.call("list_tenants", {})]
+
     def _one(self, action: str, values: dict[str, Any]) -> dict[str, Any]:
         results = self._client.call(action, values, timeout_ms=_TIMEOUT_MS)
         if len(results) != 1:
@@ -149,6 +180,11 @@ def _token(body: dict[str, Any]) -> KnownToken:
 
 def _quota(body: dict[str, Any]) -> Quota:
     return Quota(**body)
+
+
+def _tenant(body: dict[str, Any]) -> Tenant:
+    lists = {name: tuple(value) for name, value in body.items() if isinstance(value, list)}
+    return Tenant(**{**body, **lists})
 
 
 def _grant(body: dict[str, Any]) -> Grant:

@@ -1,4 +1,4 @@
-"""The actions about grants, tokens, quotas and keys for tables; part of the Flight service."""
+"""The actions about grants, tokens, quotas, tenants and keys for tables; part of the service."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from typing import Any
 
 from broker.adapters.flight.places import Places
 from broker.codec.flight.table_credentials import to_values
+from broker.codec.flight.tenant_actions import TENANT_ACTIONS
 from broker.errors import InvalidRequestError
 from broker.model.access import Caller
 from broker.model.quota import Quota
-from broker.ports.access import AccessApi, TableCredentialsApi
+from broker.model.tenant import Tenant
+from broker.ports.access import AccessApi, TableCredentialsApi, TenantsApi
 
 
 class AccessActions:
@@ -43,6 +45,8 @@ class AccessActions:
             raise InvalidRequestError(
                 f"this server does not offer the action {action}", field="action"
             )
+        if action in TENANT_ACTIONS:
+            return _tenants(access.tenants, caller, action, values)
         match action:
             case "grant_access":
                 return [{"changed": access.grant(values["grants"])}]
@@ -76,3 +80,18 @@ class AccessActions:
                     }
                     for token_id, row in sorted(access.tokens().items())
                 ]
+
+
+def _tenants(
+    tenants: TenantsApi, caller: Caller, action: str, values: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    match action:
+        case "create_tenant":
+            return [{"changed": tenants.create(Tenant(**values))}]
+        case "alter_tenant":
+            return [{"changed": tenants.alter(values["name"], values["changes"])}]
+        case "delete_tenant":
+            return [{"changed": tenants.delete(values["name"])}]
+        case _:
+            assert action == "list_tenants", f"no action {action}"
+            return [dataclasses.asdict(one) for one in tenants.shown(caller)]

@@ -1,4 +1,4 @@
-"""The Flight actions about grants, tokens and quotas: their fields and the bounds of each.
+"""The Flight actions about grants, tokens, quotas and tenants: their fields and bounds.
 
 Part of the table :data:`broker.codec.flight.actions.ACTIONS`, which validates their bodies. The
 secret of a token is never sent: the client makes it, and sends its digest.
@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from broker.codec.flight.operations import ActionSpec, Check
 from broker.codec.flight.protocol import refuse_unknown, short_text, whole_number
+from broker.codec.flight.tenant_actions import TENANT_ACTIONS
 from broker.errors import InvalidRequestError
 from broker.model.access import ACTIONS, KINDS, Action, Grant, Kind, check_grant
 from broker.model.quota import RATE_MAX
@@ -150,4 +151,5 @@ ACCESS_ACTIONS: Final[Mapping[str, ActionSpec]] = {
         {},
     ),
     "list_quotas": ActionSpec("List the quotas. {} -> one result per quota.", {}, {}),
+    **TENANT_ACTIONS,
 }

@@ -6,10 +6,12 @@ The rules, in this order. An action that no rule allows is denied.
 2. Nobody may publish to the audit stream: only brokers write it.
 3. An administrator of the cluster, by a grant or by the broker's configuration, may do everything.
 4. A subject that carries other clients' requests (``>``, ``$…``, ``_INBOX``) needs rule 3.
-5. A grant on the resource allows its principal the grant's actions, and to describe the resource.
+5. A principal of a tenant may do nothing to what is not the tenant's, whatever is granted.
+6. An owner of a tenant may do what the role owner may to what is the tenant's.
+7. A grant on the resource allows its principal the grant's actions, and to describe the resource.
 
-A judge uses one state of the grants. The owner of the judge makes another one when the state
-changes, so a revocation is in force from the next decision on.
+A judge uses one state of the grants and of the tenants. The owner of the judge makes another one
+when the state changes, so a revocation is in force from the next decision on.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
+from broker.core.access.tenants import TenantTable
 from broker.model.access import (
     ANONYMOUS,
     AUDIT_STREAM,
@@ -28,8 +31,10 @@ from broker.model.access import (
     Action,
     Grant,
     Resource,
+    actions_of_role,
 )
 from broker.model.subjects import covers, is_shared
+from broker.model.tenant import Tenant
 
 REMEMBERED_MAX: Final = 65_536  # decisions of one judge
 
@@ -54,8 +59,14 @@ _NOBODY: Final = Denied("the call has no identity")
 class Judge:
     """Decides by one state of the grants. Any thread: two threads may compute the same answer."""
 
-    def __init__(self, state: AccessState | None, admins: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        state: AccessState | None,
+        admins: Iterable[str] = (),
+        tenants: Iterable[Tenant] = (),
+    ) -> None:
         """``admins`` are principals that may do everything, whatever is granted."""
+        self._tenants = TenantTable(tenants)
         granted = () if state is None else state.grants
         self._admins = (frozenset(admins) - {ANONYMOUS}) | {
             one.principal for one in granted if one.kind == "cluster" and "admin" in one.actions
@@ -77,11 +88,11 @@ class Judge:
 
     def who_can(self, action: Action, resource: Resource) -> list[str]:
         """Return the principals that may do the action, sorted; ``*`` stands for everybody."""
-        known = self._admins | self._grants.keys()
+        known = self._admins | self._grants.keys() | self._tenants.owners
         return sorted(one for one in known if self.decide(one, action, resource) is ALLOWED)
 
     def _decide(self, principal: str, action: Action, resource: Resource) -> Decision:
-        fixed = fixed_rule(principal, action, resource, self._administers)
+        fixed = fixed_rule(principal, action, resource, self._administers, self._tenants)
         if fixed is not None:
             return fixed
         for grant in self._of(principal):
@@ -98,9 +109,13 @@ class Judge:
 
 
 def fixed_rule(
-    principal: str, action: Action, resource: Resource, administers: Callable[[str], bool]
+    principal: str,
+    action: Action,
+    resource: Resource,
+    administers: Callable[[str], bool],
+    tenants: TenantTable,
 ) -> Decision | None:
-    """Return the decision of rules 1 to 4; None if they leave it to grants or a policy."""
+    """Return the decision of rules 1 to 6; None if they leave it to grants or a policy."""
     if principal == ANONYMOUS:
         return _NOBODY
     if action == "publish" and resource.kind == "stream" and resource.name == AUDIT_STREAM:
@@ -111,6 +126,13 @@ def fixed_rule(
         return Denied(
             f"{resource} may carry other clients' requests, so only administrators may use it"
         )
+    tenant = tenants.of(principal)
+    if tenant is None:
+        return None
+    if not tenant.has(resource):
+        return Denied(f"{principal!r} is of tenant {tenant.name!r}, and {resource} is not")
+    if tenants.is_owner(principal) and action in actions_of_role("owner", resource.kind):
+        return ALLOWED
     return None
 
 

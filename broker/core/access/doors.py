@@ -148,6 +148,10 @@ FLIGHT: Final[Mapping[str, CallRow]] = {
     "set_quota": _on_cluster("admin"),
     "remove_quota": _on_cluster("admin"),
     "list_quotas": _on_cluster("admin"),
+    "create_tenant": _on_cluster("admin"),
+    "alter_tenant": _on_cluster("admin"),
+    "delete_tenant": _on_cluster("admin"),
+    "list_tenants": _FILTERED,
 }
 
 LIFTBRIDGE: Final[Mapping[str, CallRow]] = {

@@ -22,7 +22,9 @@ from broker.core.access.decision import (
     fixed_rule,
 )
 from broker.core.access.doors import LIFTBRIDGE
+from broker.core.access.tenants import TenantTable
 from broker.model.access import ANONYMOUS, CLUSTER, Action, Kind, Resource
+from broker.model.tenant import Tenant
 from broker.ports.access import Policy
 
 # The call of Liftbridge's API that stands for an action, where the call itself is another one.
@@ -45,9 +47,12 @@ Question = tuple[str, str]  # object, act
 class PolicyJudge:
     """Decides by one state of a policy. Any thread: two threads may compute the same answer."""
 
-    def __init__(self, policy: Policy, admins: Iterable[str] = ()) -> None:
+    def __init__(
+        self, policy: Policy, admins: Iterable[str] = (), tenants: Iterable[Tenant] = ()
+    ) -> None:
         """``admins`` are principals that may do everything, whatever the policy says."""
         self._policy = policy
+        self._tenants = TenantTable(tenants)
         self._admins = frozenset(admins) - {ANONYMOUS}
         self._remembered = lru_cache(REMEMBERED_MAX)(self._decide)
 
@@ -58,12 +63,12 @@ class PolicyJudge:
         return self._remembered(principal, action, resource, call)
 
     def who_can(self, action: Action, resource: Resource) -> list[str]:
-        """Return the principals that may do the action, of those that the policy names, sorted."""
-        known = self._admins | self._policy.principals()
+        """Return the principals that may do the action, of those that are named, sorted."""
+        known = self._admins | self._policy.principals() | self._tenants.owners
         return sorted(one for one in known if self.decide(one, action, resource) is ALLOWED)
 
     def _decide(self, principal: str, action: Action, resource: Resource, call: str) -> Decision:
-        fixed = fixed_rule(principal, action, resource, self._administers)
+        fixed = fixed_rule(principal, action, resource, self._administers, self._tenants)
         if fixed is not None:
             return fixed
         if action == "attach":

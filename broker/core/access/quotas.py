@@ -13,41 +13,14 @@ A quota that has changed counts from the next question on, for those who wait, t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Final
 
-from broker.model.quota import DEFAULT, Flow, Quota
+from broker.model.quota import Flow, Quota
 
 _MILLI: Final = 1000  # a bucket counts in thousandths: a rate per second is exact in milliseconds
 _BEHIND_OTHERS_MS: Final = 10  # after which somebody who is not the first asks again at the soonest
 _UNUSED_KEPT_MAX: Final = 1024
-_REMEMBERED_MAX: Final = 65_536
-
-
-class QuotaTable:
-    """Finds the quota of a principal: its own, else that of the longest beginning."""
-
-    def __init__(self, quotas: Iterable[Quota] = ()) -> None:
-        rows = tuple(quotas)
-        self._exact = {one.principal: one for one in rows if not one.principal.endswith("*")}
-        self._beginnings = sorted(
-            ((one.principal[:-1], one) for one in rows if one.principal.endswith(DEFAULT)),
-            key=lambda row: len(row[0]),
-            reverse=True,
-        )
-        self._remembered = lru_cache(_REMEMBERED_MAX)(self._find)
-
-    def of(self, principal: str) -> Quota | None:
-        """Return the quota that applies to a principal; None: there is no limit."""
-        return self._remembered(principal)
-
-    def _find(self, principal: str) -> Quota | None:
-        found = self._exact.get(principal)
-        if found is not None:
-            return found
-        return next((one for stem, one in self._beginnings if principal.startswith(stem)), None)
 
 
 class Bucket:

@@ -27,6 +27,8 @@ from broker.core.metadata.quota_commands import QuotaCommand
 from broker.core.metadata.state import MetadataState
 from broker.core.metadata.stream_apply import apply_stream
 from broker.core.metadata.stream_pause import apply_pause
+from broker.core.metadata.tenant_apply import apply_tenant
+from broker.core.metadata.tenant_commands import TenantCommand
 
 __all__ = ["Applied", "CommandReply", "Rejected", "apply"]
 
@@ -36,6 +38,7 @@ _MEMBER_KINDS: Final = get_args(MemberCommand)
 _PAUSE_KINDS: Final = get_args(PauseCommand)
 _ACCESS_KINDS: Final = get_args(AccessCommand)
 _QUOTA_KINDS: Final = get_args(QuotaCommand)
+_TENANT_KINDS: Final = get_args(TenantCommand)
 _PARTITION_KINDS: Final = get_args(PartitionCommand)
 
 
@@ -64,4 +67,6 @@ def _apply(state: MetadataState, command: Command) -> Applied:
         return apply_access(state, cast("AccessCommand", command))
     if isinstance(command, _QUOTA_KINDS):
         return apply_quota(state, cast("QuotaCommand", command))
+    if isinstance(command, _TENANT_KINDS):
+        return apply_tenant(state, cast("TenantCommand", command))
     return apply_broker(state, cast("BrokerCommand", command))

@@ -68,6 +68,12 @@ from broker.core.metadata.pause_commands import (
 )
 from broker.core.metadata.quota_commands import QuotaCommand, RemoveQuota, SetQuota
 from broker.core.metadata.size import STATE_WEIGHT_MAX
+from broker.core.metadata.tenant_commands import (
+    AlterTenant,
+    CreateTenant,
+    DeleteTenant,
+    TenantCommand,
+)
 from broker.core.metadata.typed_json import build
 from broker.errors import HeadwaterError, MetadataCorruptError
 from broker.model.epochs import LeaderEpoch
@@ -80,6 +86,7 @@ __all__ = [
     "AddPartitions",
     "AllocateIds",
     "AlterStream",
+    "AlterTenant",
     "BeginLeaderships",
     "BegunLeadership",
     "ChangeIsr",
@@ -87,10 +94,12 @@ __all__ = [
     "CommitPositions",
     "ConfirmLeader",
     "CreateStream",
+    "CreateTenant",
     "CreateToken",
     "CursorWrite",
     "DeleteGroup",
     "DeleteStream",
+    "DeleteTenant",
     "DropLease",
     "ElectUnclean",
     "ExpireRecords",
@@ -299,6 +308,7 @@ Command = (
     | PauseCommand
     | AccessCommand
     | QuotaCommand
+    | TenantCommand
     | TrimActivity
 )
 _LATER_FIELDS: Final = ("membership",)  # left out while they have their default
@@ -316,6 +326,8 @@ _LIMITED: Final = (  # commands that may make the metadata larger
     | GrantAccess
     | CreateToken
     | SetQuota
+    | CreateTenant
+    | AlterTenant
 )
 _KINDS: Final[dict[str, type[Any]]] = {kind.__name__: kind for kind in get_args(Command)}
 

@@ -22,6 +22,7 @@ from broker.model.access import AccessState
 from broker.model.ids import LeaseId, StreamUuid
 from broker.model.quota import Quota
 from broker.model.stream import Stream
+from broker.model.tenant import Tenant
 
 STATE_WEIGHT_MAX: Final = 64 * 1024 * 1024
 SNAPSHOT_BYTES_MAX: Final = 4 * STATE_WEIGHT_MAX
@@ -36,6 +37,7 @@ _CLAIM_WEIGHT: Final = 128
 _GRANT_WEIGHT: Final = 96  # names of fields
 _TOKEN_WEIGHT: Final = 256  # the id, the digest, times, names of fields
 _QUOTA_WEIGHT: Final = 224  # four numbers, names of fields
+_TENANT_WEIGHT: Final = 128  # names of fields
 _FLOOR_WEIGHT: Final = 20  # an offset's digits and a comma
 
 
@@ -146,6 +148,10 @@ class WeighedState(Protocol):
     def quotas(self) -> Sequence[Quota]:
         """Quotas of principals."""
 
+    @property
+    def tenants(self) -> Mapping[str, Tenant]:
+        """Tenants by name."""
+
 
 def weight_of_stream(stream: Stream, partitions_count: int) -> int:
     """Return the weight of a stream with its partitions."""
@@ -198,6 +204,12 @@ def weight_of_quotas(quotas: Sequence[Quota]) -> int:
     return sum(_QUOTA_WEIGHT + len(one.principal) for one in quotas)
 
 
+def weight_of_tenant(tenant: Tenant) -> int:
+    """Return the weight of a tenant; it grows with its principals and subjects."""
+    stored = (tenant.name, tenant.name, tenant.owners, tenant.principals, tenant.subjects)
+    return _TENANT_WEIGHT + len(json.dumps(stored))
+
+
 def weigh(state: WeighedState) -> int:
     """Return the weight of a whole state, which its field ``weight`` must have."""
     streams = sum(
@@ -211,7 +223,8 @@ def weigh(state: WeighedState) -> int:
     leases = sum(map(weight_of_lease, state.leases.values()))
     access = 0 if state.access is None else state.access.weight
     quotas = weight_of_quotas(state.quotas)
-    return streams + leases + cursors + groups + positions + outbox + access + quotas
+    tenants = sum(map(weight_of_tenant, state.tenants.values()))
+    return streams + leases + cursors + groups + positions + outbox + access + quotas + tenants
 
 
 def refused_growth(weight: int, weight_max: int | None) -> MetadataFullError | None:

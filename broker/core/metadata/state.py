@@ -32,6 +32,7 @@ from broker.model.lineage import Leadership
 from broker.model.offsets import Offset
 from broker.model.quota import Quota
 from broker.model.stream import Stream, without_unset
+from broker.model.tenant import Tenant
 
 STATE_VERSION: Final = 2
 FEATURE_LEVEL_ALONE: Final = 1  # one broker that leads everything
@@ -39,7 +40,7 @@ FEATURE_LEVEL_REPLICATED: Final = 2  # partitions with several replicas
 FEATURE_LEVEL_ALTERED: Final = 3  # streams that are changed or purged: AlterStream, PurgeRecords
 FEATURE_LEVEL_LIFTBRIDGE: Final = 4  # writes handed to leaders, cursors, groups, paused streams
 FEATURE_LEVEL_STREAMS: Final = 5  # later features of streams and groups: see the commands
-FEATURE_LEVEL_ACCESS: Final = 6  # grants, tokens, quotas; key compaction of tables
+FEATURE_LEVEL_ACCESS: Final = 6  # grants, tokens, quotas, tenants; key compaction of tables
 FEATURE_LEVEL_MAX: Final = 6  # the highest level that this build understands
 
 # 160 kB. A broker that was down during more deletions keeps the logs of the oldest ones.
@@ -63,6 +64,7 @@ _LATER_FIELDS: Final = (
 # Fields of the state that builds of a lower feature level do not know.
 _LATER_STATE: Final = (
     "cursors", "groups", "group_epoch", "positions", "activity", "access", "quotas",
+    "tenants",
 )  # fmt: skip
 
 FIRST_PARTITION_EPOCH: Final = PartitionEpoch(1)
@@ -181,6 +183,7 @@ class MetadataState:
     activity: ActivityOutbox | None = None  # None: there never was an activity stream
     access: AccessState | None = None  # None: no grant or token was ever stored
     quotas: tuple[Quota, ...] = ()  # sorted by their patterns of principals, which differ
+    tenants: Mapping[str, Tenant] = field(default_factory=dict)  # by name
     weight: int = field(default=0, compare=False)  # of the whole state, not stored: see size.py
 
     @property

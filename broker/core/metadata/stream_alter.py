@@ -95,7 +95,7 @@ def alter_stream(state: MetadataState, command: AlterStream | AddPartitions) -> 
     )
     if refused is None and _differ(present, wanted, _ANSWERS):
         others = (one for one in state.streams.values() if one.uuid != present.uuid)
-        refused = refused_answers(wanted, others)
+        refused = refused_answers(wanted, others, state.tenants)
     before = weight_of_stream(present, len(state.partitions[present.uuid]))
     weight = state.weight + weight_of_stream(wanted, len(rows)) - before
     if refused is None and weight > state.weight:

@@ -96,7 +96,7 @@ def _create_stream(state: MetadataState, command: CreateStream) -> Applied:
     if low is not None:
         return state, Rejected(low)
     if command.one_answers:
-        refused = refused_answers(wanted, state.streams.values())
+        refused = refused_answers(wanted, state.streams.values(), state.tenants)
         if refused is not None:
             return state, Rejected(refused)
     low = refused_compaction(state, wanted)

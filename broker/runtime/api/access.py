@@ -37,14 +37,19 @@ from broker.model.access import (
 )
 from broker.model.ids import LeaseId
 from broker.model.quota import Quota, check_pattern
+from broker.model.tenant import Tenant
 from broker.ports.access import Authenticator, Policy
 from broker.ports.system import Clock
 from broker.runtime.api.feature_levels import raise_level
 from broker.runtime.api.identities import StaticTokens
+from broker.runtime.api.tenants import Tenants
 from broker.runtime.api.usage import Usage
 from broker.runtime.metadata.metadata_log import WaitingMetadata
 
 _BEARER_CHARS_MAX: Final = 16 * 1024
+
+# The facts by which a judge decides, each of which is another object after a change.
+_Judged = tuple[AccessState | None, Mapping[str, Tenant] | None, Policy | None]
 
 
 class Access:
@@ -70,6 +75,7 @@ class Access:
         """
         self.enabled = enabled
         self.usage = Usage(metadata, clock)
+        self.tenants = Tenants(metadata, self._change, self.allows)
         self._metadata = metadata
         self._clock = clock
         self._namespace = namespace
@@ -77,9 +83,8 @@ class Access:
         self._authenticators = (StaticTokens(metadata), *authenticators)
         self._certificates = certificates
         self._policy = policy
-        self._judged: tuple[AccessState | None, Policy | None, Judge | PolicyJudge] = (
-            None,
-            None,
+        self._judged: tuple[_Judged, Judge | PolicyJudge] = (
+            (None, None, None),
             Judge(None, self._admins),
         )
 
@@ -164,14 +169,16 @@ class Access:
         return next(named, None)
 
     def _judge(self) -> Judge | PolicyJudge:
-        state, policy = self._metadata.state.access, self._policy()
-        seen_state, seen_policy, judge = self._judged
-        if seen_state is not state or seen_policy is not policy:
+        state, policy = self._metadata.state, self._policy()
+        present = (state.access, state.tenants, policy)
+        seen, judge = self._judged
+        if any(one is not other for one, other in zip(seen, present, strict=True)):
+            tenants = state.tenants.values()
             if policy is None:
-                judge = Judge(state, self._admins)
+                judge = Judge(state.access, self._admins, tenants)
             else:
-                judge = PolicyJudge(policy, self._admins)
-            self._judged = (state, policy, judge)
+                judge = PolicyJudge(policy, self._admins, tenants)
+            self._judged = (present, judge)
         return judge
 
     # ------------------------------------------------------------------ changes

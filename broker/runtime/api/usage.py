@@ -10,7 +10,8 @@ import threading
 from collections.abc import Sequence
 from typing import Final
 
-from broker.core.access.quotas import Quotas, QuotaTable, Throttled
+from broker.core.access.principal_table import PrincipalTable
+from broker.core.access.quotas import Quotas, Throttled
 from broker.errors import QuotaExceededError
 from broker.model.access import ANONYMOUS, Caller
 from broker.model.quota import Flow, Quota
@@ -28,7 +29,7 @@ class Usage:
         self._clock = clock
         self._lock = threading.Lock()
         self._quotas = Quotas()
-        self._table: tuple[Sequence[Quota], QuotaTable] = ((), QuotaTable())
+        self._table: tuple[Sequence[Quota], PrincipalTable[Quota]] = ((), PrincipalTable({}))
 
     def ask(self, caller: Caller, flow: Flow, *, ticket: int, amount: int) -> int:
         """See ``UsageApi.ask``."""
@@ -100,6 +101,6 @@ class Usage:
         present = self._metadata.state.quotas
         seen, table = self._table
         if seen is not present:
-            table = QuotaTable(present)
+            table = PrincipalTable({one.principal: one for one in present})
             self._table = (present, table)
         return table.of(caller.principal)

@@ -23,14 +23,19 @@ from broker.errors import (
     AccessDeniedError,
     InvalidRequestError,
     QuotaExceededError,
+    TenantExistsError,
+    TenantInUseError,
     UnauthenticatedError,
+    UnknownTenantError,
 )
 from broker.model.access import CLUSTER, Action, Grant, Kind
 from broker.model.quota import Quota
 from broker.model.secret import Secret
+from broker.model.tenant import Tenant
 from broker.runtime.api.access import Access
 from broker.runtime.api.identities import OWNER, OwnerToken
 from headwater.client import Client
+from headwater.client.access import AccessCalls
 from simkit.brokers.memory_broker import MemoryBroker
 
 SOON_S = 1.0  # a revocation is in force within this time, on open streams too
@@ -239,6 +244,38 @@ def test_a_stream_needs_the_right_to_its_subject(guarded: Guarded) -> None:
         with pytest.raises(AccessDeniedError):
             tenant.create_stream("t-a", subject="*.a")
         tenant.create_stream("t-a", subject="t.a")
+
+
+def test_a_tenant_is_kept_apart(guarded: Guarded) -> None:
+    """Its owner lists and uses what is the tenant's; a change is in force at once."""
+    with guarded.client(guarded.owner) as root:
+        calls = AccessCalls(root)
+        shop = Tenant(name="shop", owners=("ann",), subjects=("shop.>",))
+        assert calls.create_tenant(shop)
+        assert not calls.create_tenant(shop)
+        with pytest.raises(TenantExistsError):
+            calls.create_tenant(Tenant(name="shop"))
+        root.create_stream("hr-pay", subject="hr.pay")
+        guarded.grant("ann", "stream", "*", "consume", "describe")
+        with guarded.client(guarded.token("ann")) as ann:
+            ann.create_stream("shop-in", subject="shop.in")
+            assert [one.name for one in ann.streams()] == ["shop-in"]
+            assert AccessCalls(ann).tenants() == [shop]
+            for name in ("hr-pay", "hr-none"):  # no difference tells whether it is there
+                with pytest.raises(AccessDeniedError, match=f"and stream '{name}' is not$"):
+                    ann.describe(name)
+            with pytest.raises(AccessDeniedError):
+                AccessCalls(ann).alter_tenant("shop", subjects=["hr.>"])
+            assert calls.alter_tenant("shop", owners=[], principals=["ann"])
+            with pytest.raises(AccessDeniedError):
+                ann.create_stream("shop-out", subject="shop.out")
+            assert [one.name for one in ann.streams()] == ["shop-in"]  # by the grant
+        assert [one.principals for one in calls.tenants()] == [("ann",)]
+        with pytest.raises(UnknownTenantError):
+            calls.alter_tenant("hr", owners=[])
+        with pytest.raises(TenantInUseError):
+            calls.delete_tenant("shop")
+        assert not calls.delete_tenant("hr")
 
 
 def test_a_broker_that_asks_nobody_lets_nobody_grant(guarded: Guarded) -> None:

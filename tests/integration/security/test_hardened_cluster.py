@@ -1,14 +1,16 @@
 """docs/security.md, "A hardened cluster": set up by the page, then tried by a tenant at every door.
 
-The tenant ``shop`` has a token. By the command, Flight, Liftbridge's Go client, NATS and Spark it
-publishes and reads its own streams, and is refused everything else by a typed error; the audit,
-read by Spark, tells all of it. The tests share one cluster, in one worker with Spark's session.
+The tenant ``shop`` has a token, and another tenant is beside it. By the command, Flight,
+Liftbridge's Go client, NATS and Spark it publishes and reads its own streams, and is refused
+everything else by a typed error; the audit, read by Spark, tells all of it. The tests share one
+cluster, in one worker with Spark's session.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import re
 import ssl
 import threading
 import time
@@ -36,7 +38,14 @@ from broker.model.access import CLUSTER, Grant
 from broker.model.quota import Quota
 from broker.runtime.api.identities import OWNER
 from clusterkit.foreign_program import build_go, play
-from clusterkit.hardened import BROKERS, PASSWORDS, Hardened, hardened_cluster, page_commands
+from clusterkit.hardened import (
+    BROKERS,
+    PASSWORDS,
+    Hardened,
+    hardened_cluster,
+    page_blocks,
+    page_commands,
+)
 from headwater.client import Client
 from headwater.client.access import AccessCalls
 from headwater.client.address import read_token, resolve_addresses
@@ -91,6 +100,26 @@ def test_the_command(cluster: Hardened) -> None:
     assert "AccessDeniedError" in told
     nobody = "unset HEADWATER_TOKEN_FILE; headwater stream list"
     assert "UnauthenticatedError" in cluster.run(nobody, principal="shop", ok=False)
+
+
+def test_another_tenant(cluster: Hardened) -> None:
+    """The section "Tenants", as it stands: neither tenant reaches what is the other's."""
+    (commands,) = page_blocks("sh", "Tenants")
+    told = cluster.run(commands, principal="ops")
+    assert re.search(r"^streams +hr-pay *$", told, re.MULTILINE), told
+    told = cluster.run("headwater stream list", principal="hr")
+    assert "hr-pay" in told
+    assert STREAM not in told
+    for foreign, subject, principal in (
+        ("shop-b", "hr.b", "hr"),
+        ("hr-b", "shop.b", "hr"),
+        ("hr-b", "hr.b", "shop"),
+        ("shop-b", "hr.b", "shop"),
+    ):
+        command = f"headwater stream create {foreign} --subject {subject}"
+        assert "AccessDeniedError" in cluster.run(command, principal=principal, ok=False)
+    told = cluster.run("headwater access tenant delete hr", principal="ops", ok=False)
+    assert "TenantInUseError" in told
 
 
 def test_who_is_not_whom_a_door_knows_gets_nothing(cluster: Hardened) -> None:
@@ -339,7 +368,7 @@ def test_spark_and_the_audit(cluster: Hardened, spark: SparkSession) -> None:
     told = {(one["principal"], one["call"], one["result"]) for one in map(json.loads, values)}
     assert told >= {
         (OWNER, "create_token", "ok"),
-        ("ops", "grant_access", "ok"),
+        ("ops", "create_tenant", "ok"),
         ("shop", "create_stream", "ok"),
         ("shop", "do_put", "ok"),
         ("shop", "do_get", "ok"),

@@ -28,15 +28,15 @@ from simkit.servers.natsproc import NatsProcess
 
 BROKERS: Final = ("b1", "b2", "b3")
 PASSWORDS: Final = {"BROKER_PASSWORD": "of-the-brokers", "SHOP_PASSWORD": "of-the-shop"}
-_TITLE: Final = "## A hardened cluster"
+_TITLE: Final = "A hardened cluster"
 _WAIT_S: Final = 60.0
 _POLL_S: Final = 0.02
 
 
-def page_blocks(kind: str) -> list[str]:
-    """Return the blocks of a kind in the page's section, in their order."""
+def page_blocks(kind: str, title: str = _TITLE) -> list[str]:
+    """Return the blocks of a kind in a section of the page, in their order."""
     page = (ROOT / "docs/security.md").read_text(encoding="utf-8")
-    section = re.split(r"^## ", page.partition(_TITLE)[2], flags=re.MULTILINE)[0]
+    section = re.split(r"^## ", page.partition(f"## {title}\n")[2], flags=re.MULTILINE)[0]
     return re.findall(rf"```{kind}\n(.*?)```", section, re.DOTALL)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from broker.core.metadata.state import MetadataState
 from broker.errors import InvalidStreamError
 from broker.model.ids import BrokerId, StreamUuid
 from broker.model.stream import Stream, StreamConfig
+from broker.model.tenant import Tenant
 
 
 def _create(
@@ -50,6 +52,17 @@ def test_a_second_stream_that_answers_is_refused_with_the_firsts_name() -> None:
     told = _refusal(_with_pay(), "audit", subject="pay.>")
     assert "'pay'" in told
     assert "--puback-overlap" in told
+
+
+def test_a_tenant_does_not_learn_the_names_of_others() -> None:
+    """The refusal names a stream of the same tenant only; to who is no tenant it names any."""
+    state = replace(_with_pay(), tenants={"shop": Tenant(name="shop")})
+    told = _refusal(state, "shop-in", subject="pay.>")
+    assert "another stream" in told
+    assert "'pay'" not in told
+    state, _ = _create(state, "shop-out", subject="shop.out")
+    assert "'shop-out'" in _refusal(state, "shop-in", subject="shop.>")
+    assert "'shop-out'" in _refusal(state, "audit", subject="shop.>")
 
 
 def test_subjects_of_partitions_count() -> None:

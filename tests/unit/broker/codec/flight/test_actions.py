@@ -112,6 +112,10 @@ GOOD: dict[str, dict[str, Any]] = {
     },
     "remove_quota": {"principal": "*"},
     "list_quotas": {},
+    "create_tenant": {"name": "t", "owners": ["a*"], "principals": [], "subjects": ["t.>"]},
+    "alter_tenant": {"name": "t", "changes": {"owners": []}},
+    "delete_tenant": {"name": "t"},
+    "list_tenants": {},
     "cluster_status": {"confirm_ms": 500},
     "cluster_controllers": {},
     "change_controller": {"broker": "a", "votes": True},
@@ -152,6 +156,10 @@ def test_a_body_comes_back_as_it_was(action: str) -> None:
         expected["grants"] = [
             Grant(principal="ann", kind="stream", pattern="a*", actions=actions, namespace="n")
         ]
+    if action == "create_tenant":
+        expected |= {"owners": ("a*",), "principals": (), "subjects": ("t.>",)}
+    if action == "alter_tenant":
+        expected["changes"] = {"owners": ()}
     assert decode_body(action, encode_body(GOOD[action])) == expected
 
 
@@ -244,6 +252,10 @@ def test_an_unknown_field_is_refused_by_name(action: str) -> None:
         ("create_token", {"note": "a\nb"}),
         ("set_quota", {"publish_bytes_per_s": -1}),
         ("set_quota", {"open_calls": True}),
+        ("create_tenant", {"owners": "ann"}),
+        ("create_tenant", {"subjects": [7]}),
+        ("create_tenant", {"principals": ["a"] * 17}),
+        ("alter_tenant", {"changes": {}}),
     ],
 )
 def test_a_bad_value_is_refused_by_name(action: str, change: dict[str, Any]) -> None:

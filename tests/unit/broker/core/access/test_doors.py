@@ -22,6 +22,7 @@ from broker.model.access import (
 )
 from broker.model.ids import LeaseId
 from broker.model.stream import StreamConfig
+from broker.model.tenant import Tenant
 from broker.runtime.api.access import Access
 from simkit.brokers.memory_broker import MemoryBroker
 
@@ -105,6 +106,10 @@ MAY: Final[dict[str, dict[str, frozenset[str]]]] = {
         "set_quota": ADMIN,
         "remove_quota": ADMIN,
         "list_quotas": ADMIN,
+        "create_tenant": ADMIN,
+        "alter_tenant": ADMIN,
+        "delete_tenant": ADMIN,
+        "list_tenants": KNOWN,
     },
     "liftbridge": {
         "CreateStream": ADMIN,
@@ -157,8 +162,13 @@ def access() -> Access:
     access.grant(_grants("reader", "reader", "mine"))
     access.grant(_grants("writer", "writer", "mine"))
     access.grant(_grants("admin", "admin", "mine"))
-    for role in ("owner", "reader", "writer"):
-        access.grant(_grants("wrong tenant", role, "theirs"))
+    # The other tenant's owner, to whom careless grants would give all of this one.
+    access.tenants.create(
+        Tenant(name="mine", principals=("reader", "writer"), subjects=("mine.>",))
+    )
+    access.tenants.create(Tenant(name="theirs", owners=("wrong tenant",), subjects=("theirs.>",)))
+    for role in ("owner", "operator", "reader", "writer"):
+        access.grant(_grants("wrong tenant", role, "mine"))
     return access
 
 
@@ -220,6 +230,47 @@ def test_a_list_shows_what_the_caller_may_describe(access: Access) -> None:
     names = ["mine-a", "theirs-a", "__audit"]
     assert gate.shown(Caller(principal="reader"), "stream", names) == ["mine-a"]
     assert gate.shown(Caller(principal="admin"), "stream", names) == names
+
+
+@pytest.mark.parametrize(
+    ("door", "call"), [("flight", "create_stream"), ("liftbridge", "CreateStream")]
+)
+def test_a_tenants_owner_creates_its_streams_on_its_subjects(
+    access: Access, door: str, call: str
+) -> None:
+    """At each door; a name or a subject of others, or of nobody, is refused."""
+    gate, owner = Gate(door, access), Caller(principal="wrong tenant")
+
+    def create(name: str, subject: str) -> None:
+        values = {"name": name, "subject": subject, "config": {"subject": subject}}
+        with gate.call(owner, call, values):
+            pass
+
+    create("theirs-a", "theirs.a")
+    for name, subject in (
+        ("mine-b", "theirs.b"),
+        ("b", "theirs.b"),
+        ("theirs-b", "mine.b"),
+        ("theirs-b", "b"),
+        ("theirs-b", "*.b"),
+        ("theirs-b", "_INBOX.b"),
+    ):
+        with pytest.raises(AccessDeniedError):
+            create(name, subject)
+
+
+def test_tenants_are_listed_to_those_who_are_of_them(access: Access) -> None:
+    """All of them to an administrator, and none to who is of no tenant."""
+    shown = {
+        who: [one.name for one in access.tenants.shown(Caller(principal=who))]
+        for who in ("admin", "reader", "wrong tenant", "of no tenant")
+    }
+    assert shown == {
+        "admin": ["mine", "theirs"],
+        "reader": ["mine"],
+        "wrong tenant": ["theirs"],
+        "of no tenant": [],
+    }
 
 
 def test_an_unknown_lease_is_no_way_to_a_stream(access: Access) -> None:

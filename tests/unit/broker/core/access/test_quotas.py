@@ -8,7 +8,7 @@ from typing import Any, Final
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.core.access.quotas import _UNUSED_KEPT_MAX, Quotas, QuotaTable, Throttled
+from broker.core.access.quotas import _UNUSED_KEPT_MAX, Quotas, Throttled
 from broker.model.quota import Quota
 
 RATE: Final = 2_000
@@ -20,16 +20,6 @@ def ask(
 ) -> int:
     """Ask for a piece of ann's."""
     return quotas.ask(quota, "ann", "token", "publish", ticket=ticket, amount=amount, now_ms=now_ms)
-
-
-def test_the_longest_pattern_applies() -> None:
-    """A name before each beginning of names, and the default for the others."""
-    rows = [Quota(principal=one, open_calls=1) for one in ("shop", "sh*", "shop-*", "*")]
-    table = QuotaTable(rows)
-    found = {one: table.of(one) for one in ("shop", "shop-a", "shape", "ann")}
-    told = {one: None if row is None else row.principal for one, row in found.items()}
-    assert told == {"shop": "shop", "shop-a": "shop-*", "shape": "sh*", "ann": "*"}
-    assert QuotaTable(rows[:3]).of("ann") is None
 
 
 def test_a_burst_of_one_second_passes_at_once_and_the_rest_at_the_rate() -> None:

@@ -1,0 +1,97 @@
+"""Tenants: parts of a cluster that are kept apart. Values of the metadata.
+
+A tenant has the streams and consumer groups whose names begin with the tenant's name and ``-``. The
+name of a tenant has no ``-``, so a stream is of one tenant at most. A principal and a subject are
+of one tenant at most, too: the metadata refuses patterns that overlap those of another tenant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from broker.errors import InvalidRequestError
+from broker.model.access import Resource
+from broker.model.quota import DEFAULT, check_pattern
+from broker.model.subjects import covers, is_pattern, is_shared
+
+TENANTS_MAX: Final = 1_000
+PATTERNS_MAX: Final = 16  # of owners, of principals and of subjects of one tenant
+_NAME_CHARS_MAX: Final = 32
+_AFTER_NAME: Final = "-"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tenant:
+    """Who belongs to a tenant, and the subjects that are the tenant's.
+
+    ``owners`` and ``principals`` are patterns as those of quotas. Both reach what is the tenant's
+    and nothing else. Owners may do there all that the role owner may; other principals may do there
+    what was granted.
+    """
+
+    name: str
+    owners: tuple[str, ...] = ()  # sorted, as the next two
+    principals: tuple[str, ...] = ()
+    subjects: tuple[str, ...] = ()  # NATS patterns; streams of the tenant may attach to these
+
+    @property
+    def prefix(self) -> str:
+        """How the names of the tenant's streams and groups begin."""
+        return self.name + _AFTER_NAME
+
+    def has(self, resource: Resource) -> bool:
+        """Tell whether a resource is the tenant's."""
+        if resource.kind in ("stream", "group"):
+            return resource.name.startswith(self.prefix)
+        return resource.kind == "subject" and any(
+            covers(one, resource.name) for one in self.subjects
+        )
+
+
+def tenant_of(tenants: Mapping[str, Tenant], name: str) -> Tenant | None:
+    """Return the tenant that has a stream or group of this name; None: it is no tenant's."""
+    first, mark, _ = name.partition(_AFTER_NAME)
+    return tenants.get(first) if mark else None
+
+
+def check_tenant(tenant: Tenant) -> Tenant:
+    """Return the tenant if it is well-formed.
+
+    Raises:
+        InvalidRequestError: a name or a pattern is malformed, or there are too many patterns.
+    """
+    name = tenant.name
+    legal = name.isascii() and name.replace("_", "a").isalnum() and not name.startswith("_")
+    if not legal or len(name) > _NAME_CHARS_MAX:
+        raise InvalidRequestError(
+            f"the name of a tenant must be 1 to {_NAME_CHARS_MAX} characters of A-Z a-z 0-9 _, and "
+            "must not begin with _",
+            field="name",
+        )
+    for field in ("owners", "principals", "subjects"):
+        patterns = getattr(tenant, field)
+        if len(patterns) > PATTERNS_MAX or list(patterns) != sorted(set(patterns)):
+            raise InvalidRequestError(
+                f"{field} must be sorted, each once, and at most {PATTERNS_MAX}", field=field
+            )
+    for pattern in (*tenant.owners, *tenant.principals):
+        if check_pattern(pattern) == DEFAULT:
+            raise InvalidRequestError(
+                "everybody cannot be of one tenant: name principals, or beginnings of their names",
+                field="principals",
+            )
+    for pattern in tenant.subjects:
+        if not is_pattern(pattern):
+            raise InvalidRequestError(
+                f"{pattern[:256]!r} is not a NATS subject; * and > are allowed as words",
+                field="subjects",
+            )
+        if is_shared(pattern):
+            raise InvalidRequestError(
+                f"subject {pattern!r} may carry other clients' requests, so it cannot be a "
+                "tenant's: begin with a word of the tenant's own",
+                field="subjects",
+            )
+    return tenant

@@ -1,0 +1,141 @@
+"""Tenants as commands of the metadata: bounded, weighed, idempotent, left out if there is none."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.core.metadata.apply import apply
+from broker.core.metadata.commands import (
+    AlterTenant,
+    Command,
+    CreateTenant,
+    DeleteTenant,
+    decode,
+    encode,
+    encode_new,
+)
+from broker.core.metadata.group_state import GroupState
+from broker.core.metadata.outcome import Rejected
+from broker.core.metadata.size import STATE_WEIGHT_MAX, weigh
+from broker.core.metadata.snapshot import decode_snapshot, encode_snapshot
+from broker.core.metadata.state import FEATURE_LEVEL_ACCESS, FEATURE_LEVEL_STREAMS, MetadataState
+from broker.errors import (
+    FeatureLevelError,
+    HeadwaterError,
+    InvalidRequestError,
+    MetadataFullError,
+    TenantExistsError,
+    TenantInUseError,
+    UnknownTenantError,
+)
+from broker.model.ids import BrokerId
+from broker.model.tenant import TENANTS_MAX, Tenant
+
+EMPTY = MetadataState(feature_level=FEATURE_LEVEL_ACCESS)
+SHOP = Tenant(name="shop", owners=("ann",), subjects=("shop.>",))
+
+
+def done(state: MetadataState, *commands: Command) -> MetadataState:
+    """Return the state after commands, none of which is refused; each as it is replayed."""
+    for one in commands:
+        after, reply = apply(state, decode(encode(one)))
+        assert not isinstance(reply, Rejected), reply
+        assert after.weight == weigh(after)
+        state = after
+    return state
+
+
+def refused(state: MetadataState, command: Command) -> HeadwaterError:
+    """Return the error of a command that changes nothing."""
+    after, reply = apply(state, command)
+    assert after is state
+    assert isinstance(reply, Rejected)
+    return reply.error
+
+
+def test_a_tenant_is_created_altered_and_deleted() -> None:
+    """What a change does not name stays; the same again changes nothing."""
+    first = done(EMPTY, CreateTenant(tenant=SHOP))
+    more = done(first, AlterTenant(name="shop", principals=("bob",)))
+    assert more.tenants["shop"] == Tenant(
+        name="shop", owners=("ann",), principals=("bob",), subjects=("shop.>",)
+    )
+    none = done(more, AlterTenant(name="shop", owners=(), principals=()))
+    assert none.tenants["shop"] == Tenant(name="shop", subjects=("shop.>",))
+    assert done(none, DeleteTenant(name="shop")) == EMPTY
+    for again in (
+        CreateTenant(tenant=SHOP),
+        AlterTenant(name="shop", owners=("ann",)),
+        DeleteTenant(name="hr"),
+    ):
+        assert apply(first, again) == (first, {"changed": False})
+
+
+def test_a_snapshot_has_tenants_and_an_older_build_never_sees_the_field() -> None:
+    """The text of a state without tenants is that of before."""
+    state = done(EMPTY, CreateTenant(tenant=SHOP))
+    assert decode_snapshot(encode_snapshot(state, 3)) == (state, 3)
+    assert "tenant" not in EMPTY.to_json()
+
+
+def test_another_tenant_of_the_name_or_none_is_refused() -> None:
+    """Each by its type."""
+    state = done(EMPTY, CreateTenant(tenant=SHOP))
+    other = CreateTenant(tenant=Tenant(name="shop", owners=("bob",)))
+    assert isinstance(refused(state, other), TenantExistsError)
+    assert isinstance(refused(state, AlterTenant(name="hr", owners=())), UnknownTenantError)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        CreateTenant(tenant=Tenant(name="hr", owners=("ann",))),
+        CreateTenant(tenant=Tenant(name="hr", subjects=("shop.in",))),
+        CreateTenant(tenant=Tenant(name="h-r")),
+        AlterTenant(name="shop", subjects=(">",)),
+        AlterTenant(name="shop", subjects=("pay.in",)),
+        AlterTenant(name="shop", owners=("b", "a")),
+    ],
+)
+def test_a_tenant_that_meets_another_or_is_malformed_is_refused(command: Command) -> None:
+    """Creation and change are checked alike; a tenant does not meet itself."""
+    pay = CreateTenant(tenant=Tenant(name="pay", subjects=("pay.>",)))
+    state = done(EMPTY, CreateTenant(tenant=SHOP), pay)
+    assert isinstance(refused(state, command), InvalidRequestError)
+    done(state, AlterTenant(name="shop", owners=("an*",), subjects=("shop.in", "shop.out")))
+
+
+def test_a_tenant_with_streams_or_groups_is_not_deleted() -> None:
+    """Else its principals would reach, by wider grants, what it kept apart."""
+    state = done(EMPTY, CreateTenant(tenant=SHOP), CreateTenant(tenant=Tenant(name="hr")))
+    group = GroupState(epoch=1, coordinator=BrokerId("b1"), members={})
+    used = MetadataState(
+        feature_level=FEATURE_LEVEL_ACCESS, tenants=state.tenants, groups={"shop-g": group}
+    )
+    assert isinstance(refused(used, DeleteTenant(name="shop")), TenantInUseError)
+    assert "hr" not in apply(used, DeleteTenant(name="hr"))[0].tenants
+
+
+def test_the_number_of_tenants_and_their_weight_are_bounded() -> None:
+    """Beyond the number, and beyond the weight of the metadata; a deletion always fits."""
+    rows = {f"t{n:04}": Tenant(name=f"t{n:04}") for n in range(TENANTS_MAX)}
+    full = MetadataState(feature_level=FEATURE_LEVEL_ACCESS, tenants=rows)
+    assert isinstance(refused(full, CreateTenant(tenant=SHOP)), MetadataFullError)
+    assert apply(full, CreateTenant(tenant=rows["t0000"])) == (full, {"changed": False})
+    for command in (CreateTenant(tenant=SHOP), AlterTenant(name="shop", owners=())):
+        encoded = decode(encode_new(command))
+        assert isinstance(encoded, CreateTenant | AlterTenant)
+        assert encoded.weight_max == STATE_WEIGHT_MAX
+    small = CreateTenant(tenant=SHOP, weight_max=100)
+    assert isinstance(refused(EMPTY, small), MetadataFullError)
+
+
+def test_the_cluster_has_to_know_the_command() -> None:
+    """A build of a lower level would refuse the command that others apply."""
+    low = MetadataState(feature_level=FEATURE_LEVEL_STREAMS)
+    for command in (
+        CreateTenant(tenant=SHOP),
+        AlterTenant(name="shop"),
+        DeleteTenant(name="shop"),
+    ):
+        assert isinstance(refused(low, command), FeatureLevelError)
