@@ -11,6 +11,7 @@ import sys
 from broker.process.quick_imports import quick_imports
 from headwater.extras import install_hint
 from headwater.loading import ends_without_a_trace
+from headwater.process_end import end_process
 
 _EXIT_WRONG_REQUEST = 2
 _OF_THE_COMMAND = ("typer", "rich", "click", "cryptography")
@@ -29,7 +30,11 @@ def main() -> None:
             f"{install_hint('cli')}\n"
         )
         sys.exit(_EXIT_WRONG_REQUEST)
-    run()
+    try:
+        run()
+    except SystemExit as ended:
+        end_process(ended.code)
+        raise
 
 
 if __name__ == "__main__":
