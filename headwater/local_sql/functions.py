@@ -28,8 +28,6 @@ from headwater.local_sql.expressions import (
 )
 
 _JSON_KEY: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
-# Values of JSON as text. DuckDB writes 0 for -0, and reads NaN, Infinity and numbers of any size.
-_NOT_PLAIN: Final = text_of(r"^([-{\[]|[.0-9e+-]*$|nan$|inf(inity)?$)")
 _WHOLE_NUMBER: Final = text_of("[1-9][0-9]{0,18}")
 _TRUNCATIONS: Final = frozenset(
     {"YEAR", "QUARTER", "MONTH", "WEEK", "DAY", "HOUR", "MINUTE", "SECOND"}
@@ -170,21 +168,24 @@ def _json_text(node: exp.Expr, names: Names) -> Value:
     if not keys or len(keys) != len(steps) or not all(map(_JSON_KEY.fullmatch, keys)):
         raise NeedsSparkError("GET_JSON_OBJECT with more than names in its path")
     where = text_of("$" + "".join(f".{quoted(key)}" for key in keys))
-    found, kind = (f"{word}({item.sql}, {where})" for word in ("json_extract_string", "json_type"))
+    raw, text, kind = (
+        f"{function}({item.sql}, {where})"
+        for function in ("json_extract", "json_extract_string", "json_type")
+    )
     # Of a name that is there twice DuckDB takes the first value, Spark the first that is not null.
     twice = " OR ".join(_occurs_twice(item.sql, key) for key in dict.fromkeys(keys))
-    # Each function parses the whole record, and stops at what is not JSON. So json_type is asked
-    # only about a value that does not show by itself that it is a text, a truth value or whole.
-    checked = (
-        f"CASE WHEN {kind} IN ('VARCHAR', 'UBIGINT', 'BOOLEAN', 'NULL') THEN found "
-        f"ELSE error('not a text, a whole number or a truth value') END"
-    )
+    # Each function parses the whole record, and stops at what is not JSON. So one is called, whose
+    # result is JSON: most texts have no escapes, and most numbers show that they are whole. The
+    # others need a second call: DuckDB writes 0 for -0, and reads NaN and numbers of any size.
     return Value(
-        f"list_transform([{found}], lambda found: CASE "
-        f"WHEN found IS NULL THEN CASE WHEN {twice} THEN error('a name occurs twice') END "
-        f"WHEN NOT regexp_matches(found, {_NOT_PLAIN}, 'i') THEN found "
-        f"WHEN regexp_full_match(found, {_WHOLE_NUMBER}) THEN found "
-        f"ELSE {checked} END)[1]",
+        f"list_transform([{raw}::VARCHAR], lambda raw: CASE "
+        f"WHEN raw IS NULL OR raw = 'null' "
+        f"THEN CASE WHEN {twice} THEN error('a name occurs twice') END "
+        f"WHEN starts_with(raw, '\"') THEN CASE WHEN contains(raw, '\\') THEN {text} "
+        f"ELSE substr(raw, 2, length(raw) - 2) END "
+        f"WHEN regexp_full_match(raw, {_WHOLE_NUMBER}) THEN raw "
+        f"WHEN {kind} IN ('UBIGINT', 'BOOLEAN') THEN raw "
+        f"ELSE error('not a text, a whole number or a truth value') END)[1]",
         Kind.STRING,
     )
 
