@@ -27,7 +27,8 @@ JAR: Final = ROOT / "spark_jobs" / "jvm" / jvm.SPARK_JAR
 RELEASE: Final = "17"
 _WHEN: Final = (2026, 1, 1, 0, 0, 0)  # a zip has a time for every entry: always this one
 _IN_SPARK: Final = tuple(
-    f"{name}-*.jar" for name in ("hadoop-client-api", "spark", "scala-library", "jackson-databind")
+    f"{name}-*.jar"
+    for name in ("hadoop-client-api", "spark", "scala-library", "jackson-databind", "kryo-shaded")
 )
 _MANIFEST: Final = "META-INF/MANIFEST.MF"
 

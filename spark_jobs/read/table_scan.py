@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any, Final
 from broker.errors import TableMismatchError
 from spark_jobs.sessions import is_connect
 from spark_jobs.source.columns import ROW_COLUMNS, ddl
+from spark_jobs.source.jvm_plan import table_path
 from tiering.read.lake import kept_table
-from tiering.store.location import StoreConfig
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -42,13 +42,6 @@ STRICT: Final = {
 }
 
 _log = logging.getLogger("headwater.read")
-
-
-def table_path(table_uri: str) -> str:
-    """Return a table's location for Spark's file systems: ``s3a://…`` or a plain path."""
-    if table_uri.startswith("s3://"):
-        return f"s3a://{table_uri.removeprefix('s3://')}"
-    return str(StoreConfig(uri=table_uri).root)
 
 
 def table_at(

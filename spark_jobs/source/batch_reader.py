@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from broker.errors import HeadwaterError
+from broker.model.offsets import OffsetRange
 from spark_jobs.clients import client_of
 from spark_jobs.failures import annotate
-from spark_jobs.source import partitions, reader
+from spark_jobs.source import jvm_plan, partitions, reader
 from spark_jobs.source.batch_plan import StreamPlan, make_plan, require_fixed, slices_of
 from spark_jobs.source.options import SERVER_VARIABLE, SourceOptions
-from spark_jobs.source.partitions import LeftRecords, OffsetSlice, SliceTask, TableRef
+from spark_jobs.source.partitions import (
+    LeaseRenewal,
+    LeftRecords,
+    OffsetSlice,
+    SliceTask,
+    TableRef,
+)
+from spark_jobs.source.task_lease import kept_alive
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -28,20 +37,32 @@ class HeadwaterReader(DataSourceReader):
         given: SourceOptions,
         names: tuple[str, ...],
         plans: tuple[StreamPlan, ...] | None = None,
+        ranges: Mapping[int, OffsetRange] | None = None,
     ) -> None:
-        """Keep the options, the columns, and the plan, if ``load()`` has made one already."""
+        """Keep the options, the columns, and the plan, if ``load()`` has made one already.
+
+        ``ranges`` are those of the plan that the JVM leaves to Python; by default it leaves all.
+        """
         self._options = given
         self._plans = plans
+        self._ranges = ranges
         self._names = names
         self._server = server_of(given)
 
     def partitions(self) -> list[InputPartition]:
-        """Return the slices, small ones packed; Spark calls this once per DataFrame."""
+        """Return the slices, small ones packed; Spark calls this once per DataFrame.
+
+        If the JVM reads the rest, the first partition has no rows: it renews the lease, which the
+        JVM asks for while it reads.
+        """
         try:
             require_fixed(self._options)
             plans = self._plans
             if plans is None:
                 plans = make_plan(self._options, client_of(self._server))
+            if self._ranges is not None:
+                jvm_plan.require_within(self._ranges, plans[0])
+                plans = (replace(plans[0], ranges=self._ranges),)
         except HeadwaterError as error:
             raise annotate(error) from None
         cut = self._options.cut
@@ -54,12 +75,19 @@ class HeadwaterReader(DataSourceReader):
             for plan in plans
             for piece, left in self._slices(plan, plans)
         ]
-        return packed(tasks, self._options)
+        found = packed(tasks, self._options)
+        if self._ranges is None:
+            return found
+        return [InputPartition(LeaseRenewal(plans[0].stream, plans[0].lease_id)), *found]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a pack of slices."""
+        """Yield the rows of a pack of slices; of the renewal of a lease, none."""
+        task = partition.value
+        if isinstance(task, LeaseRenewal):
+            with kept_alive(client_of(self._server), task.stream, task.lease_id):
+                return iter(())
         return reader.read_tasks(
-            partition.value,
+            task,
             server=self._server,
             columns=self._names,
             emit=self._options.emit,

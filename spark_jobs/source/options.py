@@ -61,6 +61,7 @@ KNOWN: Final = (
     "emit",
     "encryptionKeyring",
     "compactedRows",
+    "coldFiles",
 )
 _BATCH_ONLY: Final = ("endingOffsets", "endingTimestamp", "cut", "lease", "compactedRows")
 NOW: Final = "now"  # a value of asOf; a table of the catalog has it, and may be read as a stream
@@ -101,6 +102,7 @@ class SourceOptions:
     compacted_rows: str | None = (
         None  # the records that the lease's holder has counted, see left.py
     )
+    files_by_jvm: bool = False  # a table of the catalog: see jvm_plan.py
 
     def known_columns(self) -> Mapping[str, str]:
         """Return all columns that this read can have, with their types."""
@@ -160,6 +162,7 @@ def parse(options: Mapping[str, str]) -> SourceOptions:
         fail_on_data_loss=_flag(given, "failOnDataLoss", default=True),
         keyring_file=given.get("encryptionkeyring", ""),
         compacted_rows=given.get("compactedrows"),
+        files_by_jvm=_word(given, "coldFiles", ("python", "jvm")) == "jvm",
     )
 
 
@@ -254,6 +257,8 @@ def _range_of(cut: Cut) -> tuple[Bound, Bound]:
 
 def _check_as_of(given: Mapping[str, str], selection: Selection) -> None:
     if "asof" not in given:
+        if "coldfiles" in given:
+            raise InvalidRequestError("coldFiles is set by the catalog, with asOf; leave it out")
         return
     if selection.single is None:
         raise InvalidRequestError("asOf is only for a read of one stream")

@@ -65,6 +65,14 @@ class SliceTask:
     left: LeftRecords | None = None  # None: the slice has a record for each offset
 
 
+@dataclass(frozen=True, slots=True)
+class LeaseRenewal:
+    """Renews the lease of a read whose files the JVM reads. Has no rows."""
+
+    stream: str
+    lease_id: LeaseId | None
+
+
 def resolve(
     stream: str,
     starting: Positions,

@@ -23,7 +23,7 @@ from pyspark.sql.types import StructType
 from broker.errors import HeadwaterError
 from spark_jobs.clients import client_of
 from spark_jobs.failures import annotate
-from spark_jobs.source import columns
+from spark_jobs.source import columns, jvm_plan
 from spark_jobs.source.batch_plan import StreamPlan, at_moment, drop, in_connect, make_plan
 from spark_jobs.source.batch_reader import HeadwaterReader, server_of
 from spark_jobs.source.options import SourceOptions, columns_of, parse_batch, parse_stream
@@ -42,7 +42,7 @@ class HeadwaterDataSource(DataSource):
     _plans: tuple[StreamPlan, ...] | None = None
     _fixed: SourceOptions | None = None  # the options with the cut that ``asOf`` asked for
 
-    def schema(self) -> str:
+    def schema(self) -> str | StructType:
         """Return the projection that the options ask for; Spark calls this within ``load()``.
 
         A batch read is planned here, so that its rows are those of the moment of ``load()``: this
@@ -50,12 +50,15 @@ class HeadwaterDataSource(DataSource):
         read will be a batch. So an error of planning is ignored here; it is raised again later if
         the read is a batch. With ``asOf`` it is raised here, because a missing table of the catalog
         is an error for a batch and for a stream. The cut that ``asOf`` takes also fixes the read in
-        Spark Connect, for as long as Spark keeps this object: one statement.
+        Spark Connect, for as long as Spark keeps this object: one statement. For a table of the
+        catalog the schema also says which files the JVM may read.
         """
         try:
             names, known = columns_of(self.options)
             if "asof" in {name.lower() for name in self.options}:
                 self._take_cut()
+            if self._fixed is not None and self._fixed.files_by_jvm:
+                return self._with_files(names)
         except HeadwaterError as error:
             raise annotate(error) from None
         if self._fixed is None and not in_connect():
@@ -75,13 +78,21 @@ class HeadwaterDataSource(DataSource):
         self._fixed = at_moment(given, client)
         self._plans = make_plan(self._fixed, client)
 
+    def _with_files(self, names: tuple[str, ...]) -> StructType:
+        assert self._fixed is not None, "asOf has fixed the read"
+        assert self._fixed.cut is not None, "asOf has fixed the read"
+        assert self._plans is not None, "asOf has planned the read"
+        client = client_of(server_of(self._fixed))
+        return jvm_plan.schema_with_plan(names, self._fixed.cut, self._plans[0], client)
+
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return the batch reader; a schema given by the user is a projection."""
+        """Return the batch reader; a schema given by the user, or by the JVM, is a projection."""
         try:
             given = self._fixed or parse_batch(self.options)
             if given.emit == "streams":
                 return StreamListReader(given, server_of(given))
-            return HeadwaterReader(given, _names(given, schema), self._plans)
+            ranges = jvm_plan.left_to_python(schema)
+            return HeadwaterReader(given, _names(given, schema), self._plans, ranges)
         except HeadwaterError as error:
             raise annotate(error) from None
 

@@ -11,7 +11,7 @@ import pytest
 
 from broker.errors import InvalidConfigError
 from spark_jobs import jars
-from spark_jobs.read.table_scan import table_path
+from spark_jobs.source.jvm_plan import table_path
 from spark_jobs.session import require_java, settings
 from tiering.store.location import StoreConfig
 

@@ -1,29 +1,67 @@
 package io.headwater.spark;
 
 import org.apache.spark.sql.connector.catalog.SupportsRead;
-import org.apache.spark.sql.connector.catalog.TableProvider;
 import org.apache.spark.sql.connector.expressions.Transform;
+import org.apache.spark.sql.connector.read.Batch;
+import org.apache.spark.sql.connector.read.InputPartition;
+import org.apache.spark.sql.connector.read.PartitionReaderFactory;
+import org.apache.spark.sql.connector.read.ScanBuilder;
 import org.apache.spark.sql.execution.datasources.DataSource$;
+import org.apache.spark.sql.execution.datasources.v2.python.PythonDataSourceV2;
 import org.apache.spark.sql.internal.SQLConf;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 
 /**
- * The Python data source {@code headwater} as Spark knows it. All that we use of Spark's internal
- * classes is here: the look-up of a source, which Spark's own reader does in the same way.
+ * One read that the Python data source {@code headwater} has planned. All that we use of Spark's
+ * internal classes for Python sources is here: the look-up, which Spark's own reader does in the
+ * same way, and what Spark keeps of a planned read.
  */
 final class PythonSource {
   static final String FORMAT = "headwater";
 
-  private PythonSource() {}
+  private final PythonDataSourceV2 source;
+  private final CaseInsensitiveStringMap options;
+  private final StructType schema;
 
-  /** Plans a read with these options, in Python, and returns it as a table. */
-  static SupportsRead table(CaseInsensitiveStringMap options) {
-    TableProvider source = DataSource$.MODULE$.lookupDataSourceV2(FORMAT, SQLConf.get()).get();
-    StructType schema = source.inferSchema(options);
-    return (SupportsRead)
-        source.getTable(schema, new Transform[0], options.asCaseSensitiveMap());
+  /** Plans a read with these options, in Python. */
+  PythonSource(CaseInsensitiveStringMap options) {
+    this.source =
+        (PythonDataSourceV2) DataSource$.MODULE$.lookupDataSourceV2(FORMAT, SQLConf.get()).get();
+    this.options = options;
+    this.schema = source.inferSchema(options);
   }
+
+  /** Returns the schema as Python has made it; the first field has the plan as metadata. */
+  StructType schema() {
+    return schema;
+  }
+
+  /** Begins a scan of the planned rows with some of the columns. */
+  ScanBuilder scan(StructType columns) {
+    SupportsRead table =
+        (SupportsRead)
+            source.getTable(columns, new Transform[0], options.asCaseSensitiveMap());
+    return table.newScanBuilder(options);
+  }
+
+  /**
+   * Divides a scan into Spark's partitions, in Python. Spark keeps the first division of a source
+   * for all its scans, whatever their columns are, so that it is taken away before and after.
+   */
+  Division divide(Batch scan) {
+    synchronized (source) {
+      source.setReadInfo(null);
+      try {
+        return new Division(scan.planInputPartitions(), scan.createReaderFactory());
+      } finally {
+        source.setReadInfo(null);
+      }
+    }
+  }
+
+  /** The partitions of a scan, and what reads them on executors. */
+  record Division(InputPartition[] partitions, PartitionReaderFactory readers) {}
 
   /** Returns an exception to be thrown where a method does not declare it, as Scala code does. */
   @SuppressWarnings("unchecked")

@@ -84,7 +84,8 @@ public final class StreamCatalog implements TableCatalog {
     if (table.namespace().length > 0) {
       throw new NoSuchTableException(table);
     }
-    Map<String, String> chosen = new HashMap<>(options);
+    Map<String, String> chosen = new HashMap<>(new CaseInsensitiveStringMap(options));
+    chosen.putIfAbsent("coldfiles", "jvm");
     chosen.put("stream", table.name());
     chosen.put("asOf", asOf);
     try {

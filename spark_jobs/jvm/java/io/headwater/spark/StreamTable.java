@@ -12,8 +12,8 @@ import org.apache.spark.sql.connector.read.ScanBuilder;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 
 /**
- * One stream at one moment, read through the data source {@code headwater}. It can be read as a
- * batch and followed as a stream; it is not written, because a table has no partitioner.
+ * One stream at one moment, planned by the data source {@code headwater}. It can be read as a batch
+ * and followed as a stream; it is not written, because a table has no partitioner.
  */
 final class StreamTable implements SupportsRead {
   /** Spark has given these to the catalog already, which loaded this table by them. */
@@ -21,13 +21,16 @@ final class StreamTable implements SupportsRead {
 
   private final String name;
   private final CaseInsensitiveStringMap options;
-  private final SupportsRead planned;
+  private final PythonSource source;
+  private final ReadPlan plan;
 
   /** Plans a read of the stream; errors of the planner are Spark's, with ours in their text. */
   StreamTable(String name, CaseInsensitiveStringMap options) {
     this.name = name;
     this.options = options;
-    this.planned = PythonSource.table(options);
+    this.source = new PythonSource(options);
+    ReadPlan planned = ReadPlan.of(source.schema());
+    this.plan = planned.readableBy(ParquetFiles::whyUnreadable);
   }
 
   @Override
@@ -37,7 +40,9 @@ final class StreamTable implements SupportsRead {
 
   @Override
   public Column[] columns() {
-    return planned.columns();
+    return Arrays.stream(plan.columns().fields())
+        .map(field -> Column.create(field.name(), field.dataType()))
+        .toArray(Column[]::new);
   }
 
   @Override
@@ -56,13 +61,13 @@ final class StreamTable implements SupportsRead {
     merged.keySet().removeAll(OF_THE_LOAD);
     CaseInsensitiveStringMap all = new CaseInsensitiveStringMap(merged);
     if (all.equals(options)) {
-      return planned.newScanBuilder(options);
+      return new StreamScanBuilder(name, source, plan);
     }
-    SupportsRead own = PythonSource.table(all);
-    if (!Arrays.equals(own.columns(), planned.columns())) {
+    StreamTable own = new StreamTable(name, all);
+    if (!Arrays.equals(own.columns(), columns())) {
       throw new IllegalArgumentException(
           "options may not change the columns of " + name + "; select columns in the statement");
     }
-    return own.newScanBuilder(all);
+    return new StreamScanBuilder(name, own.source, own.plan);
   }
 }

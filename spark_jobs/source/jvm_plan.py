@@ -1,0 +1,205 @@
+"""What the JVM may read of a cut, and what it leaves to Python, both as metadata of a schema.
+
+A table of the catalog reads the files of a cut by Spark's own Parquet reader. Which files and which
+offsets these are is decided here, after the table's version was proved; the JVM gets numbers and
+paths. Spark's interface for Python sources has one way for values in each direction: the schema.
+So the plan is metadata of the first field of the schema that Python returns, and the ranges that
+the JVM leaves to Python are metadata of the first field of the schema that Python is given.
+
+The JVM gets no files if it could not read each row of the cut exactly. Python reads the cut then,
+and the plan says why, for EXPLAIN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from broker.errors import InvalidRequestError
+from broker.model.cut import Cut
+from broker.model.offsets import Offset, OffsetRange
+from spark_jobs.source.batch_plan import StreamPlan
+from spark_jobs.source.columns import READ_COLUMNS, ROW_COLUMNS
+
+if TYPE_CHECKING:
+    from headwater.client import Client
+    from tiering.store.location import StoreConfig
+    from tiering.table.table import DataFile, TableSnapshot
+
+KEY: Final = "headwater"  # of the metadata, in both directions
+FILES_MAX: Final = 100_000  # ColdPlan.java has the same limit
+_TIME_MIN_US: Final = -(2**63)
+_TIME_MAX_US: Final = 2**63 - 1
+
+_HEADER: Final = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
+_TYPES: Final[Mapping[str, DataType]] = {
+    "int": IntegerType(),
+    "bigint": LongType(),
+    "timestamp": TimestampType(),
+    "binary": BinaryType(),
+    "string": StringType(),
+    "array<struct<key:string,value:binary>>": ArrayType(_HEADER),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The range of one partition: ``[start, seam)`` is in files, ``[seam, end)`` in the log."""
+
+    partition: int
+    start: Offset
+    seam: Offset
+    end: Offset
+
+    @property
+    def cold(self) -> OffsetRange:
+        """The offsets that are in files."""
+        return OffsetRange(self.start, self.seam)
+
+
+def table_path(table_uri: str) -> str:
+    """Return a table's location for Spark's file systems: ``s3a://…`` or a plain path."""
+    from tiering.store.location import StoreConfig  # noqa: PLC0415  (a tail needs no table)
+
+    if table_uri.startswith("s3://"):
+        return f"s3a://{table_uri.removeprefix('s3://')}"
+    return str(StoreConfig(uri=table_uri).root)
+
+
+def schema_with_plan(
+    columns: Sequence[str], cut: Cut, plan: StreamPlan, client: Client
+) -> StructType:
+    """Return the schema of a planned read, with what the JVM may read of it. Blocks.
+
+    Args:
+        columns: the columns of the read.
+        cut: the cut, whose table version was proved.
+        plan: the read's ranges.
+        client: a client of the broker, which may give out keys for the table.
+    """
+    fields = [StructField(name, _TYPES[READ_COLUMNS[name]]) for name in columns]
+    if plan.left is None:  # else there is no table, and a slice is read as it was counted
+        fields[0].metadata = {KEY: _plan(columns, cut, plan, client)}
+    return StructType(fields)
+
+
+def left_to_python(schema: StructType) -> dict[int, OffsetRange] | None:
+    """Return the ranges that the JVM leaves to Python; None if it says nothing: the whole read.
+
+    Raises:
+        InvalidRequestError: the metadata are anything else.
+    """
+    given = schema.fields[0].metadata if schema.fields else {}
+    if KEY not in given:
+        return None
+    try:
+        rows = zip(*(given[KEY][name] for name in ("partition", "start", "end")), strict=True)
+        found = {number: OffsetRange(Offset(start), Offset(end)) for number, start, end in rows}
+    except (AssertionError, KeyError, TypeError, ValueError) as cause:
+        raise InvalidRequestError(f"the JVM left malformed ranges to Python: {cause}") from cause
+    return found
+
+
+def require_within(ranges: Mapping[int, OffsetRange], plan: StreamPlan) -> None:
+    """Refuse ranges that are no part of the plan.
+
+    Raises:
+        InvalidRequestError: names the partition.
+    """
+    for number, span in ranges.items():
+        planned = plan.ranges.get(number)
+        if planned is None or not planned.start <= span.start <= span.end <= planned.end:
+            raise InvalidRequestError(
+                f"{span} of partition {number} is not within {planned}, which was planned",
+                stream=plan.stream,
+                partition=number,
+            )
+
+
+def _plan(columns: Sequence[str], cut: Cut, plan: StreamPlan, client: Client) -> dict[str, Any]:
+    parts = [_part(cut, number, span) for number, span in sorted(plan.ranges.items())]
+    found: dict[str, Any] = {"stream": plan.stream, "lease": plan.lease_id or "", "why": ""}
+    files: list[DataFile] = []
+    if any(part.cold for part in parts):
+        from headwater.reads.table_access import table_location  # noqa: PLC0415  (loads delta-rs)
+        from tiering.read.lake import kept_table  # noqa: PLC0415
+
+        location = table_location(client, cut)
+        snapshot = kept_table(location).snapshot(cut.table_version)
+        files = files_of(snapshot, parts)
+        found["why"] = why_python(columns, snapshot, location, parts, files)
+        found["root"] = table_path(snapshot.uri)
+    if found["why"]:
+        parts = [Part(part.partition, part.start, part.start, part.end) for part in parts]
+        files = []
+    found["parts"] = _columns(parts, "partition", "start", "seam", "end")
+    if files:
+        names = ("path", "size_bytes", "partition", "records_count", "min_offset", "end_offset")
+        found["files"] = _columns(files, *names) | {
+            "min_us": [_or(file.min_timestamp_us, _TIME_MIN_US) for file in files],
+            "max_us": [_or(file.max_timestamp_us, _TIME_MAX_US) for file in files],
+        }
+    return found
+
+
+def _part(cut: Cut, number: int, span: OffsetRange) -> Part:
+    cold_end = {part.partition: part.cold_end for part in cut.partitions}.get(number, span.start)
+    return Part(number, span.start, min(max(span.start, cold_end), span.end), span.end)
+
+
+def files_of(snapshot: TableSnapshot, parts: Iterable[Part]) -> list[DataFile]:
+    """Return the files that may have rows of the cold ranges, in the order of the version."""
+    cold = {part.partition: part.cold for part in parts if part.cold}
+    return [
+        file
+        for file in snapshot.files
+        if file.partition in cold
+        and file.records_count != 0
+        and file.may_have(cold[file.partition])
+    ]
+
+
+def why_python(
+    columns: Sequence[str],
+    snapshot: TableSnapshot,
+    location: StoreConfig,
+    parts: Sequence[Part],
+    files: Sequence[DataFile],
+) -> str:
+    """Return why the JVM cannot read these files exactly; empty if it can."""
+    cold = [part for part in parts if part.cold]
+    if snapshot.is_encrypted:
+        return "the table is encrypted, and Spark has no keys"
+    if location.vended is not None:
+        return "the broker gives out the table's keys, and Spark's file system has none"
+    if any(part.start < snapshot.whole_start(part.partition) for part in cold):
+        return "the table lacks records of the range: key compaction or retention removed them"
+    if any(file.records_count is None or file.end_offset is None for file in files):
+        return "a file has no statistics"
+    if len(files) > FILES_MAX:
+        return f"{len(files)} files are more than a plan for the JVM may have"
+    added = [name for name in columns if name not in ROW_COLUMNS]
+    return f"no file has column {added[0]}" if added else ""
+
+
+def _columns(rows: Iterable[object], *names: str) -> dict[str, list[Any]]:
+    kept = list(rows)
+    return {name: list(map(attrgetter(name), kept)) for name in names}
+
+
+def _or(value: int | None, default: int) -> int:
+    return default if value is None else value
