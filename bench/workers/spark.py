@@ -54,8 +54,11 @@ def _ways(
         "tail_all": (lambda: _tail(spark, wanted["server"], ()), tail_rows),
         "native": (lambda: spark.read.format("delta").load(wanted["native_uri"]), full_rows),
     }
+    spark.conf.set("spark.sql.catalog.headwater.server", wanted["server"])
     for name, stream in wanted["full"].items():
         ways[name] = (partial(hw.read, spark, stream, server=client), full_rows)
+        table = f"headwater.`{stream}`"
+        ways[name.replace("full", "catalog")] = (partial(spark.table, table), full_rows)
     return ways
 
 

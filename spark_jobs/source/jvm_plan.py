@@ -188,7 +188,7 @@ def why_python(
         return "the broker gives out the table's keys, and Spark's file system has none"
     if any(part.start < snapshot.whole_start(part.partition) for part in cold):
         return "the table lacks records of the range: key compaction or retention removed them"
-    if any(file.records_count is None or file.end_offset is None for file in files):
+    if any(None in (file.records_count, file.min_offset, file.max_offset) for file in files):
         return "a file has no statistics"
     if len(files) > FILES_MAX:
         return f"{len(files)} files are more than a plan for the JVM may have"

@@ -1,40 +1,41 @@
 """Streams as tables of a catalog, in plain ``spark.sql``: fresh at each statement, and exact.
 
-Each test has a catalog of its own name, because Spark keeps a catalog with the settings that it had
-at its first use.
+The JVM reads the files of the table, or Python does: what depends on that is tested with both.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime
-from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.errors import AnalysisException, PySparkException
 
+import headwater
 from broker.errors import InvalidCutError, ObjectMissingError
 from broker.model.offsets import Offset
 from headwater import cut
 from headwater.client import Client
 from simkit.brokers.memory_broker import numbered
 from simkit.tier.lake_broker import Served
-from spark_jobs import jvm
-from spark_jobs.failures import typed
+from spark_jobs.failures import translated, typed
 from spark_jobs.source.columns import ROW_COLUMNS
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, Row, SparkSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
-_NUMBERS = count()
+RENEWAL = "io.headwater.spark.leaseRenewalMs"
+by_both = pytest.mark.parametrize("catalog", ["jvm", "python"], indirect=True)
 
 
 @pytest.fixture
-def catalog(spark: SparkSession, served: Served) -> Iterator[str]:
+def catalog(
+    served: Served, catalog_of: Callable[[str], str], request: pytest.FixtureRequest
+) -> str:
     """A catalog whose stream ``s`` has two partitions: 30 and 20 records cold, 12 and 5 hot."""
     with Client(served.server) as client:
         client.create_stream("s", partitions=2)
@@ -42,16 +43,7 @@ def catalog(spark: SparkSession, served: Served) -> Iterator[str]:
     publish(served, 1, 25)
     served.broker.ship("s", 0, Offset(30), files=2)
     served.broker.ship("s", 1, Offset(20))
-    name = f"streams{next(_NUMBERS)}"
-    settings = {
-        f"spark.sql.catalog.{name}": jvm.CATALOG_CLASS,
-        f"spark.sql.catalog.{name}.server": served.server,
-    }
-    for setting, value in settings.items():
-        spark.conf.set(setting, value)
-    yield name
-    for setting in settings:
-        spark.conf.unset(setting)
+    return catalog_of(getattr(request, "param", "jvm"))
 
 
 def publish(served: Served, partition: int, many: int, start: int = 0) -> None:
@@ -78,6 +70,77 @@ def test_each_statement_reads_what_is_committed_now(
     publish(served, 1, 3, start=25)
     assert rows.count() == 67
     assert counts(spark, f"SELECT count(*), max(offset) FROM {catalog}.s") == [70, 41]
+
+
+@by_both
+def test_a_statement_gets_the_rows_and_the_columns_that_it_asks_for(
+    spark: SparkSession, served: Served, catalog: str
+) -> None:
+    """Filters and columns spare work and change no row; a moment may lie within a file."""
+    table = spark.table(f"{catalog}.s")
+    every = headwater.read(spark, "s", server=served.server).collect()
+    late = every[29].timestamp
+    asked: tuple[tuple[str, list[str], Callable[[Row], bool]], ...] = (
+        (
+            "partition = 0 AND offset >= 14 AND offset < 35",
+            ["value"],
+            lambda row: row.partition == 0 and 14 <= row.offset < 35,
+        ),
+        (
+            "partition IN (1, 7) AND offset > 18",
+            ["headers", "partition", "subject", "offset"],
+            lambda row: row.partition == 1 and row.offset > 18,
+        ),
+        (
+            f"timestamp > '{late}' OR offset = 41",
+            ["timestamp"],
+            lambda row: row.timestamp > late or row.offset == 41,
+        ),
+    )
+    for where, columns, holds in asked:
+        found = table.where(where).select(columns).collect()
+        expected = [tuple(row[name] for name in columns) for row in every if holds(row)]
+        assert sorted(map(tuple, found)) == sorted(expected), where
+    assert table.count() == len(every) == 67, "no scan before has left its filters"
+    within = f'SELECT value FROM {catalog}.s VERSION AS OF \'{{"0": 17, "1": 3}}\''
+    assert sorted(int(row.value) for row in spark.sql(within).collect()) == sorted(
+        [*range(17), *range(3)]
+    )
+
+
+def test_the_plan_says_who_reads_what(spark: SparkSession, catalog: str) -> None:
+    """EXPLAIN has the files that are left after the filters, and the columns that are fetched."""
+
+    def scan(of: DataFrame) -> str:
+        plan = of._jdf.queryExecution().executedPlan().toString()
+        return next(line for line in str(plan).splitlines() if "headwater" in line)
+
+    table = spark.table(f"{catalog}.s")
+    assert "[offset, value, partition] 1 of 3 files by the JVM, log by Python" in scan(
+        table.where("partition = 0 AND offset < 9").select("value")
+    )
+    assert "0 of 3 files" in scan(table.where("offset >= 30"))
+
+
+def test_tasks_renew_the_lease_whatever_the_session_says(
+    spark: SparkSession, served: Served, catalog: str
+) -> None:
+    """Python renews it for the JVM; a session without vectorized reads gets the same rows."""
+    java: Any = spark._jvm
+    table = spark.table(f"{catalog}.s")
+    (lease_id,) = served.broker.leases
+    taken = served.broker.leases[lease_id][1]
+    cold = table.where("partition = 1 AND offset < 20")
+    assert len(cold.collect()) == 20
+    assert served.broker.leases[lease_id][1] == taken, "it is not due"
+    java.java.lang.System.setProperty(RENEWAL, "0")
+    spark.conf.set("spark.sql.parquet.enableVectorizedReader", "false")
+    try:
+        assert len(cold.collect()) == 20
+    finally:
+        spark.conf.unset("spark.sql.parquet.enableVectorizedReader")
+        java.java.lang.System.clearProperty(RENEWAL)
+    assert served.broker.leases[lease_id][1] > taken
 
 
 def test_a_statement_has_one_moment(spark: SparkSession, catalog: str) -> None:
@@ -151,12 +214,16 @@ def test_what_a_table_cannot_do_is_refused(
     assert counts(spark, f"SELECT count(*) FROM {catalog}.s") == [67]
 
 
+@by_both
 def test_a_table_that_lost_a_file_is_not_read(
     spark: SparkSession, served: Served, catalog: str
 ) -> None:
     """The table is proved for each statement, as headwater.read does, before a row is shown."""
+    planned = spark.table(f"{catalog}.s").select("value")
     table = Path(str(served.broker.table("s").store.config.root))
     min(table.glob("partition=0/*.parquet")).unlink()
     with pytest.raises(PySparkException) as missing:
         spark.sql(f"SELECT count(*) FROM {catalog}.s").collect()
     assert isinstance(typed(missing.value), ObjectMissingError)
+    with pytest.raises(ObjectMissingError), translated():
+        planned.collect()

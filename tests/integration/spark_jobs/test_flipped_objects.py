@@ -32,6 +32,8 @@ pytestmark = [pytest.mark.spark, pytest.mark.integration]
 
 RECORDS: Final = 400
 _SEED: Final = 20_261_122
+_WAYS: Final = ("planned by Delta", "named to Parquet")
+_CATALOG: Final = "by a table of the catalog"
 _LOSSY: Final = ("spark.sql.files.ignoreMissingFiles", "spark.sql.files.ignoreCorruptFiles")
 
 
@@ -112,9 +114,16 @@ class Scan:
     headers: bool
 
 
-@pytest.fixture(params=["planned by Delta", "named to Parquet"])
-def scan(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Scan:
-    """``read`` by each of the two ways in which the table is scanned."""
+@pytest.fixture(params=_WAYS)
+def scan(
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    catalog_of: Callable[[str], str],
+) -> Scan:
+    """A read by one of the ways in which the table is scanned."""
+    if request.param == _CATALOG:
+        name = catalog_of("jvm")
+        return Scan(lambda spark, stream, **_: spark.table(f"{name}.{stream}"), headers=True)
     named = request.param == "named to Parquet"
     if named:
         monkeypatch.setattr(table_scan, "is_connect", lambda _: True)
@@ -147,6 +156,7 @@ def test_a_flipped_bit_is_never_served(spark: SparkSession, stream: Served, scan
     assert errors > 10
 
 
+@pytest.mark.parametrize("scan", [*_WAYS, _CATALOG], indirect=True)
 @pytest.mark.parametrize("setting", _LOSSY)
 def test_settings_changed_after_the_read_lose_no_rows(
     spark: SparkSession, stream: Served, scan: Scan, setting: str

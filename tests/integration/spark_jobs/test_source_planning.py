@@ -252,7 +252,7 @@ def test_the_class_that_spark_makes(served: Served) -> None:
     """A schema of the user projects; errors carry their wire form, whichever method finds them."""
     Client(served.server).create_stream("s")
     source = HeadwaterDataSource({"stream": "s", "server": served.server})
-    assert source.schema().startswith("`partition` int, `offset` bigint")
+    assert str(source.schema()).startswith("`partition` int, `offset` bigint")
     schema = StructType().add("offset", "long").add("topic", "string")
     assert source.reader(schema).partitions() == []
     wrong: list[Callable[[], Any]] = [

@@ -222,6 +222,7 @@ def test_a_misspelt_option_is_refused_with_the_right_name(name: str) -> None:
         ("emit", "rows", "records or ranges or streams"),
         ("isolation", "uncommitted", "not offered"),
         ("isolation", "some", "committed"),
+        ("coldFiles", "jvm", "set by the catalog"),
         ("failOnDataLoss", "yes", "true or false"),
         ("startingTimestamp", "yesterday", "milliseconds"),
         ("startingTimestamp", "-1", "not a time"),

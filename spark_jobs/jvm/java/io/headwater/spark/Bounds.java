@@ -98,16 +98,16 @@ final class Bounds {
       return between(is.value(), is.value());
     }
     if (filter instanceof GreaterThanOrEqual least) {
-      return from(least.value());
+      return from(least.value(), 0);
     }
     if (filter instanceof GreaterThan below) {
-      return from(below.value()); // one more than needed
+      return from(below.value(), 1);
     }
     if (filter instanceof LessThanOrEqual greatest) {
-      return to(greatest.value());
+      return to(greatest.value(), 0);
     }
     if (filter instanceof LessThan above) {
-      return to(above.value()); // one more than needed
+      return to(above.value(), 1);
     }
     return filter instanceof In any ? hull(any.values()) : null;
   }
@@ -119,14 +119,18 @@ final class Bounds {
     return both ? new Interval(min.getAsLong(), max.getAsLong()) : null;
   }
 
-  private static Interval from(Object least) {
+  /** Values that are greater by {@code more} at least; an overflow bounds nothing. */
+  private static Interval from(Object least, long more) {
     OptionalLong min = number(least);
-    return min.isPresent() ? new Interval(min.getAsLong(), Long.MAX_VALUE) : null;
+    boolean fits = min.isPresent() && min.getAsLong() <= Long.MAX_VALUE - more;
+    return fits ? new Interval(min.getAsLong() + more, Long.MAX_VALUE) : null;
   }
 
-  private static Interval to(Object greatest) {
+  /** Values that are less by {@code more} at least; an overflow bounds nothing. */
+  private static Interval to(Object greatest, long more) {
     OptionalLong max = number(greatest);
-    return max.isPresent() ? new Interval(Long.MIN_VALUE, max.getAsLong()) : null;
+    boolean fits = max.isPresent() && max.getAsLong() >= Long.MIN_VALUE + more;
+    return fits ? new Interval(Long.MIN_VALUE, max.getAsLong() - more) : null;
   }
 
   /** A null among the values equals nothing. */
@@ -152,7 +156,7 @@ final class Bounds {
     if (value instanceof Instant instant) {
       time = instant;
     }
-    if (time == null || time.isBefore(UNDERSTOOD_FROM)) {
+    if (time == null || time.isBefore(UNDERSTOOD_FROM) || time.getNano() % 1000 != 0) {
       return OptionalLong.empty();
     }
     try {

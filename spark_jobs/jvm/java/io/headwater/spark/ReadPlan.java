@@ -1,6 +1,7 @@
 package io.headwater.spark;
 
 import java.util.Arrays;
+import java.util.Comparator;
 import java.util.HashMap;
 import java.util.Map;
 import java.util.function.Function;
@@ -74,7 +75,8 @@ record ReadPlan(
 
   /** Returns the part of a file's partition. */
   Part partOf(File file) {
-    return Arrays.stream(parts).filter(one -> one.partition == file.partition).findFirst().get();
+    Part wanted = new Part(file.partition, 0, 0, 0);
+    return parts[Arrays.binarySearch(parts, wanted, Comparator.comparingInt(Part::partition))];
   }
 
   /** Tells whether a file has offsets that are no part of the read. */

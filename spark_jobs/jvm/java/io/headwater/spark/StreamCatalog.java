@@ -33,12 +33,16 @@ public final class StreamCatalog implements TableCatalog {
       "streams are made, changed and deleted by `headwater stream`, not by SQL";
 
   private String name;
+  private String reader; // of the table's files: jvm or python
   private Map<String, String> options;
 
   @Override
   public void initialize(String name, CaseInsensitiveStringMap options) {
     this.name = name;
-    this.options = Map.copyOf(options.asCaseSensitiveMap());
+    Map<String, String> given = new HashMap<>(options);
+    this.reader = options.getOrDefault("coldFiles", "jvm");
+    given.remove("coldfiles");
+    this.options = Map.copyOf(given);
   }
 
   @Override
@@ -84,8 +88,8 @@ public final class StreamCatalog implements TableCatalog {
     if (table.namespace().length > 0) {
       throw new NoSuchTableException(table);
     }
-    Map<String, String> chosen = new HashMap<>(new CaseInsensitiveStringMap(options));
-    chosen.putIfAbsent("coldfiles", "jvm");
+    Map<String, String> chosen = new HashMap<>(options);
+    chosen.put("coldfiles", reader);
     chosen.put("stream", table.name());
     chosen.put("asOf", asOf);
     try {

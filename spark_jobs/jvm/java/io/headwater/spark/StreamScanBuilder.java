@@ -1,6 +1,7 @@
 package io.headwater.spark;
 
 import java.util.Arrays;
+import java.util.HashSet;
 import java.util.Set;
 import java.util.stream.Collectors;
 import org.apache.spark.sql.connector.read.Scan;
@@ -57,7 +58,7 @@ final class StreamScanBuilder implements SupportsPushDownRequiredColumns, Suppor
    */
   private StructType columns() {
     Set<String> names =
-        Arrays.stream(wanted.fieldNames()).collect(Collectors.toCollection(java.util.TreeSet::new));
+        Arrays.stream(wanted.fieldNames()).collect(Collectors.toCollection(HashSet::new));
     if (Arrays.stream(plan.files()).anyMatch(plan::isCut)) {
       names.add(OFFSET);
     }
