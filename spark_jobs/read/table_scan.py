@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final
 from broker.errors import TableMismatchError
 from spark_jobs.sessions import is_connect
 from spark_jobs.source.columns import ROW_COLUMNS, ddl
-from spark_jobs.source.jvm_plan import table_path
+from spark_jobs.source.partitions import table_path
 from tiering.read.lake import kept_table
 
 if TYPE_CHECKING:

@@ -34,6 +34,7 @@ from broker.model.cut import Cut
 from broker.model.offsets import Offset, OffsetRange
 from spark_jobs.source.batch_plan import StreamPlan
 from spark_jobs.source.columns import READ_COLUMNS, ROW_COLUMNS
+from spark_jobs.source.partitions import table_path
 
 if TYPE_CHECKING:
     from headwater.client import Client
@@ -69,15 +70,6 @@ class Part:
     def cold(self) -> OffsetRange:
         """The offsets that are in files."""
         return OffsetRange(self.start, self.seam)
-
-
-def table_path(table_uri: str) -> str:
-    """Return a table's location for Spark's file systems: ``s3a://…`` or a plain path."""
-    from tiering.store.location import StoreConfig  # noqa: PLC0415  (a tail needs no table)
-
-    if table_uri.startswith("s3://"):
-        return f"s3a://{table_uri.removeprefix('s3://')}"
-    return str(StoreConfig(uri=table_uri).root)
 
 
 def schema_with_plan(

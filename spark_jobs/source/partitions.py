@@ -52,6 +52,15 @@ class TableRef:
     cluster: str
 
 
+def table_path(table_uri: str) -> str:
+    """Return a table's location for Spark's file systems: ``s3a://…`` or a plain path."""
+    from tiering.store.location import StoreConfig  # noqa: PLC0415  (a tail needs no table)
+
+    if table_uri.startswith("s3://"):
+        return f"s3a://{table_uri.removeprefix('s3://')}"
+    return str(StoreConfig(uri=table_uri).root)
+
+
 @dataclass(frozen=True, slots=True)
 class SliceTask:
     """All facts that the reader of a slice needs, since it runs in another process."""

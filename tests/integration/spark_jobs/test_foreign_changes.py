@@ -19,7 +19,7 @@ from headwater.client import Client
 from simkit.tier.lake_broker import Served
 from spark_jobs.jobs import compact, snapshot
 from spark_jobs.jobs.job import Report
-from spark_jobs.source.jvm_plan import table_path
+from spark_jobs.source.partitions import table_path
 from tiering.keys.snapshot import latest_table
 
 if TYPE_CHECKING:

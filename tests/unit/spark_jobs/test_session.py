@@ -12,7 +12,7 @@ import pytest
 from broker.errors import InvalidConfigError
 from spark_jobs import jars
 from spark_jobs.session import require_java, settings
-from spark_jobs.source.jvm_plan import table_path
+from spark_jobs.source.partitions import table_path
 from tiering.store.location import StoreConfig
 
 ENV = {
