@@ -25,6 +25,7 @@ from broker.core.metadata.size import SNAPSHOT_BYTES_MAX
 from broker.core.metadata.state import MetadataState
 from broker.errors import LogFailedError, MetadataCorruptError
 from broker.ports.system import Files
+from broker.storage.sectors import after_sector
 from broker.storage.whole_file import read_whole
 
 FOLDER: Final = "metadata"
@@ -34,7 +35,6 @@ _HEAD: Final = struct.Struct("<IIQ")
 _CRC: Final = struct.Struct("<I")
 _HEAD_SIZE: Final = _HEAD.size + _CRC.size
 _SNAPSHOT: Final = struct.Struct("<IQ")
-_SECTOR_SIZE: Final = 512  # a torn write leaves whole sectors unwritten, and those read as zeros
 _JOURNAL_BYTES_MAX: Final = 256 * 1024 * 1024
 
 
@@ -126,7 +126,7 @@ def _next_entry(data: bytes, position: int, path: str) -> tuple[int, bytes, int]
         return None
     if head_good and crc32c(memoryview(data)[command_start:end]) == crc:
         return index, data[command_start:end], end
-    next_sector = (position // _SECTOR_SIZE + 1) * _SECTOR_SIZE
+    next_sector = after_sector(position)
     if next_sector < len(data) and not any(data[next_sector:]):
         return None
     raise MetadataCorruptError(

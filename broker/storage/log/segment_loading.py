@@ -28,6 +28,7 @@ from broker.model.offsets import Offset, OffsetRange
 from broker.ports.system import File
 from broker.storage.log_folder import LogFolder
 from broker.storage.promises.promises import Promised
+from broker.storage.sectors import has_missing_sector
 from broker.storage.segments.damage import (
     DamagedRange,
     RecoveryReport,
@@ -41,7 +42,6 @@ from broker.storage.segments.scan import (
     DamagedStretch,
     ValidBatch,
     Window,
-    has_missing_sector,
     scan,
 )
 from broker.storage.segments.segment import Segment, read_index
@@ -171,7 +171,7 @@ class SegmentLoader:
         except SegmentCorruptError as error:
             if not durable and (
                 len(data) < SEGMENT_HEADER_SIZE
-                or has_missing_sector(Window(file, file.size()), 0, SEGMENT_HEADER_SIZE)
+                or has_missing_sector(file.read_at, 0, SEGMENT_HEADER_SIZE)
             ):
                 return False
             self._report.damaged_ranges.append(

@@ -14,7 +14,6 @@ damaged record is rot if, in this order:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
 from broker.codec.disk.raft_log_format import (
     ALIGNMENT,
@@ -30,8 +29,7 @@ from broker.codec.disk.raft_log_format import (
 from broker.errors import MetadataCorruptError
 from broker.model.raft import Entry, LogImage
 from broker.storage.raft.raft_folder import NEXT_STEP
-
-_SECTOR: Final = 512
+from broker.storage.sectors import has_missing_sector
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +114,12 @@ class _JournalReader:
             raise self._rot("a later record says that it was durable")
         whole = head is not None and head.number == self._number + 1
         size = head.size if head is not None and whole else RECORD_HEAD_SIZE
-        if not _sector_is_missing(self._data, self._at, self._at + size):
+        if not has_missing_sector(self._read_at, self._at, self._at + size):
             raise self._rot("no part of it is missing, so no power cut did this")
         self._torn = True
+
+    def _read_at(self, position: int, size: int) -> bytes:
+        return self._data[position : position + size]
 
     def _later_synced(self) -> int:
         """Return the newest durable position that a record after the damage proves."""
@@ -141,16 +142,3 @@ class _JournalReader:
             path=self._path,
             position=self._at,
         )
-
-
-def _sector_is_missing(data: bytes, start: int, end: int) -> bool:
-    """Tell whether some sector's part of ``[start, end)`` was never written."""
-    if end > len(data):
-        return True
-    position = start
-    while position < end:
-        stop = min(end, (position // _SECTOR + 1) * _SECTOR)
-        if not any(data[position:stop]):
-            return True
-        position = stop
-    return False

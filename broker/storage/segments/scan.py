@@ -16,8 +16,8 @@ from broker.codec.record_batch import HEADER_SIZE, MAGIC, BatchHeader, decode_he
 from broker.errors import BatchCorruptError
 from broker.model.offsets import Offset
 from broker.ports.system import File
+from broker.storage.sectors import has_missing_sector
 
-SECTOR_SIZE: Final = 512
 WINDOW_SIZE: Final = 4 * 1024 * 1024
 _ALIGNMENT: Final = 8  # sizes of header and body are multiples, so batches begin at multiples
 _ZEROS: Final = bytes(WINDOW_SIZE)
@@ -109,7 +109,7 @@ def _batch_at(
             search_from=position + _ALIGNMENT,
             offset=offset,
             end_offset=Offset(offset + 1),
-            sector_missing=has_missing_sector(window, position, position + HEADER_SIZE),
+            sector_missing=has_missing_sector(window.at, position, position + HEADER_SIZE),
             reason=str(error),
         )
     if header.base_offset != offset or header.leader_epoch < epoch:
@@ -135,7 +135,7 @@ def _batch_at(
         search_from=behind,
         offset=offset,
         end_offset=header.end_offset,
-        sector_missing=has_missing_sector(window, position + HEADER_SIZE, behind),
+        sector_missing=has_missing_sector(window.at, position + HEADER_SIZE, behind),
         reason=f"the body of the batch at offset {offset} fails its checksum",
     )
 
@@ -165,17 +165,6 @@ def _stretch(
         sector_missing=sector_missing,
         reason=reason,
     )
-
-
-def has_missing_sector(window: Window, start: int, end: int) -> bool:
-    """Tell whether a sector within ``[start, end)`` is all zero or behind the end of the file."""
-    while start < end:
-        stop = min(end, (start // SECTOR_SIZE + 1) * SECTOR_SIZE)
-        part = window.at(start, stop - start)
-        if len(part) < stop - start or is_zero(part):
-            return True
-        start = stop
-    return False
 
 
 def next_batch(window: Window, position: int, lowest: Offset) -> ValidBatch | None:
