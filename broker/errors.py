@@ -342,9 +342,10 @@ class OverloadedError(UnavailableError):
 
 
 class QuotaExceededError(OverloadedError):
-    """The caller's quota is used up, so the call was not begun.
+    """A quota is used up, so the call was not begun.
 
-    Facts: principal; limit, a field of ``Quota``; of a rate also throttle_ms, how long to wait.
+    Facts: principal, the caller; tenant, if the quota is that of a tenant; limit, a field of
+    ``Quota`` or ``Tenant``; of a rate also throttle_ms, how long to wait.
     """
 
 

@@ -6,6 +6,7 @@ A quota belongs to a pattern of principals: a name, the beginning of names follo
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
@@ -19,6 +20,13 @@ FLOWS: Final[tuple[Flow, ...]] = get_args(Flow)
 DEFAULT: Final = "*"  # the pattern of every principal without another quota
 BYTES_PER_S_MIN: Final = 1024  # a rate in bytes; less would hold one record back for hours
 RATE_MAX: Final = 1 << 50
+# The numbers of a quota: the least that each may be.
+LIMITS: Final[Mapping[str, int]] = {
+    "publish_bytes_per_s": BYTES_PER_S_MIN,
+    "read_bytes_per_s": BYTES_PER_S_MIN,
+    "requests_per_s": 1,
+    "open_calls": 1,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,23 +58,22 @@ def check_quota(quota: Quota) -> Quota:
             no number.
     """
     check_pattern(quota.principal)
-    for name, low in (
-        ("publish_bytes_per_s", BYTES_PER_S_MIN),
-        ("read_bytes_per_s", BYTES_PER_S_MIN),
-        ("requests_per_s", 1),
-        ("open_calls", 1),
-    ):
-        value = getattr(quota, name)
-        if value and not low <= value <= RATE_MAX:
-            raise InvalidRequestError(
-                f"{name} must be {low} to {RATE_MAX}, or 0 for no limit", field=name
-            )
+    for name in LIMITS:
+        check_limit(name, getattr(quota, name), low=LIMITS[name])
     if quota == Quota(principal=quota.principal):
         raise InvalidRequestError(
             "a quota must limit something: to take the limits away, remove the quota",
             field="principal",
         )
     return quota
+
+
+def check_limit(name: str, value: int, *, low: int = 1) -> None:
+    """Return if a limit is 0, which is none, or in its bounds; else raise InvalidRequestError."""
+    if value and not low <= value <= RATE_MAX:
+        raise InvalidRequestError(
+            f"{name} must be {low} to {RATE_MAX}, or 0 for no limit", field=name
+        )
 
 
 def check_pattern(pattern: str) -> str:

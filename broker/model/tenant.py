@@ -13,13 +13,15 @@ from typing import Final
 
 from broker.errors import InvalidRequestError
 from broker.model.access import Resource
-from broker.model.quota import DEFAULT, check_pattern
+from broker.model.quota import DEFAULT, LIMITS, Quota, check_limit, check_pattern
 from broker.model.subjects import covers, is_pattern, is_shared
 
 TENANTS_MAX: Final = 1_000
 PATTERNS_MAX: Final = 16  # of owners, of principals and of subjects of one tenant
+COUNTS: Final = ("streams_max", "partitions_max")
 _NAME_CHARS_MAX: Final = 32
 _AFTER_NAME: Final = "-"
+_QUOTA_MARK: Final = "#"  # no name of a principal has it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +37,20 @@ class Tenant:
     owners: tuple[str, ...] = ()  # sorted, as the next two
     principals: tuple[str, ...] = ()
     subjects: tuple[str, ...] = ()  # NATS patterns; streams of the tenant may attach to these
+    # What all its principals together may use of each broker, as in ``Quota``; 0: no limit.
+    publish_bytes_per_s: int = 0
+    read_bytes_per_s: int = 0
+    requests_per_s: int = 0
+    open_calls: int = 0
+    # What it may have in the cluster; 0: no limit.
+    streams_max: int = 0
+    partitions_max: int = 0  # of all its streams together, each counted once
+
+    @property
+    def quota(self) -> Quota:
+        """What its principals together may use of each broker. No principal has the name of it."""
+        limits = {name: getattr(self, name) for name in LIMITS}
+        return Quota(principal=_QUOTA_MARK + self.name, **limits)
 
     @property
     def prefix(self) -> str:
@@ -60,7 +76,8 @@ def check_tenant(tenant: Tenant) -> Tenant:
     """Return the tenant if it is well-formed.
 
     Raises:
-        InvalidRequestError: a name or a pattern is malformed, or there are too many patterns.
+        InvalidRequestError: a name or a pattern is malformed, there are too many patterns, or a
+            number is out of its bounds.
     """
     name = tenant.name
     legal = name.isascii() and name.replace("_", "a").isalnum() and not name.startswith("_")
@@ -94,4 +111,6 @@ def check_tenant(tenant: Tenant) -> Tenant:
                 "tenant's: begin with a word of the tenant's own",
                 field="subjects",
             )
+    for limit in (*LIMITS, *COUNTS):
+        check_limit(limit, getattr(tenant, limit), low=LIMITS.get(limit, 1))
     return tenant

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 import typer
 
@@ -11,7 +12,7 @@ from broker.errors import InvalidRequestError, UnknownTenantError
 from broker.model.tenant import Tenant
 from headwater.cli import console
 from headwater.cli.discovery import connect, find_server
-from headwater.cli.options import JsonOption, ServerOption
+from headwater.cli.options import JsonOption, ServerOption, size_option
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -50,6 +51,23 @@ SubjectsOption = Annotated[
         help="A NATS subject to which its streams may attach, such as shop.>.",
     ),
 ]
+PublishOption = Annotated[
+    int | None, size_option("--publish", help="Bytes a second that it may publish to a broker.")
+]
+ReadOption = Annotated[
+    int | None, size_option("--read", help="Bytes a second that it may read from a broker.")
+]
+RequestsOption = Annotated[
+    int | None, typer.Option(metavar="N", help="Requests a second that a broker takes.")
+]
+OpenCallsOption = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Reads and writes that are open at a broker at the same time."),
+]
+StreamsOption = Annotated[int | None, typer.Option(metavar="N", help="Streams that it may have.")]
+PartitionsOption = Annotated[
+    int | None, typer.Option(metavar="N", help="Partitions of all its streams together.")
+]
 
 
 @app.command()
@@ -59,26 +77,39 @@ def create(
     owner: OwnersOption = None,
     principal: PrincipalsOption = None,
     subject: SubjectsOption = None,
+    publish: PublishOption = None,
+    read: ReadOption = None,
+    requests: RequestsOption = None,
+    open_calls: OpenCallsOption = None,
+    streams: StreamsOption = None,
+    partitions: PartitionsOption = None,
     server: ServerOption = None,
 ) -> None:
     """Create a tenant. Its principals reach what is the tenant's, and nothing else.
 
     Streams and groups that are there already become the tenant's by their names. A principal and
-    a subject are of one tenant at most.
+    a subject are of one tenant at most. What no option names has no limit; each limit is one for
+    all principals of the tenant together, beside the quotas that they have of their own.
 
     [bold]Examples[/bold]
 
       headwater access tenant create shop --owner shop --subject 'shop.>'
-      headwater access tenant create shop --owner shop-admin --principal 'shop-*'
+      headwater access tenant create shop --owner shop-admin --principal 'shop-*' --publish 10MiB
     """
     from headwater.client.access import AccessCalls
 
-    wanted = Tenant(
-        name=tenant,
-        owners=_sorted(owner),
-        principals=_sorted(principal),
-        subjects=_sorted(subject),
+    fields = _given(
+        owners=owner,
+        principals=principal,
+        subjects=subject,
+        publish_bytes_per_s=publish,
+        read_bytes_per_s=read,
+        requests_per_s=requests,
+        open_calls=open_calls,
+        streams_max=streams,
+        partitions_max=partitions,
     )
+    wanted = Tenant(name=tenant, **fields)
     with connect(find_server(server)) as client:
         changed = AccessCalls(client).create_tenant(wanted)
     console.say("Created." if changed else "It was there before.")
@@ -91,21 +122,38 @@ def alter(
     owner: OwnersOption = None,
     principal: PrincipalsOption = None,
     subject: SubjectsOption = None,
+    publish: PublishOption = None,
+    read: ReadOption = None,
+    requests: RequestsOption = None,
+    open_calls: OpenCallsOption = None,
+    streams: StreamsOption = None,
+    partitions: PartitionsOption = None,
     server: ServerOption = None,
 ) -> None:
-    """Change a tenant. Each option that is given replaces all of its kind; '' means none.
+    """Change a tenant. Each option that is given replaces all of its kind; '' and 0 mean none.
 
     [bold]Examples[/bold]
 
       headwater access tenant alter shop --subject 'shop.>' --subject 'returns.>'
-      headwater access tenant alter shop --principal ''
+      headwater access tenant alter shop --principal '' --streams 100 --publish 0
     """
     from headwater.client.access import AccessCalls
 
-    wanted = {"owners": owner, "principals": principal, "subjects": subject}
-    changes = {name: _sorted(one) for name, one in wanted.items() if one is not None}
+    changes = _given(
+        owners=owner,
+        principals=principal,
+        subjects=subject,
+        publish_bytes_per_s=publish,
+        read_bytes_per_s=read,
+        requests_per_s=requests,
+        open_calls=open_calls,
+        streams_max=streams,
+        partitions_max=partitions,
+    )
     if not changes:
-        raise InvalidRequestError("name what changes: --owner, --principal or --subject")
+        raise InvalidRequestError(
+            "name what changes: `headwater access tenant alter --help` lists the options"
+        )
     with connect(find_server(server)) as client:
         changed = AccessCalls(client).alter_tenant(tenant, **changes)
     console.say("Altered." if changed else "It was so before.")
@@ -162,12 +210,7 @@ def describe(
     if json:
         console.json_line(shown)
         return
-    console.facts(
-        [
-            (name, console.plain(value if isinstance(value, str) else " ".join(value) or "-"))
-            for name, value in shown.items()
-        ]
-    )
+    console.facts([(name.replace("_", " "), _text(value)) for name, value in shown.items()])
 
 
 @app.command()
@@ -187,5 +230,16 @@ def delete(tenant: TenantArgument, *, server: ServerOption = None) -> None:
     console.say("Deleted." if changed else "There was no such tenant: nothing was changed.")
 
 
-def _sorted(patterns: list[str] | None) -> tuple[str, ...]:
-    return tuple(sorted({one for one in patterns or () if one}))
+def _text(value: str | int | Sequence[str]) -> str:
+    if isinstance(value, int):
+        return str(value or "-")
+    return console.plain(value if isinstance(value, str) else " ".join(value) or "-")
+
+
+def _given(**options: list[str] | int | None) -> dict[str, Any]:
+    """Return the fields whose options were given; '' is no pattern."""
+    return {
+        name: tuple(sorted({one for one in value if one})) if isinstance(value, list) else value
+        for name, value in options.items()
+        if value is not None
+    }

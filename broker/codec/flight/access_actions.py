@@ -14,7 +14,7 @@ from broker.codec.flight.protocol import refuse_unknown, short_text, whole_numbe
 from broker.codec.flight.tenant_actions import TENANT_ACTIONS
 from broker.errors import InvalidRequestError
 from broker.model.access import ACTIONS, KINDS, Action, Grant, Kind, check_grant
-from broker.model.quota import RATE_MAX
+from broker.model.quota import LIMITS, RATE_MAX
 
 GRANTS_OF_CALL_MAX: Final = 64
 _TEXT_BYTES_MAX: Final = 256
@@ -85,8 +85,6 @@ def _limit(field: str) -> Check:
     return lambda value: whole_number(value, field, low=0, high=RATE_MAX)
 
 
-_LIMITS: Final = ("publish_bytes_per_s", "read_bytes_per_s", "requests_per_s", "open_calls")
-
 ACCESS_ACTIONS: Final[Mapping[str, ActionSpec]] = {
     "whoami": ActionSpec(
         "Tell who the caller is. {} -> {enabled, principal, via}; '' is no identity.",
@@ -141,9 +139,9 @@ ACCESS_ACTIONS: Final[Mapping[str, ActionSpec]] = {
     ),
     "set_quota": ActionSpec(
         "Give the principals of a pattern a quota, in place of the one that it has. {principal, "
-        f"{'?, '.join(_LIMITS)}?}} -> {{changed}}; 0 is no limit.",
-        {"principal": _text("principal"), **{name: _limit(name) for name in _LIMITS}},
-        dict.fromkeys(_LIMITS, 0),
+        f"{'?, '.join(LIMITS)}?}} -> {{changed}}; 0 is no limit.",
+        {"principal": _text("principal"), **{name: _limit(name) for name in LIMITS}},
+        dict.fromkeys(LIMITS, 0),
     ),
     "remove_quota": ActionSpec(
         "Take the quota of a pattern away. {principal} -> {changed}.",

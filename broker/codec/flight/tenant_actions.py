@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from broker.codec.flight.operations import ActionSpec, Check
-from broker.codec.flight.protocol import refuse_unknown, short_text
+from broker.codec.flight.protocol import refuse_unknown, short_text, whole_number
 from broker.errors import InvalidRequestError
-from broker.model.tenant import PATTERNS_MAX
+from broker.model.quota import LIMITS, RATE_MAX
+from broker.model.tenant import COUNTS, PATTERNS_MAX
 
 _TEXT_BYTES_MAX: Final = 256
 
@@ -32,8 +33,15 @@ def _patterns(field: str) -> Check:
     return check
 
 
+def _limit(field: str) -> Check:
+    return lambda value: whole_number(value, field, low=0, high=RATE_MAX)
+
+
+_LISTS: Final = ("owners", "principals", "subjects")
+_NUMBERS: Final = (*LIMITS, *COUNTS)
 _FIELDS: Final[Mapping[str, Check]] = {
-    name: _patterns(name) for name in ("owners", "principals", "subjects")
+    **{name: _patterns(name) for name in _LISTS},
+    **{name: _limit(name) for name in _NUMBERS},
 }
 
 
@@ -51,7 +59,7 @@ TENANT_ACTIONS: Final[Mapping[str, ActionSpec]] = {
         f"Create a tenant. {{name, {'?, '.join(_FIELDS)}?}} -> {{changed}}; the streams and groups "
         "whose names begin with NAME- are the tenant's.",
         {"name": _name, **_FIELDS},
-        dict.fromkeys(_FIELDS, ()),
+        {**dict.fromkeys(_LISTS, ()), **dict.fromkeys(_NUMBERS, 0)},
     ),
     "alter_tenant": ActionSpec(
         f"Change a tenant. {{name, changes: {{{'?, '.join(_FIELDS)}?}}}} -> {{changed}}.",

@@ -37,7 +37,7 @@ _CLAIM_WEIGHT: Final = 128
 _GRANT_WEIGHT: Final = 96  # names of fields
 _TOKEN_WEIGHT: Final = 256  # the id, the digest, times, names of fields
 _QUOTA_WEIGHT: Final = 224  # four numbers, names of fields
-_TENANT_WEIGHT: Final = 128  # names of fields
+_TENANT_WEIGHT: Final = 320  # six numbers, names of fields
 _FLOOR_WEIGHT: Final = 20  # an offset's digits and a comma
 
 

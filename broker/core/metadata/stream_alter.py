@@ -25,6 +25,7 @@ from broker.core.metadata.state import (
     MetadataState,
     PartitionState,
 )
+from broker.core.metadata.tenant_apply import refused_beyond_tenant
 from broker.errors import (
     FixedSettingError,
     HeadwaterError,
@@ -98,6 +99,9 @@ def alter_stream(state: MetadataState, command: AlterStream | AddPartitions) -> 
         refused = refused_answers(wanted, others, state.tenants)
     before = weight_of_stream(present, len(state.partitions[present.uuid]))
     weight = state.weight + weight_of_stream(wanted, len(rows)) - before
+    if refused is None and len(rows) > present.config.partitions:
+        added = len(rows) - present.config.partitions
+        refused = refused_beyond_tenant(state, present.name, streams=0, partitions=added)
     if refused is None and weight > state.weight:
         refused = refused_growth(weight, command.weight_max)
     if refused is not None:

@@ -36,6 +36,7 @@ from broker.core.metadata.stream_alter import alter_stream, refused_compaction
 from broker.core.metadata.stream_encryption import refused_encryption, rotate_data_key
 from broker.core.metadata.stream_expiry import expire_records
 from broker.core.metadata.stream_purge import purge_records
+from broker.core.metadata.tenant_apply import refused_beyond_tenant
 from broker.errors import (
     HeadwaterError,
     InvalidRequestError,
@@ -114,6 +115,9 @@ def _create_stream(state: MetadataState, command: CreateStream) -> Applied:
     )
     if isinstance(rows, HeadwaterError):
         return state, Rejected(rows)
+    beyond = refused_beyond_tenant(state, wanted.name, streams=1, partitions=len(rows))
+    if beyond is not None:
+        return state, Rejected(beyond)
     weight = state.weight + weight_of_stream(wanted, len(rows))
     full = refused_growth(weight, command.weight_max)
     if full is not None:

@@ -1,4 +1,4 @@
-"""Apply the commands about tenants. Pure. Principals and subjects are of one tenant at most."""
+"""Apply the commands about tenants, and count what tenants have. Pure."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from broker.errors import (
     HeadwaterError,
     InvalidRequestError,
     MetadataFullError,
+    QuotaExceededError,
     TenantExistsError,
     TenantInUseError,
     UnknownTenantError,
 )
-from broker.model.tenant import TENANTS_MAX, Tenant, check_tenant
+from broker.model.tenant import COUNTS, TENANTS_MAX, Tenant, check_tenant, tenant_of
 
 _CHANGES: Final = tuple(
     one.name for one in dataclasses.fields(AlterTenant) if one.name not in ("name", "weight_max")
@@ -47,11 +48,35 @@ def apply_tenant(state: MetadataState, command: TenantCommand) -> Applied:
         return state, Rejected(refused)
 
 
+def refused_beyond_tenant(
+    state: MetadataState, name: str, *, streams: int, partitions: int
+) -> QuotaExceededError | None:
+    """Return the error if the tenant of a stream may not have that many more, or None."""
+    tenant = tenant_of(state.tenants, name)
+    if tenant is None or not (tenant.streams_max or tenant.partitions_max):
+        return None
+    own = [one for key, one in state.streams.items() if key.startswith(tenant.prefix)]
+    counts = {
+        "streams_max": len(own) + streams,
+        "partitions_max": sum(one.config.partitions for one in own) + partitions,
+    }
+    for limit in COUNTS:
+        most: int = getattr(tenant, limit)
+        if 0 < most < counts[limit]:
+            return QuotaExceededError(
+                f"tenant {tenant.name!r} may have {most} {limit.removesuffix('_max')}, and would "
+                f"have {counts[limit]}: delete some, or ask an administrator for more",
+                tenant=tenant.name,
+                limit=limit,
+            )
+    return None
+
+
 def _created(state: MetadataState, wanted: Tenant) -> Tenant:
     present = state.tenants.get(wanted.name)
     if present is not None and present != wanted:
         raise TenantExistsError(
-            f"tenant {wanted.name!r} exists with other principals or subjects: alter it",
+            f"tenant {wanted.name!r} exists, and is another one: alter it",
             tenant=wanted.name,
         )
     if present is None and len(state.tenants) >= TENANTS_MAX:

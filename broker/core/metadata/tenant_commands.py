@@ -26,6 +26,12 @@ class AlterTenant:
     owners: tuple[str, ...] | None = None
     principals: tuple[str, ...] | None = None
     subjects: tuple[str, ...] | None = None
+    publish_bytes_per_s: int | None = None
+    read_bytes_per_s: int | None = None
+    requests_per_s: int | None = None
+    open_calls: int | None = None
+    streams_max: int | None = None
+    partitions_max: int | None = None
     weight_max: int | None = None  # as in CreateStream
 
 

@@ -1,4 +1,4 @@
-"""What each principal uses of this broker, by the quotas in the metadata that is applied here.
+"""What each principal and each tenant uses of this broker, by the quotas in the metadata.
 
 The decisions are in ``broker/core/access/quotas.py``. Here are the lock, the clock and the present
 quotas. A quota that has changed counts from the next question on.
@@ -7,14 +7,13 @@ quotas. A quota that has changed counts from the next question on.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from typing import Final
 
-from broker.core.access.principal_table import PrincipalTable
 from broker.core.access.quotas import Quotas, Throttled
+from broker.core.access.shares import Share, ShareTable
 from broker.errors import QuotaExceededError
 from broker.model.access import ANONYMOUS, Caller
-from broker.model.quota import Flow, Quota
+from broker.model.quota import Flow
 from broker.ports.system import Clock
 from broker.runtime.metadata.metadata_log import WaitingMetadata
 
@@ -29,14 +28,13 @@ class Usage:
         self._clock = clock
         self._lock = threading.Lock()
         self._quotas = Quotas()
-        self._table: tuple[Sequence[Quota], PrincipalTable[Quota]] = ((), PrincipalTable({}))
+        self._table: tuple[object, object, ShareTable] = (None, None, ShareTable())
 
     def ask(self, caller: Caller, flow: Flow, *, ticket: int, amount: int) -> int:
         """See ``UsageApi.ask``."""
         with self._lock:
             return self._quotas.ask(
-                self._quota_of(caller),
-                caller.principal,
+                self._shares(caller),
                 caller.via,
                 flow,
                 ticket=ticket,
@@ -48,39 +46,39 @@ class Usage:
         """See ``UsageApi.leave``."""
         now_ms = self._clock.monotonic_ms()
         with self._lock:
-            self._quotas.leave(caller.principal, caller.via, flow, ticket=ticket, now_ms=now_ms)
+            self._quotas.leave(caller.via, flow, ticket=ticket, now_ms=now_ms)
 
     def request(self, caller: Caller) -> None:
         """See ``UsageApi.request``."""
         with self._lock:
-            quota = self._quota_of(caller)
-            if quota is None:
-                return
             now_ms = self._clock.monotonic_ms()
-            wait_ms = self._quotas.request(quota, caller.principal, caller.via, now_ms=now_ms)
-        if wait_ms:
-            raise QuotaExceededError(
-                f"{caller.principal!r} may make {quota.requests_per_s} requests a second at each "
-                f"broker: try again in {wait_ms} ms",
-                principal=caller.principal,
-                limit="requests_per_s",
-                throttle_ms=wait_ms,
-            )
+            refused = self._quotas.request(self._shares(caller), caller.via, now_ms=now_ms)
+        if refused is None:
+            return
+        share, wait_ms = refused
+        assert share.quota is not None, "nobody is beyond a quota that there is not"
+        raise QuotaExceededError(
+            f"{_named(share)} may make {share.quota.requests_per_s} requests a second at each "
+            f"broker: try again in {wait_ms} ms",
+            **_facts(caller, share),
+            limit="requests_per_s",
+            throttle_ms=wait_ms,
+        )
 
     def enter(self, caller: Caller) -> None:
         """See ``UsageApi.enter``."""
         with self._lock:
-            quota = self._quota_of(caller)
             now_ms = self._clock.monotonic_ms()
-            entered = self._quotas.enter(quota, caller.principal, now_ms=now_ms)
-        if not entered:
-            assert quota is not None, "somebody without a quota is not refused"
-            raise QuotaExceededError(
-                f"{caller.principal!r} has {quota.open_calls} reads and writes open at this "
-                "broker, which is its quota: close some",
-                principal=caller.principal,
-                limit="open_calls",
-            )
+            full = self._quotas.enter(self._shares(caller), now_ms=now_ms)
+        if full is None:
+            return
+        assert full.quota is not None, "nobody is beyond a quota that there is not"
+        raise QuotaExceededError(
+            f"{_named(full)} has {full.quota.open_calls} reads and writes open at this broker, "
+            "which is its quota: close some",
+            **_facts(caller, full),
+            limit="open_calls",
+        )
 
     def exit(self, caller: Caller) -> None:
         """See ``UsageApi.exit``."""
@@ -95,12 +93,21 @@ class Usage:
                 for key, one in self._quotas.throttled.items()
             }
 
-    def _quota_of(self, caller: Caller) -> Quota | None:
+    def _shares(self, caller: Caller) -> tuple[Share, ...]:
         if caller.via == _OWNER or caller.principal == ANONYMOUS:
-            return None
-        present = self._metadata.state.quotas
-        seen, table = self._table
-        if seen is not present:
-            table = PrincipalTable({one.principal: one for one in present})
-            self._table = (present, table)
+            return (Share(caller.principal),)
+        state = self._metadata.state
+        quotas, tenants, table = self._table
+        if quotas is not state.quotas or tenants is not state.tenants:
+            table = ShareTable(state.quotas, state.tenants.values())
+            self._table = (state.quotas, state.tenants, table)
         return table.of(caller.principal)
+
+
+def _named(share: Share) -> str:
+    return f"tenant {share.tenant!r}" if share.tenant else repr(share.name)
+
+
+def _facts(caller: Caller, share: Share) -> dict[str, str]:
+    own = {"principal": caller.principal}
+    return {**own, "tenant": share.tenant} if share.tenant else own

@@ -328,6 +328,32 @@ def test_a_publisher_beyond_its_quota_is_held_and_loses_nothing(guarded: Guarded
     assert len(found) == 13
 
 
+def test_what_one_principal_of_a_tenant_has_used_another_waits_for(guarded: Guarded) -> None:
+    """The quota is the tenant's; the clock stands still until bob's batch is known to wait."""
+    shop = Tenant(name="shop", owners=("ann", "bob"), publish_bytes_per_s=4096, open_calls=2)
+    guarded.access.tenants.create(shop)
+    with guarded.client(guarded.owner) as owner:
+        owner.create_stream("shop-in")
+    anns, bobs = guarded.token("ann"), guarded.token("bob")
+    with guarded.client(anns) as ann, ann.producer("shop-in") as first:
+        first.send([b"x" * 4000]).result(10)
+        with guarded.client(bobs) as bob, bob.producer("shop-in") as second:
+            sent = second.send([b"y" * 4000])
+            usage = guarded.access.usage
+            deadline = time.monotonic() + 10
+            while not usage._quotas._waits:
+                assert time.monotonic() < deadline
+                time.sleep(0.002)
+            assert not sent.done()
+            guarded.broker.clock.advance(us=1_000_000)
+            assert sent.result(10).base_offset == 1
+            with pytest.raises(QuotaExceededError, match="tenant 'shop' has 2") as refused:
+                list(bob.fetch("shop-in"))
+            assert refused.value.facts == {
+                "principal": "bob", "tenant": "shop", "limit": "open_calls",
+            }  # fmt: skip
+
+
 def test_a_reader_beyond_its_quota_is_held_until_the_quota_is_gone(guarded: Guarded) -> None:
     """Another quota counts within a second, for a read that is open and waits, too."""
     anns, bobs = let_use(guarded, "ann", "bob")

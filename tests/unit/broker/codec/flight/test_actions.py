@@ -14,6 +14,8 @@ from broker.errors import InvalidRequestError
 from broker.model.access import Action, Grant
 from broker.model.groups import PositionCommit, PositionReset
 from broker.model.ids import StreamUuid
+from broker.model.quota import LIMITS
+from broker.model.tenant import COUNTS
 
 UUID = StreamUuid("00000000-0000-0000-0000-000000000001")
 WHO = {"group": "g", "member": "m", "instance": "i"}
@@ -113,7 +115,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "remove_quota": {"principal": "*"},
     "list_quotas": {},
     "create_tenant": {"name": "t", "owners": ["a*"], "principals": [], "subjects": ["t.>"]},
-    "alter_tenant": {"name": "t", "changes": {"owners": []}},
+    "alter_tenant": {"name": "t", "changes": {"owners": [], "streams_max": 7}},
     "delete_tenant": {"name": "t"},
     "list_tenants": {},
     "cluster_status": {"confirm_ms": 500},
@@ -157,9 +159,10 @@ def test_a_body_comes_back_as_it_was(action: str) -> None:
             Grant(principal="ann", kind="stream", pattern="a*", actions=actions, namespace="n")
         ]
     if action == "create_tenant":
-        expected |= {"owners": ("a*",), "principals": (), "subjects": ("t.>",)}
+        numbers = dict.fromkeys((*LIMITS, *COUNTS), 0)
+        expected |= {"owners": ("a*",), "principals": (), "subjects": ("t.>",), **numbers}
     if action == "alter_tenant":
-        expected["changes"] = {"owners": ()}
+        expected["changes"] = {"owners": (), "streams_max": 7}
     assert decode_body(action, encode_body(GOOD[action])) == expected
 
 
@@ -256,6 +259,8 @@ def test_an_unknown_field_is_refused_by_name(action: str) -> None:
         ("create_tenant", {"subjects": [7]}),
         ("create_tenant", {"principals": ["a"] * 17}),
         ("alter_tenant", {"changes": {}}),
+        ("create_tenant", {"open_calls": -1}),
+        ("create_tenant", {"streams_max": "7"}),
     ],
 )
 def test_a_bad_value_is_refused_by_name(action: str, change: dict[str, Any]) -> None:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from uuid import NAMESPACE_DNS, uuid5
+
 import pytest
 
 from broker.core.metadata.apply import apply
 from broker.core.metadata.commands import (
+    AddPartitions,
+    AlterStream,
     AlterTenant,
     Command,
+    CreateStream,
     CreateTenant,
     DeleteTenant,
+    SetFeatureLevel,
     decode,
     encode,
     encode_new,
@@ -24,12 +31,15 @@ from broker.errors import (
     HeadwaterError,
     InvalidRequestError,
     MetadataFullError,
+    QuotaExceededError,
     TenantExistsError,
     TenantInUseError,
     UnknownTenantError,
 )
-from broker.model.ids import BrokerId
+from broker.model.ids import BrokerId, StreamUuid
+from broker.model.stream import Stream, StreamConfig
 from broker.model.tenant import TENANTS_MAX, Tenant
+from simkit.brokers.metadata_rig import A, MetadataRig
 
 EMPTY = MetadataState(feature_level=FEATURE_LEVEL_ACCESS)
 SHOP = Tenant(name="shop", owners=("ann",), subjects=("shop.>",))
@@ -60,6 +70,9 @@ def test_a_tenant_is_created_altered_and_deleted() -> None:
     assert more.tenants["shop"] == Tenant(
         name="shop", owners=("ann",), principals=("bob",), subjects=("shop.>",)
     )
+    limited = done(more, AlterTenant(name="shop", streams_max=3, read_bytes_per_s=4096))
+    assert (limited.tenants["shop"].streams_max, limited.tenants["shop"].owners) == (3, ("ann",))
+    assert done(limited, AlterTenant(name="shop", streams_max=0, read_bytes_per_s=0)) == more
     none = done(more, AlterTenant(name="shop", owners=(), principals=()))
     assert none.tenants["shop"] == Tenant(name="shop", subjects=("shop.>",))
     assert done(none, DeleteTenant(name="shop")) == EMPTY
@@ -95,6 +108,8 @@ def test_another_tenant_of_the_name_or_none_is_refused() -> None:
         AlterTenant(name="shop", subjects=(">",)),
         AlterTenant(name="shop", subjects=("pay.in",)),
         AlterTenant(name="shop", owners=("b", "a")),
+        AlterTenant(name="shop", publish_bytes_per_s=7),
+        AlterTenant(name="shop", streams_max=-1),
     ],
 )
 def test_a_tenant_that_meets_another_or_is_malformed_is_refused(command: Command) -> None:
@@ -139,3 +154,37 @@ def test_the_cluster_has_to_know_the_command() -> None:
         DeleteTenant(name="shop"),
     ):
         assert isinstance(refused(low, command), FeatureLevelError)
+
+
+def test_a_tenant_has_so_many_streams_and_partitions() -> None:
+    """All its streams count, others' do not; what is there stays when the limit is lowered."""
+    cluster = MetadataRig((A,), min_isr=1, features_max=FEATURE_LEVEL_ACCESS)
+
+    def create(name: str, partitions: int) -> Command:
+        config = StreamConfig(subject=name, partitions=partitions)
+        uuid = StreamUuid(str(uuid5(NAMESPACE_DNS, name)))
+        stream = Stream(name=name, uuid=uuid, config=config, created_us=1, table_name=name)
+        return CreateStream(stream=stream, leader=A)
+
+    def grow(name: str, partitions: int) -> Command:
+        present = cluster.state.streams[name]
+        return AddPartitions(expected=present, wanted=present.grown(partitions), leader=A)
+
+    cluster.do(SetFeatureLevel(expected=cluster.state.feature_level, level=FEATURE_LEVEL_ACCESS))
+    cluster.do(CreateTenant(tenant=Tenant(name="shop", streams_max=2, partitions_max=4)))
+    cluster.do(create("shop-a", 1))
+    cluster.do(create("hr-a", 9))
+    for beyond in (create("shop-b", 4), grow("shop-a", 5)):
+        error = cluster.refused(beyond)
+        assert isinstance(error, QuotaExceededError)
+        assert (error.tenant, error.limit) == ("shop", "partitions_max")
+    cluster.do(grow("shop-a", 2))
+    cluster.do(create("shop-b", 2))
+    error = cluster.refused(create("shop-c", 1))
+    assert isinstance(error, QuotaExceededError)
+    assert error.limit == "streams_max"
+    cluster.do(create("hr-b", 9))
+    cluster.do(AlterTenant(name="shop", streams_max=1, partitions_max=1))
+    present = cluster.state.streams["shop-a"]
+    changed = replace(present, config=replace(present.config, puback=True))
+    cluster.do(AlterStream(expected=present, wanted=changed))
