@@ -30,7 +30,7 @@ _AHEAD_MAX: Final = 4  # batches that the thread may have received before the ca
 class Fetched:
     """Rows of ``[base_offset, end_offset)`` of one partition, each offset once, in order.
 
-    Of a stream without a table, key compaction may have removed some of them, perhaps all.
+    Key compaction may have removed some of them, perhaps all.
     """
 
     batch: pa.RecordBatch

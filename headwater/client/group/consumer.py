@@ -150,7 +150,7 @@ class GroupConsumer:
         return GroupBatch(
             one.claim.stream,
             one.claim.partition,
-            fetched.batch,
+            self._opening.asked(fetched.batch),
             fetched.base_offset,
             fetched.end_offset,
             fetched.high_watermark,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal, get_args
 
+import pyarrow as pa
+
 from broker.errors import InvalidRequestError, NoPositionError, TruncatedError
 from broker.model.groups import NO_LEADER_EPOCH, SESSION_MS_MAX, SESSION_MS_MIN, ToldClaim
 from broker.model.offsets import Offset
@@ -27,10 +29,14 @@ class Opening:
         self.reset = reset
         self.high_watermark = high_watermark
         self._fetch = fetch
-        self._columns = columns
+        self._columns = None if columns is None else tuple(columns)
+        lacks_offset = self._columns is not None and "offset" not in self._columns
+        self._read = (*(self._columns or ()), "offset") if lacks_offset else self._columns
 
     def open(self, claim: ToldClaim) -> Fetch:
         """Return a read of a claim that has a position, or begins at the earliest record.
+
+        Its rows always have the column ``offset``.
 
         Raises:
             NoPositionError: the group has no position, and may not choose one.
@@ -59,11 +65,15 @@ class Opening:
             claim.stream,
             claim.partition,
             "earliest" if at is None else int(at.offset),
-            columns=self._columns,
+            columns=self._read,
             follow=True,
             stream_uuid=claim.stream_uuid,
             leader_epoch=at.leader_epoch if known and at is not None else None,
         )
+
+    def asked(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Return rows of such a read with the columns that the application asked for."""
+        return rows if self._read == self._columns else rows.select(list(self._columns or ()))
 
 
 def check_terms(

@@ -21,7 +21,7 @@ class AssignedPartition(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GroupBatch:
-    """Rows of ``[base_offset, end_offset)`` of one partition."""
+    """Rows of ``[base_offset, end_offset)`` of one partition, as :class:`Fetched` has them."""
 
     stream: str
     partition: int
@@ -46,7 +46,10 @@ class GroupRecord:
 
 
 def records_of(claim: ToldClaim, fetched: Fetched) -> list[tuple[GroupRecord, int]]:
-    """Return the records of a batch, each with its leader epoch if that column is there."""
+    """Return the records of a batch, each with its leader epoch if that column is there.
+
+    The batch has the column ``offset``: key compaction may have removed records between its rows.
+    """
     rows, count = fetched.batch, fetched.batch.num_rows
 
     def column(name: str) -> list[Any]:
@@ -57,6 +60,7 @@ def records_of(claim: ToldClaim, fetched: Fetched) -> list[tuple[GroupRecord, in
         return list(found.to_pylist())
 
     columns = zip(
+        rows.column("offset").to_pylist(),
         column("key"),
         column("value"),
         column("headers"),
@@ -70,7 +74,7 @@ def records_of(claim: ToldClaim, fetched: Fetched) -> list[tuple[GroupRecord, in
             GroupRecord(
                 claim.stream,
                 claim.partition,
-                Offset(fetched.base_offset + at),
+                Offset(offset),
                 key,
                 value,
                 tuple((header["key"], header["value"]) for header in headers or ()),
@@ -79,5 +83,5 @@ def records_of(claim: ToldClaim, fetched: Fetched) -> list[tuple[GroupRecord, in
             ),
             NO_LEADER_EPOCH if epoch is None else epoch,
         )
-        for at, (key, value, headers, stamp, subject, epoch) in enumerate(columns)
+        for offset, key, value, headers, stamp, subject, epoch in columns
     ]

@@ -52,6 +52,19 @@ def _require_left(client: Client, url: str, hole: Hole) -> None:
     assert (told["cold_count"] + told["hot_count"], told["end"]) == (len(left), len(SENT))
 
 
+def _require_group(url: str, left: list[int]) -> None:
+    """Check that a group whose position is in the sparse range gets each record once."""
+    _run(url, "group", "reset", "g", "--stream", "s", "--partition", "0", "--to", "1")
+    given = [
+        json.loads(line)["offset"]
+        for more in (("--count", "3"), ())
+        for line in _run(url, "subscribe", "s", "--group", "g", *more, "--format", "json").splitlines()
+    ]
+    assert given == left
+    with Client(url) as client, client.consumer("s", group="h", columns=["value"]) as member:
+        assert [one.offset for _, one in zip(left, member, strict=False)] == left
+
+
 def test_superseded_records_leave_the_table_and_every_reader_is_told(tmp_path: Path) -> None:
     """The command sets it; it holds after a kill, and a cut from before reads each record."""
     with staged(tmp_path) as stage:
@@ -71,6 +84,7 @@ def test_superseded_records_leave_the_table_and_every_reader_is_told(tmp_path: P
         hole = _until_compacted(url)
         assert (hole.reason, hole.end - hole.start - 5) == ("compaction", hole.missing_count)
         _require_left(client, url, hole)
+        _require_group(url, [*range(hole.end - 5, len(SENT))])
         stage.broker.kill()
         stage.broker.start()
         stage.broker.wait_ready()
