@@ -286,7 +286,7 @@ class Tiering:
     def _status(self, source: TierSource) -> TierStatus:
         found = self._uploader.task_of(source.partition_id)
         cold_end, number = source.cold_end, source.partition_id.number
-        start, error, last_us, table_bytes = Offset(0), None, None, None
+        start, error, last_us, table_bytes, gone = Offset(0), None, None, None, None
         if found is not None:
             shipper, failure = found
             snapshot = shipper.snapshot
@@ -296,6 +296,7 @@ class Tiering:
                 table_bytes = sum(
                     file.size_bytes for file in snapshot.files if file.partition == number
                 )
+                gone = snapshot.gone_count(number)
             failure = self._claimant.error_of(source.partition_id) or failure
             error = None if failure is None else f"{type(failure).__name__}: {failure}"
             last_us = shipper.counters.last_shipped_us or None
@@ -309,7 +310,8 @@ class Tiering:
             ),
             last_error=error,
             last_shipped_us=last_us,
-            table_bytes=0 if not cold_end else table_bytes,
+            table_bytes=table_bytes if cold_end else 0,
+            gone_count=gone if cold_end else 0,
         )
 
     def _is_replaced(self, partition: PartitionId, lineage_id: str) -> bool:

@@ -32,8 +32,9 @@ class TierStatus:
     unshipped_bytes: int
     last_error: str | None
     last_shipped_us: int | None
-    # Of the partition's data files in the table. None: this broker has not read the table yet.
-    table_bytes: int | None = None
+    # Of the partition's part of the table. None: this broker has not read the table yet.
+    table_bytes: int | None = None  # of its data files
+    gone_count: int | None = None  # records below ``cold.end`` that key compaction has removed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -229,16 +229,14 @@ def _size_of(client: Client, stream: Stream) -> _Size:
     except HeadwaterError:
         return _Size(records, offsets, expired, state)
     sizes = [part.table_bytes for part in parts if part.table_bytes is not None]
-    seen = len(sizes) == len(parts)  # a leader that has just begun has not read the table yet
+    gones = [part.gone_count for part in parts if part.gone_count is not None]
+    seen = len(sizes) == len(gones) == len(parts)  # else a leader has not read the table yet
     return _Size(
-        records,
+        offsets - sum(gones) if seen and offsets is not None else records,
         offsets,
         expired,
         state,
-        # Of a compacted history only the table itself says how many rows it has.
-        table_rows_count=sum(len(part.cold) for part in parts)
-        if seen and stream.config.history == "keep"
-        else None,
+        table_rows_count=sum(len(part.cold) for part in parts) - sum(gones) if seen else None,
         table_bytes=sum(sizes) if seen else None,
         unshipped_bytes=sum(part.unshipped_bytes for part in parts),
     )

@@ -96,6 +96,7 @@ class _Totals:
     version: int = -1
     ends: dict[int, int] = field(default_factory=dict)
     records_count: int = 0
+    gone_count: int = 0  # records that key compaction had removed
     rows_count: int = 0
     rejected_count: int = 0
     bytes_count: int = 0
@@ -104,6 +105,7 @@ class _Totals:
     def add(self, done: Appended) -> None:
         self.version = max(self.version, done.version)
         self.records_count += done.records_count
+        self.gone_count += done.gone_count
         self.rows_count += done.rows_count
         self.rejected_count += done.rejected_count
         self.bytes_count += done.bytes_count
@@ -165,6 +167,7 @@ def run(spark: SparkSession, args: argparse.Namespace, report: Report) -> Facts:
         "table": target.uri,
         "ends": {str(number): end for number, end in sorted(totals.ends.items())},
         "records": totals.records_count,
+        "compacted": totals.gone_count,
         "rows": totals.rows_count,
         "rejected": totals.rejected_count,
         "bytes": totals.bytes_count,

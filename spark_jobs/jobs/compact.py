@@ -103,7 +103,7 @@ def _compact_stream(spark: SparkSession, args: argparse.Namespace, report: Repor
             progress=report.progress,
         )
         facts |= {
-            "records": sum(len(part) for part in held.snapshot.ranges.values()),
+            "records": sum(map(held.snapshot.records_count, held.snapshot.ranges)),
             "files_before": done.files_before,
             "files_after": done.files_after,
             "bytes_rewritten": done.bytes_rewritten,

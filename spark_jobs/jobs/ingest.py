@@ -175,6 +175,7 @@ def run(spark: SparkSession, args: argparse.Namespace, report: Report) -> Facts:
         "rejected_table": rejects_of(target).uri,
         "ends": {str(number): end for number, end in sorted(totals.ends.items())},
         "records": totals.records_count,
+        "compacted": totals.gone_count,
         "rows": totals.rows_count,
         "rejected": totals.rejected_count,
         "counts": dict(sorted(totals.counts.items())),

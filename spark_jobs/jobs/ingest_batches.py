@@ -45,6 +45,7 @@ class Totals:
 
     ends: dict[int, int] = field(default_factory=dict)
     records_count: int = 0
+    gone_count: int = 0  # records that key compaction had removed
     rows_count: int = 0
     rejected_count: int = 0
     bytes_count: int = 0
@@ -56,6 +57,7 @@ class Totals:
         """Count an append."""
         self.ends |= {number: int(offsets.end) for number, offsets in done.ranges.items()}
         self.records_count += done.records_count
+        self.gone_count += done.gone_count
         self.rows_count += done.rows_count
         self.rejected_count += done.rejected_count
         self.bytes_count += done.bytes_count

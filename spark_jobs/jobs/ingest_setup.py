@@ -298,23 +298,26 @@ def _inferred(args: argparse.Namespace, described: StreamDescription, client: Cl
     sample = []
     share = max(1, _SAMPLE_RECORDS // len(described.partitions))
     for part in described.partitions:
-        end = min(part.high_watermark, part.start + share)
-        if end == part.start:
+        if part.high_watermark == part.start:
             continue
+        left = share  # key compaction may have removed the first records
         fetched = client.fetch(
             described.stream.name,
             part.partition,
             part.start,
-            Offset(end),
+            part.high_watermark,
             columns=["value"],
             stream_uuid=described.stream.uuid,
         )
         try:
             for piece in fetched:
-                values = piece.batch.column("value").to_pylist()
+                values = piece.batch.column("value").slice(0, left).to_pylist()
                 sample += json_inference.objects(
                     each for each in values if each and len(each) <= bounds.record_bytes_max
                 )
+                left -= len(values)
+                if left == 0:
+                    break
         finally:
             fetched.close()
     schema = json_inference.infer(sample, bounds)

@@ -84,7 +84,7 @@ def run(spark: SparkSession, args: argparse.Namespace, report: Report) -> Facts:
             **facts,
             "ok": verdict.ok,
             "ends": {str(part.partition): int(part.hot_end) for part in held.cut.partitions},
-            "records": sum(one.end - one.start for one in (*verdict.ranges, *verdict.tails)),
+            "records": sum(one.records_count for one in (*verdict.ranges, *verdict.tails)),
             "files": verdict.files_count,
             "bytes": verdict.files_bytes,
             "digest": digest_of(verdict.ranges),

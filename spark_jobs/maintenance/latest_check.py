@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from broker.errors import TableMismatchError, TableRolledBackError
+from broker.errors import CompactedRangeError, TableMismatchError, TableRolledBackError
 from broker.model.offsets import OffsetRange
 from spark_jobs.failures import translated
 from spark_jobs.maintenance.latest_build import history_rows
@@ -28,7 +28,7 @@ class LatestProof:
     """The numbers of rows that were compared and found equal."""
 
     records_count: int  # rows of the key snapshot
-    history_count: int  # offsets of the history from which these rows follow
+    history_count: int  # records of the history from which these rows follow
 
 
 def check_latest(
@@ -45,6 +45,8 @@ def check_latest(
     Raises:
         TableMismatchError: with the facts ``missing``, ``surplus`` (counts) and ``examples``.
         TableRolledBackError: the history no longer reaches as far as the key snapshot.
+        CompactedRangeError: key compaction has removed records that were the newest at the key
+            snapshot's end.
     """
     ranges: dict[int, OffsetRange] = {}
     for number, covered in latest.ranges.items():
@@ -57,6 +59,16 @@ def check_latest(
                 partition=number,
                 expected=int(covered.end),
                 found=int(held.end),
+            )
+        if covered and covered.end < history.whole_start(number):
+            raise CompactedRangeError(
+                f"the key snapshot {latest.uri} covers {covered} of partition {number}, and key "
+                f"compaction has removed records below {history.whole_start(number)}, which were "
+                "perhaps the newest at its end: advance it with 'headwater job snapshot', then "
+                "verify",
+                partition=number,
+                start=int(covered.start),
+                end=int(history.whole_start(number)),
             )
         if covered:
             ranges[number] = covered
@@ -77,7 +89,7 @@ def check_latest(
             )
         return LatestProof(
             records_count=found.count(),
-            history_count=sum(len(covered) for covered in ranges.values()),
+            history_count=sum(len(one) - history.gone_count(n) for n, one in ranges.items()),
         )
 
 

@@ -23,8 +23,7 @@ from spark_jobs.maintenance.held_stream import HeldStream, StoreAddress
 from spark_jobs.sessions import parallelism
 from tiering.proof.range_proof import RangeProof, verify_entries
 from tiering.read.certify import certify_counts
-from tiering.table.accounts import accounts
-from tiering.table.ledger import Ledger
+from tiering.table.accounts import account_starts, accounts
 from tiering.table.table import TableSnapshot
 
 if TYPE_CHECKING:
@@ -78,7 +77,7 @@ def verify_held(spark: SparkSession, held: HeldStream, *, server: str | None) ->
     files = (0, 0)
     if held.snapshot is not None:
         try:
-            _, *counted = certify_counts(held.snapshot, held.cut, held.table.store)
+            _, *counted = certify_counts(held.snapshot, held.cut, held.table.store, sparse=True)
             files = (counted[0], counted[1])
         except CorruptDataError as error:
             findings.append(_finding(error))
@@ -99,13 +98,12 @@ def verify_held(spark: SparkSession, held: HeldStream, *, server: str | None) ->
 
 
 def _cold_tasks(spark: SparkSession, held: HeldStream) -> list[_VerifyTask]:
-    """Cut the table's ranges where ledger entries begin, so that no entry is split."""
+    """Cut the table's ranges where accounts begin, so that no account is split."""
     snapshot = held.snapshot
     if snapshot is None:
         return []
     starts = {
-        number: [start for start in Ledger(held.table.store).starts(number) if start in part]
-        for number, part in snapshot.ranges.items()
+        number: account_starts(snapshot, held.table.store, number) for number in snapshot.ranges
     }
     total = sum(map(len, starts.values()))
     size = max(1, min(_ENTRIES_PER_TASK_MAX, -(-total // (parallelism(spark) * _TASKS_PER_CORE))))
@@ -220,6 +218,7 @@ def _tail_proof(task: _VerifyTask, server: str | None, stream: str, stream_uuid:
         partition=task.partition,
         start=wanted.start,
         end=wanted.end,
+        records_count=digest.records_count,
         digest=digest.hexdigest(),
         proved=False,
     )
@@ -230,7 +229,7 @@ def _uncovered(
 ) -> Iterator[GapError]:
     """Yield the ranges of the cut that no proof covers: a lost task must not count as a proof."""
     for part in held.cut.partitions:
-        due = int(part.start)
+        due = _end_of_left(held.snapshot, part.partition, cold) or int(part.start)
         for proof in (*cold, *tails):
             if proof.partition == part.partition and proof.start == due:
                 due = int(proof.end)
@@ -241,6 +240,20 @@ def _uncovered(
                 start=due,
                 end=int(part.hot_end),
             )
+
+
+def _end_of_left(
+    snapshot: TableSnapshot | None, partition: int, cold: Sequence[RangeProof]
+) -> int | None:
+    """Return the end of a sparse range if the proofs cover all that is left of it, else None."""
+    if snapshot is None or not (thinned := snapshot.sparse_range(partition)):
+        return None
+    found = sum(one.records_count for one in cold if _is_of(one, partition, thinned))
+    return int(thinned.end) if found == snapshot.left_count(partition) else None
+
+
+def _is_of(proof: RangeProof, partition: int, within: OffsetRange) -> bool:
+    return proof.partition == partition and proof.start in within
 
 
 def _finding(error: HeadwaterError) -> Finding:

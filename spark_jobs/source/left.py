@@ -1,6 +1,6 @@
 """The records that key compaction has left in a range: counted first, then read exactly.
 
-This is for streams without a table; a table has every record. Replicas compact by themselves, so
+This is for streams without a table. Replicas compact by themselves, so
 two brokers may have different superseded records of one range.
 Nevertheless a read has the same rows in every task and every action. When the read is planned, the
 records of each slice are counted, with a checksum of their offsets. A task returns exactly these
@@ -67,7 +67,7 @@ def count_left(
     sum_up = _Sum()
     start: Offset | None = None
     end = piece.start
-    for part in _parts(client, stream, uuid, piece, ("offset",), patience_s=patience_s):
+    for part in parts_of(client, stream, uuid, piece, ("offset",), patience_s=patience_s):
         sum_up.add(part.batch.column("offset"))
         if part.removed_count:
             start = part.base_offset if start is None else start
@@ -92,7 +92,7 @@ def read_left(
     """
     sum_up = _Sum()
     asked = columns if "offset" in columns else ("offset", *columns)
-    for part in _parts(client, stream, stream_uuid, piece, asked):
+    for part in parts_of(client, stream, stream_uuid, piece, asked):
         sum_up.add(part.batch.column("offset"))
         if sum_up.left.rows > left.rows:
             break
@@ -158,7 +158,7 @@ def _malformed() -> InvalidRequestError:
     )
 
 
-def _parts(
+def parts_of(
     client: Client,
     stream: str,
     uuid: str,

@@ -190,7 +190,8 @@ def read_slice(
 
     Raises:
         GapError: an offset is missing, for example because the answer ends early.
-        CompactedRangeError: key compaction has removed records of the slice, and no table has them.
+        CompactedRangeError: key compaction has removed records of the slice; ``end`` says up to
+            where.
         OverlapError: an offset comes twice.
         OffsetOutOfRangeError: records of the slice were deleted, or never existed.
         HeadwaterError: an error of either tier. Each error carries its wire form as a note, from
@@ -293,9 +294,9 @@ def complete(fetched: Iterable[FetchedBatch], task: OffsetSlice) -> Iterator[pa.
         if part.batch.num_rows < part.end_offset - part.base_offset:
             raise CompactedRangeError(
                 f"{where}: key compaction has left {part.batch.num_rows} records of "
-                f"[{part.base_offset}, {part.end_offset}), which no table has. A read that may be "
-                "repeated in part needs each of them: let a stream begin above, for example at "
-                "latest, or read what is left by headwater.read or spark.read",
+                f"[{part.base_offset}, {part.end_offset}). A read that may be repeated in part "
+                "needs each of them: read what is left by headwater.read, and let a stream begin "
+                f"where the cut of that read ends, or at {part.end_offset}",
                 partition=task.partition,
                 start=part.base_offset,
                 end=part.end_offset,

@@ -186,6 +186,7 @@ class Appender:
             bytes_count=sum(file.size_bytes for file in files),
             rejected_count=sum(each.rejected_count for each in done),
             dropped_count=sum(each.dropped_count for each in done),
+            gone_count=sum(each.gone_count for each in done),
             counts=sum((Counter(each.counts) for each in done), Counter()),
         )
 
@@ -357,10 +358,11 @@ def _check_complete(parts: Sequence[SliceWork], done: Sequence[SliceDone]) -> No
     for part, each in zip(parts, done, strict=True):
         piece = part.slice
         accounted = each.rows_count + each.rejected_count + each.dropped_count
-        if (each.partition, each.records_count) != (piece.partition, piece.records_count):
+        covered = each.records_count + each.gone_count
+        if (each.partition, covered) != (piece.partition, piece.records_count):
             raise GapError(
                 f"partition {piece.partition}, slice [{piece.start}, {piece.end}): "
-                f"the task read {each.records_count} records of partition {each.partition}",
+                f"the task read {covered} offsets of partition {each.partition}",
                 partition=piece.partition,
                 start=int(piece.start),
                 end=int(piece.end),

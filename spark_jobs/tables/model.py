@@ -125,6 +125,7 @@ class Transformed:
     kept: pa.Array | None = None  # int64; None: the rows have the position columns already
     rejected: pa.RecordBatch | None = None
     dropped_count: int = 0
+    gone_count: int = 0  # records of the ranges that key compaction had removed
     counts: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -153,9 +154,10 @@ class Appended:
     bytes_count: int = 0
     rejected_count: int = 0
     dropped_count: int = 0
+    gone_count: int = 0  # records of the ranges that key compaction had removed
     counts: Mapping[str, int] = field(default_factory=dict)  # the transform's counters
 
     @property
     def records_count(self) -> int:
-        """Number of offsets by which the watermarks moved."""
-        return sum(len(offsets) for offsets in self.ranges.values())
+        """Number of records that were read: of each offset of the ranges, unless it was gone."""
+        return sum(len(offsets) for offsets in self.ranges.values()) - self.gone_count

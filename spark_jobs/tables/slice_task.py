@@ -19,7 +19,7 @@ from spark_jobs.clients import client_of
 from spark_jobs.failures import annotate
 from spark_jobs.source.columns import ROW_COLUMNS
 from spark_jobs.source.partitions import OffsetSlice
-from spark_jobs.source.reader import read_slice
+from spark_jobs.source.remaining import RemainingRecords
 from spark_jobs.tables.file_writer import FileWriter, Output, WrittenFile
 from spark_jobs.tables.model import Source, Transform, Transformed
 from tiering.store.location import StoreConfig
@@ -60,6 +60,7 @@ class SliceDone:
     number: int
     partition: int
     records_count: int
+    gone_count: int  # records of the slice that key compaction has removed
     rows_count: int
     rejected_count: int
     dropped_count: int
@@ -92,13 +93,14 @@ def run_slice(
         rejects_out = FileWriter(rejects, work.rejects, label)
     records = rows = rejected = dropped = 0
     counts: Counter[str] = Counter()
-    for batch in read_slice(
+    remaining = RemainingRecords(
         client,
         piece,
         stream=work.source.stream,
         stream_uuid=work.source.stream_uuid,
         columns=columns_read(work.transform),
-    ):
+    )
+    for batch in remaining:
         done = _transformed(work, batch)
         rows_out.add(done.rows)
         set_aside = 0 if done.rejected is None else done.rejected.num_rows
@@ -113,6 +115,7 @@ def run_slice(
         number=number,
         partition=piece.partition,
         records_count=records,
+        gone_count=remaining.gone_count,
         rows_count=rows,
         rejected_count=rejected,
         dropped_count=dropped,

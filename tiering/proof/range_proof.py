@@ -33,6 +33,7 @@ class RangeProof:
     partition: int
     start: Offset
     end: Offset
+    records_count: int  # below ``end - start`` where key compaction has removed records
     digest: str
     proved: bool  # False: only a part of a ledger entry, which has no digest to compare with
 
@@ -99,7 +100,12 @@ def _read_again(
         if whole:
             _require_equal(entry, found.hexdigest())
         yield RangeProof(
-            partition=partition, start=start, end=end, digest=found.hexdigest(), proved=whole
+            partition=partition,
+            start=start,
+            end=end,
+            records_count=found.records_count,
+            digest=found.hexdigest(),
+            proved=whole,
         )
     # The entries of a sparse range leave offsets out.
     for piece in pieces.up_to(within.end) if entries else ():

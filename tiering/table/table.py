@@ -146,6 +146,10 @@ class TableSnapshot:
         """Return the number of rows in a partition's sparse range."""
         return self.sparse[partition].records_count if self.sparse_range(partition) else 0
 
+    def gone_count(self, partition: int) -> int:
+        """Return how many records of a partition's sparse range are missing."""
+        return len(self.sparse_range(partition)) - self.left_count(partition)
+
     def records_count(self, partition: int) -> int:
         """Return the number of a partition's rows."""
         return self.left_count(partition) + self.cold_end(partition) - self.whole_start(partition)

@@ -1,18 +1,23 @@
-"""Spark and a compacted stream without a table: what is left, the same each time, certified."""
+"""Spark and compacted streams: what is left, the same each time, certified; and the jobs."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from deltalake import DeltaTable
 
 import headwater
 from broker.errors import CompactedRangeError
 from crashkit.stage import Stage, staged
+from headwater.client import Client
 from headwater.client.operations import Operations
 from headwater.reads.verification import verify_cut
 from spark_jobs.failures import typed
+from spark_jobs.jobs import backfill, ingest, snapshot, verify
+from spark_jobs.jobs.job import Report
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -20,10 +25,10 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
 
 
-def _publish(stage: Stage, numbers: range) -> None:
+def _publish(stage: Stage, numbers: range, value: bytes = b"%d") -> None:
     with stage.client.producer("prices") as producer:
         for number in numbers:
-            record = {"key": b"k%d" % (number % 4), "value": b"%d" % number}
+            record = {"key": b"k%d" % (number % 4), "value": value % number}
             producer.send([record]).result(60)
 
 
@@ -76,3 +81,53 @@ def test_what_is_left_is_read_and_certified(spark: SparkSession, tmp_path: Path)
         assert isinstance(typed(caught.value), CompactedRangeError)
         headwater.release(rows)
         headwater.release(state)
+
+
+def _compacted(client: Client, end: int) -> None:
+    """Wait until the table of ``prices`` has only four records below an offset."""
+    client.tier_flush("prices")
+    while (client.tier_status("prices")[0].gone_count or 0) < end - 4:
+        pass
+
+
+def test_the_jobs_take_what_is_left_of_a_table(spark: SparkSession, tmp_path: Path) -> None:
+    """A table filled from it has each record that was left, once; verify compares each byte."""
+    with staged(tmp_path) as stage:
+        url, table = stage.broker.url, str(tmp_path / "filled")
+
+        def run(job: Any, *more: str) -> dict[str, Any]:
+            asked = job.PARSER.parse_args(["--stream", "prices", "--server", url, *more])
+            done: dict[str, Any] = job.run(spark, asked, Report("test", sys.stderr))
+            return done
+
+        stage.client.create_stream(
+            "prices",
+            history="compact",
+            compact_dirty_percent=1,
+            dedup_window_ms=0,
+            local_retention_bytes=0,
+        )
+        _publish(stage, range(20), b'{"n": %d}')
+        stage.client.tier_flush("prices")
+        assert run(snapshot)["records"] == 4
+        _publish(stage, range(20, 40), b'{"n": %d}')
+        stage.client.tier_flush("prices")
+        _publish(stage, range(40, 44), b'{"n": %d}')
+        _compacted(stage.client, 40)
+        left = [*range(36, 44)]
+
+        done = run(verify)
+        assert (done["ok"], done["records"], done["ranges_proved"]) == (True, 8, 2)
+        with pytest.raises(CompactedRangeError, match="headwater job snapshot"):
+            run(verify, "--latest")
+        run(snapshot)
+        done = run(verify, "--latest")
+        assert (done["ok"], done["records"], done["history_records"]) == (True, 4, 8)
+
+        done = run(backfill, "--table", table)
+        assert (done["records"], done["compacted"], done["ends"]) == (8, 36, {"0": 44})
+        assert DeltaTable(table).to_pyarrow_table()["offset"].to_pylist() == left
+        done = run(ingest, "--table", f"{table}-decoded")
+        assert (done["records"], done["compacted"], done["behind"]) == (8, 36, 0)
+        decoded = DeltaTable(f"{table}-decoded").to_pyarrow_table()
+        assert decoded["offset"].to_pylist() == decoded["n"].to_pylist() == left
