@@ -125,11 +125,8 @@ def run(spark: SparkSession, args: argparse.Namespace, report: Report) -> Facts:
     trigger = check(args)
     client = client_of(args.server)
     described = client.describe(args.stream)
-    source = Source(
-        stream=described.stream.name,
-        stream_uuid=described.stream.uuid,
-        server=client.address.url,
-    )
+    stream = described.stream
+    source = Source(stream=stream.name, stream_uuid=stream.uuid, server=client.address.url)
     target = Target.at(args.table, app=args.app, partition_by=_names(args.partition_by))
     pins = Pins(open_store(target.store), target.app)
     watermarks = Appender(spark, target, source).watermarks()
