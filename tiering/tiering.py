@@ -56,7 +56,12 @@ class TierStats:
     expired_records_total: int
     expired_bytes_total: int
     deleted_objects_total: int
+    key_compactions_total: int
+    key_compaction_failures_total: int
+    superseded_records_total: int  # that key compaction removed
+    superseded_bytes_total: int
     last_shipped_us: int  # 0: nothing shipped yet
+    last_key_compaction_us: int  # 0: none yet
 
 
 def ignore_events(event: str, facts: Mapping[str, object]) -> None:
@@ -155,7 +160,12 @@ class Tiering:
                 expired_records_total=shipper.expired.records_total,
                 expired_bytes_total=shipper.expired.bytes_total,
                 deleted_objects_total=shipper.expired.deleted_total,
+                key_compactions_total=shipper.compacted.passes_total,
+                key_compaction_failures_total=shipper.compacted.failures_total,
+                superseded_records_total=shipper.compacted.records_total,
+                superseded_bytes_total=shipper.compacted.bytes_total,
                 last_shipped_us=shipper.counters.last_shipped_us,
+                last_key_compaction_us=shipper.compacted.last_us,
             )
             for stream, shipper in self._uploader.shippers()
         ]

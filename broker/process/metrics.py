@@ -103,7 +103,12 @@ class TierSample:
     expired_records_total: int
     expired_bytes_total: int
     deleted_objects_total: int
+    key_compactions_total: int
+    key_compaction_failures_total: int
+    superseded_records_total: int
+    superseded_bytes_total: int
     last_shipped_seconds: float  # UNIX time; 0 before the first
+    last_key_compaction_seconds: float  # UNIX time; 0 before the first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,7 +289,12 @@ _HELP: Final = {
     "expired_records_total": "Records that left the Delta table by remote retention.",
     "expired_bytes_total": "Bytes of the files that left the Delta table by remote retention.",
     "deleted_objects_total": "Objects of expired files that were deleted.",
+    "key_compactions_total": "Key compactions of the Delta table.",
+    "key_compaction_failures_total": "Key compactions of the table that failed; each is repeated.",
+    "superseded_records_total": "Records that left the Delta table by key compaction.",
+    "superseded_bytes_total": "Bytes by which key compaction made the table's files smaller.",
     "last_shipped_seconds": "UNIX time of the newest commit to the Delta table.",
+    "last_key_compaction_seconds": "UNIX time of the newest key compaction of the Delta table.",
     "leads": "1 where this broker leads the partition.",
     "leader_epoch": "Leader epoch of the partition; each new leader raises it.",
     "replicas": "Brokers that hold the partition.",

@@ -64,8 +64,28 @@ class TierCounts(Protocol):
         """Objects that were deleted."""
 
     @property
+    def key_compactions_total(self) -> int:
+        """Key compactions of the table."""
+
+    @property
+    def key_compaction_failures_total(self) -> int:
+        """Key compactions of the table that failed."""
+
+    @property
+    def superseded_records_total(self) -> int:
+        """Records that left the table by key compaction."""
+
+    @property
+    def superseded_bytes_total(self) -> int:
+        """Bytes by which its files have become smaller."""
+
+    @property
     def last_shipped_us(self) -> int:
         """When the newest was committed; 0 before the first."""
+
+    @property
+    def last_key_compaction_us(self) -> int:
+        """When the newest key compaction was committed; 0 before the first."""
 
 
 class TierCounters(Protocol):
@@ -155,7 +175,12 @@ class BrokerSamples:
                 expired_records_total=one.expired_records_total,
                 expired_bytes_total=one.expired_bytes_total,
                 deleted_objects_total=one.deleted_objects_total,
+                key_compactions_total=one.key_compactions_total,
+                key_compaction_failures_total=one.key_compaction_failures_total,
+                superseded_records_total=one.superseded_records_total,
+                superseded_bytes_total=one.superseded_bytes_total,
                 last_shipped_seconds=one.last_shipped_us / 1e6,
+                last_key_compaction_seconds=one.last_key_compaction_us / 1e6,
             )
             for one in self._tiering.stats()
         ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, cast
 
@@ -18,17 +17,16 @@ from broker.errors import (
 from broker.model.lineage import LINEAGE_KEPT, holds
 from broker.model.offsets import Offset, OffsetRange
 from broker.model.stream import StreamConfig
-from broker.ports.system import Clock
-from broker.ports.tiering import RemoteStarts, RetentionStanding, TierSource
-from tiering.config import Observer, TieringConfig
+from broker.ports.tiering import RetentionStanding
 from tiering.proof.history import foreign
 from tiering.proof.proofs import prove
 from tiering.ship import expired_objects, expiry
 from tiering.ship.expiry_plan import RemoteRetention, plan_expiry, plan_removal
 from tiering.ship.lifecycle import Failed, Rest, Woken
+from tiering.ship.table_upkeep import TableUpkeep
 from tiering.store.object_store import ErasableStore
 from tiering.table.expiries import Expiries, ExpiryEntry, noted_expiry
-from tiering.table.table import DataFile, Table, TableSnapshot
+from tiering.table.table import DataFile, TableSnapshot
 
 _HELD: Final = (HeldByLeaseError, HeldByPositionError, FeatureLevelError)
 
@@ -49,28 +47,16 @@ class PartitionExpirer:
     It runs after the shipper has proved that the table is of our history.
     """
 
-    def __init__(
-        self,
-        *,
-        source: TierSource,
-        table: Table,
-        starts: RemoteStarts,
-        clock: Clock,
-        config: TieringConfig,
-        observer: Observer,
-        loaded: Callable[[TableSnapshot], None],
-    ) -> None:
-        """Bind to a partition; makes no request. ``loaded`` gets each version that was loaded."""
+    def __init__(self, upkeep: TableUpkeep) -> None:
+        """Bind to a partition; makes no request."""
         self.counters = ExpiryCounters()
         self.machine = expiry.PartitionExpiry()
-        self._source = source
-        self._table = table
-        self._starts = starts
-        self._clock = clock
-        self._config = config
-        self._observer = observer
-        self._loaded = loaded
-        self._number = int(source.partition_id.number)
+        self._upkeep = upkeep
+        self._source = upkeep.source
+        self._table = upkeep.table
+        self._clock = upkeep.clock
+        self._config = upkeep.config
+        self._number = upkeep.number
         self._snapshot: TableSnapshot | None = None
         self._effect: expiry.Effect = Rest()
         self._committed: ExpiryEntry | None = None  # not noted yet
@@ -84,7 +70,7 @@ class PartitionExpirer:
 
         ``known`` is a version of the table, perhaps an old one.
         """
-        standing = None if known is None else self._starts.standing(self._source.partition_id)
+        standing = None if known is None else self._upkeep.standing()
         if known is None or standing is None:
             return False
         changed, self._config_seen = standing.config != self._config_seen, standing.config
@@ -156,7 +142,7 @@ class PartitionExpirer:
 
     def _plan(self) -> expiry.Event:
         snapshot = self._loaded_version()
-        standing = self._starts.standing(self._source.partition_id)
+        standing = self._upkeep.standing()
         if standing is None:  # the stream was deleted meanwhile
             start = snapshot.range_of(self._number).start
             return expiry.Planned(start, start)
@@ -167,11 +153,11 @@ class PartitionExpirer:
     def _decide(self, before: Offset, *, is_done: bool) -> expiry.Event:
         partition, epoch = self._source.partition_id, self._source.reads.leader_epoch
         try:
-            start = self._starts.expire(partition, before, epoch, is_done=is_done)
+            start = self._upkeep.starts.expire(partition, before, epoch, is_done=is_done)
         except _HELD as held:
-            facts = {"before": int(before), "error": type(held).__name__, "reason": held.message}
-            self._observer("expiry_held", {**self._keys(), **facts})
-            standing = self._starts.standing(partition)
+            facts = {"error": type(held).__name__, "reason": held.message}
+            self._upkeep.tell("expiry_held", before=int(before), **facts)
+            standing = self._upkeep.standing()
             start = Offset(0) if standing is None else standing.remote_start
         self._source.learn_expired(start)
         return expiry.Decided(start)
@@ -197,7 +183,7 @@ class PartitionExpirer:
         self.counters.files_total += len(removed)
         self.counters.bytes_total += entry.size_bytes
         facts = {"start": int(entry.start), "end": int(entry.end), "files": len(removed)}
-        self._observer("files_expired", {**self._keys(), **facts, "bytes": entry.size_bytes})
+        self._upkeep.tell("files_expired", **facts, bytes=entry.size_bytes)
         return expiry.Removed(start)
 
     def _note(self, missing: OffsetRange) -> None:
@@ -222,7 +208,7 @@ class PartitionExpirer:
     def _sweep(self) -> None:
         """Delete objects of expired ranges that no version needs which may be read."""
         self._sweep_ms = self._clock.monotonic_ms() + self._config.sweep_interval_ms
-        standing = self._starts.standing(self._source.partition_id)
+        standing = self._upkeep.standing()
         snapshot = self._table.find(cold_end_min={self._number: int(self._source.cold_end)})
         if standing is None or snapshot is None:
             return
@@ -236,11 +222,11 @@ class PartitionExpirer:
             expired_objects.entries_from(Expiries(store), self._number, first),
             grace_us=standing.config.remote_delete_grace_ms * 1000,
             now_us=self._clock.now_us(),
-            lease_us=self._starts.oldest_lease_us(self._source.partition_id),
+            lease_us=self._upkeep.starts.oldest_lease_us(self._source.partition_id),
         )
         if count := expired_objects.erase(store, found, end):
             self.counters.deleted_total += count
-            self._observer("objects_deleted", {**self._keys(), "objects": count, "below": int(end)})
+            self._upkeep.tell("objects_deleted", objects=count, below=int(end))
 
     # ------------------------------------------------------------------------------ inside
 
@@ -253,7 +239,6 @@ class PartitionExpirer:
             raise foreign(self._loaded_version(), self._number, reason)
 
     def _entry(self, gone: OffsetRange, cold_end: Offset, removed: list[DataFile]) -> ExpiryEntry:
-        lineage = self._source.lineage
         return ExpiryEntry(
             partition=self._number,
             start=gone.start,
@@ -262,7 +247,7 @@ class PartitionExpirer:
             paths=tuple(file.path for file in removed),
             size_bytes=sum(file.size_bytes for file in removed),
             expired_us=self._clock.now_us(),
-            lineage_id=lineage[-1].lineage_id if lineage else "",
+            lineage_id=self._upkeep.lineage_id,
             commit_id=f"expiry/{self._number}/{gone.start}-{gone.end}-{secrets.token_hex(8)}",
         )
 
@@ -285,11 +270,8 @@ class PartitionExpirer:
 
     def _keep(self, snapshot: TableSnapshot) -> None:
         self._snapshot = snapshot
-        self._loaded(snapshot)
+        self._upkeep.loaded(snapshot)
 
     def _loaded_version(self) -> TableSnapshot:
         assert self._snapshot is not None, "the table is loaded before anything else"
         return self._snapshot
-
-    def _keys(self) -> dict[str, object]:
-        return {"partition": str(self._source.partition_id)}

@@ -29,8 +29,9 @@ from tiering.proof.proofs import prove
 from tiering.ship import lifecycle as tier
 from tiering.ship.claimant import Claimant
 from tiering.ship.expirer import ExpiryCounters, PartitionExpirer
-from tiering.ship.key_compaction.compactor import PartitionKeyCompactor
+from tiering.ship.key_compaction.compactor import KeyCompactionCounters, PartitionKeyCompactor
 from tiering.ship.segment_writer import SegmentPlace, WrittenSegment, check_segment, write_segment
+from tiering.ship.table_upkeep import TableUpkeep
 from tiering.store.deadline import call_with_deadline
 from tiering.store.table_keys import encryption_of, keys_at
 from tiering.table.ledger import Ledger, LedgerEntry, encode_lineage, encode_ranges
@@ -96,16 +97,17 @@ class PartitionShipper:
         self._segments_count = 0
         self._object: WrittenSegment | None = None
         self._committed: LedgerEntry | None = None
-        # The cycle under way has shipped; what it does now with the files of the table.
-        self._upkeep: PartitionExpirer | PartitionKeyCompactor | None = None
-        self.expirer = None if starts is None else PartitionExpirer(
-            source=source, table=table, starts=starts, clock=clock, config=config,
-            observer=observer, loaded=self._loaded,
-        )  # fmt: skip
-        self.key_compactor = None if starts is None else PartitionKeyCompactor(
-            source=source, table=table, starts=starts, clock=clock, config=config,
-            observer=observer, loaded=self._loaded, key_snapshot_end=key_snapshot_end,
-        )  # fmt: skip
+        # The cycle under way has shipped; what keeps up the files of the table now.
+        self._keeper: PartitionExpirer | PartitionKeyCompactor | None = None
+        self.expirer: PartitionExpirer | None = None
+        self.key_compactor: PartitionKeyCompactor | None = None
+        if starts is not None:
+            upkeep = TableUpkeep(
+                source=source, table=table, starts=starts, clock=clock, config=config,
+                observer=observer, loaded=self._loaded,
+            )  # fmt: skip
+            self.expirer = PartitionExpirer(upkeep)
+            self.key_compactor = PartitionKeyCompactor(upkeep, key_snapshot_end=key_snapshot_end)
         self._effect: tier.Effect | None = None  # the next effect of the cycle under way
         self._objects_left = 0  # how many objects the cycle under way may still ship
         self._noted: LedgerEntry | None = None  # the ledger's last entry when it was last read
@@ -130,8 +132,8 @@ class PartitionShipper:
             HeadwaterError: the cycle stopped; nothing is lost, the next one reads the table anew.
         """
         try:
-            if self._upkeep is not None:
-                return self._keep_up(self._upkeep)
+            if self._keeper is not None:
+                return self._keep_up(self._keeper)
             if self._effect is None:
                 self._require_leadership()
                 self._fence()
@@ -148,7 +150,7 @@ class PartitionShipper:
             self._effect = self.machine.step(self.perform(effect))
         except BaseException as error:
             self._forget()
-            self._upkeep = None
+            self._keeper = None
             if self.key_compactor is not None:
                 self.key_compactor.stop()
             self.machine.step(tier.Failed())
@@ -164,26 +166,32 @@ class PartitionShipper:
         """What expired since the process began."""
         return ExpiryCounters() if self.expirer is None else self.expirer.counters
 
+    @property
+    def compacted(self) -> KeyCompactionCounters:
+        """What key compaction removed since the process began."""
+        found = self.key_compactor
+        return KeyCompactionCounters() if found is None else found.counters
+
     def _after_shipping(self) -> CycleProgress:
         """Let files expire if it is time; the table was proved to be of our history before."""
         if self.expirer is None or not self.expirer.begin_if_due(self.snapshot):
             return self._after_expiry()
-        self._upkeep = self.expirer
+        self._keeper = self.expirer
         return CycleProgress.UNDER_WAY
 
     def _after_expiry(self) -> CycleProgress:
         """Let superseded records go if it is time."""
-        self._upkeep = None
+        self._keeper = None
         if self.key_compactor is None or not self.key_compactor.begin_if_due(self.snapshot):
             return CycleProgress.DONE
-        self._upkeep = self.key_compactor
+        self._keeper = self.key_compactor
         return CycleProgress.UNDER_WAY
 
     def _keep_up(self, part: PartitionExpirer | PartitionKeyCompactor) -> CycleProgress:
         self._require_leadership()
         if isinstance(part, PartitionExpirer):
             return CycleProgress.UNDER_WAY if part.take_step() else self._after_expiry()
-        self._upkeep = None
+        self._keeper = None
         return CycleProgress.MORE_TO_SHIP if part.take_turn() else CycleProgress.DONE
 
     def _loaded(self, snapshot: TableSnapshot) -> None:

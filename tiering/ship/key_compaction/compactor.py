@@ -14,9 +14,7 @@ from typing import Final
 
 from broker.errors import FilesReplacedError, HeadwaterError, StaleRemoteStartError
 from broker.model.offsets import Offset
-from broker.ports.system import Clock
-from broker.ports.tiering import RemoteStarts, RetentionStanding, TierSource
-from tiering.config import Observer, TieringConfig
+from broker.ports.tiering import RetentionStanding
 from tiering.proof.proofs import prove
 from tiering.read.certify import require_sound
 from tiering.ship.key_compaction.compaction_plan import (
@@ -25,9 +23,10 @@ from tiering.ship.key_compaction.compaction_plan import (
     plan_key_compaction,
 )
 from tiering.ship.key_compaction.table_pass import KeyCompactionPass
+from tiering.ship.table_upkeep import TableUpkeep
 from tiering.table.accounts import accounts
 from tiering.table.key_compactions import KeyCompactionEntry, KeyCompactions
-from tiering.table.table import NewFile, Table, TableSnapshot
+from tiering.table.table import NewFile, TableSnapshot
 
 STEPS_OF_A_TURN: Final = 64  # a step reads a batch of rows
 
@@ -36,41 +35,32 @@ STEPS_OF_A_TURN: Final = 64  # a step reads a batch of rows
 class KeyCompactionCounters:
     """Counters of one partition's key compaction of the table since the process began."""
 
-    passes_total: int = 0
+    passes_total: int = 0  # that were committed
     records_total: int = 0  # that left the table
+    bytes_total: int = 0  # by which the table's files have become smaller
     failures_total: int = 0
+    last_us: int = 0  # when the newest pass was committed; 0: never
 
 
 class PartitionKeyCompactor:
     """Owner: the worker of the partition's shipper, which has proved the table to be ours."""
 
     def __init__(
-        self,
-        *,
-        source: TierSource,
-        table: Table,
-        starts: RemoteStarts,
-        clock: Clock,
-        config: TieringConfig,
-        observer: Observer,
-        loaded: Callable[[TableSnapshot], None],
-        key_snapshot_end: Callable[[], Offset | None] = lambda: None,
+        self, upkeep: TableUpkeep, *, key_snapshot_end: Callable[[], Offset | None] = lambda: None
     ) -> None:
-        """Bind to a partition; makes no request. ``loaded`` gets each version that was loaded.
+        """Bind to a partition; makes no request.
 
         ``key_snapshot_end`` tells up to where the stream's key snapshot covers the partition; None:
         there is no key snapshot.
         """
         self.counters = KeyCompactionCounters()
-        self._source = source
-        self._table = table
-        self._starts = starts
-        self._clock = clock
-        self._config = config
-        self._observer = observer
-        self._loaded = loaded
+        self._upkeep = upkeep
+        self._source = upkeep.source
+        self._table = upkeep.table
+        self._clock = upkeep.clock
+        self._config = upkeep.config
         self._key_snapshot_end = key_snapshot_end
-        self._number = int(source.partition_id.number)
+        self._number = upkeep.number
         self._noted_end = Offset(0)  # the account of the compaction up to here is noted
         self._fruitless_end = Offset(0)  # a pass up to here would remove nothing
         self._next_ms = 0  # no look before this time
@@ -102,7 +92,7 @@ class PartitionKeyCompactor:
             self._work = None
             self.counters.failures_total += 1
             facts = {"error": type(error).__name__, "reason": error.message}
-            self._observer("key_compaction_failed", {**self._keys(), **facts})
+            self._upkeep.tell("key_compaction_failed", **facts)
             return False
         return True
 
@@ -142,7 +132,7 @@ class PartitionKeyCompactor:
         self._commit(work, now_us)
 
     def _plan(self, snapshot: TableSnapshot) -> KeyCompactionPlan | None:
-        standing = self._starts.standing(self._source.partition_id)
+        standing = self._upkeep.standing()
         if (
             standing is None
             or not is_wanted(standing.config)
@@ -167,7 +157,7 @@ class PartitionKeyCompactor:
         A tombstone stays for the delay after the first pass over it, and until the key snapshot
         covers it: an advance of the key snapshot must see that its key is gone.
         """
-        standing = self._starts.standing(self._source.partition_id)
+        standing = self._upkeep.standing()
         keys_from = self._source.stream.keys_from
         if standing is None or (keys_from is not None and self._number >= keys_from):
             return Offset(0)  # they hide older records of their keys in lower partitions
@@ -179,7 +169,7 @@ class PartitionKeyCompactor:
     def _commit(self, work: KeyCompactionPass, now_us: int) -> None:
         if self._plan(self._newest()) is None:
             return  # the settings have changed, or the files
-        lineage, gone = self._source.lineage, work.plan.range
+        gone = work.plan.range
         entry = KeyCompactionEntry(
             partition=self._number,
             start=gone.start,
@@ -187,7 +177,7 @@ class PartitionKeyCompactor:
             cold_end=work.snapshot.cold_end(self._number),
             files=tuple(one.entry for one in work.written),
             compacted_us=now_us,
-            lineage_id=lineage[-1].lineage_id if lineage else "",
+            lineage_id=self._upkeep.lineage_id,
             commit_id=f"keys/{self._number}/{gone.start}-{gone.end}-{secrets.token_hex(8)}",
         )
         added = [
@@ -213,8 +203,11 @@ class PartitionKeyCompactor:
         removed = work.plan.rows_count - work.left_count
         self.counters.passes_total += 1
         self.counters.records_total += removed
+        before = sum(file.size_bytes for file in work.plan.files)
+        self.counters.bytes_total += max(0, before - sum(file.size_bytes for file in added))
+        self.counters.last_us = now_us
         facts = {"start": int(gone.start), "end": int(gone.end), "removed": removed}
-        self._observer("keys_compacted", {**self._keys(), **facts, "left": work.left_count})
+        self._upkeep.tell("keys_compacted", **facts, left=work.left_count)
 
     def _note(self, entry: KeyCompactionEntry) -> None:
         """Create the entry beside the table, unless this process knows that it is there."""
@@ -226,8 +219,5 @@ class PartitionKeyCompactor:
         found = self._table.find(cold_end_min={self._number: int(self._source.cold_end)})
         assert found is not None, "a table was loaded before"
         prove(found, self._table.store)
-        self._loaded(found)
+        self._upkeep.loaded(found)
         return found
-
-    def _keys(self) -> dict[str, object]:
-        return {"partition": str(self._source.partition_id)}

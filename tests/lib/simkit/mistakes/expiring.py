@@ -33,8 +33,8 @@ def expiry_is_out_of_order() -> Any:
     """Remove the newest of the files that may go, and leave the oldest."""
     original: Any = plan_removal
 
-    def removal(files: Any, held: Any, *, upto: Any) -> Any:
-        start, removed = original(files, held, upto=upto)
+    def removal(files: Any, held: Any, **bounds: Any) -> Any:
+        start, removed = original(files, held, **bounds)
         return (removed[0].end_offset, removed[-1:]) if len(removed) > 1 else (start, removed)
 
     return replaced(expirer, "plan_removal", removal)

@@ -35,6 +35,7 @@ from tiering.read.reader import read_rows
 from tiering.read.times import first_reaching
 from tiering.ship.key_compaction.compactor import PartitionKeyCompactor
 from tiering.ship.segment_writer import SegmentPlace, write_segment
+from tiering.ship.table_upkeep import TableUpkeep
 from tiering.store.location import StoreConfig
 from tiering.store.table_keys import encryption_of
 from tiering.table.delta_log import commit_digest
@@ -196,7 +197,7 @@ class LakeBroker(MemoryBroker):
             cold_end=self._cold_end(name, partition),
             lineage=(),
         )
-        compactor = PartitionKeyCompactor(
+        upkeep = TableUpkeep(
             source=cast("Any", source),
             table=table,
             starts=cast("Any", SimpleNamespace(standing=lambda _: standing)),
@@ -204,8 +205,8 @@ class LakeBroker(MemoryBroker):
             config=TieringConfig(object_bytes_max=200),
             observer=lambda _event, _facts: None,
             loaded=lambda _: None,
-            key_snapshot_end=lambda: key_snapshot_end,
         )
+        compactor = PartitionKeyCompactor(upkeep, key_snapshot_end=lambda: key_snapshot_end)
         if compactor.begin_if_due(table.find()):
             while compactor.take_turn():
                 pass

@@ -77,7 +77,12 @@ class Source:
                 expired_records_total=9,
                 expired_bytes_total=90,
                 deleted_objects_total=1,
+                key_compactions_total=2,
+                key_compaction_failures_total=0,
+                superseded_records_total=40,
+                superseded_bytes_total=400,
                 last_shipped_seconds=1700000000.5,
+                last_key_compaction_seconds=1700000001.5,
             )
         ]
 
