@@ -32,7 +32,7 @@ def uncommitted_records_are_purged() -> Any:
 
 def purge_does_not_ask_who_reads() -> Any:
     """Purge what a live lease holds."""
-    return replaced(stream_purge, "_refused_by_leases", lambda *_: None)
+    return replaced(stream_purge, "refused_by_leases", lambda *_: None)
 
 
 def unshipped_records_are_purged() -> Any:
