@@ -44,32 +44,33 @@ class AwsKms:
         self._lock = threading.Lock()
         self._made: Any = None
 
-    def wrap(self, key: bytes, context: Mapping[str, str]) -> tuple[str, bytes]:
+    def wrap(self, key: bytes, context: Mapping[str, str], *, by: str = "") -> tuple[str, bytes]:
         """See ``KeyProvider.wrap``: the name is the key's ARN, so an alias may move on."""
+        key_id = by or self._key_id
         told = self._ask(
-            lambda kms: kms.encrypt(
-                KeyId=self._key_id, Plaintext=key, EncryptionContext=dict(context)
-            )
+            key_id,
+            lambda kms: kms.encrypt(KeyId=key_id, Plaintext=key, EncryptionContext=dict(context)),
         )
         return str(told["KeyId"]), bytes(told["CiphertextBlob"])
 
     def unwrap(self, name: str, wrapped: bytes, context: Mapping[str, str]) -> bytes:
         """See ``KeyProvider.unwrap``."""
         told = self._ask(
+            name,
             lambda kms: kms.decrypt(
                 KeyId=name, CiphertextBlob=wrapped, EncryptionContext=dict(context)
-            )
+            ),
         )
         return bytes(told["Plaintext"])
 
-    def _ask(self, call: Callable[[Any], _T]) -> _T:
+    def _ask(self, key_id: str, call: Callable[[Any], _T]) -> _T:
         try:
             return call(self._client())
         except botocore.exceptions.ClientError as cause:
             code = str(cause.response.get("Error", {}).get("Code", ""))
-            told = f"AWS KMS, key {self._key_id!r}: {code}: {_message(cause)}"
+            told = f"AWS KMS, key {key_id!r}: {code}: {_message(cause)}"
             kind = EncryptionKeyError if code in _REFUSALS else KeyProviderUnavailableError
-            raise kind(told, provider=self.kind, wrapping_key=self._key_id) from cause
+            raise kind(told, provider=self.kind, wrapping_key=key_id) from cause
         except (
             botocore.exceptions.NoCredentialsError,
             botocore.exceptions.NoRegionError,

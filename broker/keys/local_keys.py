@@ -30,22 +30,16 @@ class _LocalKeys:
     def _load(self) -> tuple[str, Mapping[str, WrappingKey]]:
         raise NotImplementedError
 
-    def wrap(self, key: bytes, context: Mapping[str, str]) -> tuple[str, bytes]:
+    def wrap(self, key: bytes, context: Mapping[str, str], *, by: str = "") -> tuple[str, bytes]:
         """See ``KeyProvider.wrap``."""
         current, keys = self._load()
-        return current, keys[current].wrap(key, context)
+        name = by or current
+        return name, self._named(keys, name, context).wrap(key, context)
 
     def unwrap(self, name: str, wrapped: bytes, context: Mapping[str, str]) -> bytes:
         """See ``KeyProvider.unwrap``."""
         _, keys = self._load()
-        if name not in keys:
-            raise EncryptionKeyError(
-                f"{self._where} has no key named {name!r}, which wraps a data key of "
-                f"{_purpose(context)}; it has {', '.join(sorted(keys))}. Put that key back",
-                provider=self.kind,
-                wrapping_key=name,
-            )
-        found = keys[name].unwrap(wrapped, context)
+        found = self._named(keys, name, context).unwrap(wrapped, context)
         if found is None:
             raise EncryptionKeyError(
                 f"the key named {name!r} in {self._where} is not the key that wrapped the data key "
@@ -55,6 +49,18 @@ class _LocalKeys:
                 wrapping_key=name,
             )
         return found
+
+    def _named(
+        self, keys: Mapping[str, WrappingKey], name: str, context: Mapping[str, str]
+    ) -> WrappingKey:
+        if name not in keys:
+            raise EncryptionKeyError(
+                f"{self._where} has no key named {name!r}, which wraps a data key of "
+                f"{_purpose(context)}; it has {', '.join(sorted(keys))}. Put that key there",
+                provider=self.kind,
+                wrapping_key=name,
+            )
+        return keys[name]
 
 
 class KeyringFile(_LocalKeys):

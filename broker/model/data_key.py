@@ -13,7 +13,7 @@ from broker.errors import InvalidStreamError
 DATA_KEY_BYTES: Final = 32  # AES-256
 DATA_KEYS_MAX: Final = 256  # of one stream: a key each day for eight months
 _WRAPPED_CHARS_MAX: Final = 8192  # AWS KMS answers with at most 6144 bytes
-_NAME_CHARS_MAX: Final = 2048  # as long as the name of a key in AWS KMS
+KEY_NAME_CHARS_MAX: Final = 2048  # as long as the name of a key in AWS KMS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class DataKey:
 
     def __post_init__(self) -> None:
         named = (self.provider, self.wrapping_key)
-        if not all(one.isprintable() and 0 < len(one) <= _NAME_CHARS_MAX for one in named):
+        if not all(one.isprintable() and 0 < len(one) <= KEY_NAME_CHARS_MAX for one in named):
             raise InvalidStreamError("a data key must name its provider and its wrapping key")
         if not 1 <= self.version <= 2**31 - 1:
             raise InvalidStreamError(f"a data key's version must be 1 or more, not {self.version}")

@@ -13,6 +13,7 @@ from typing import Final
 
 from broker.errors import InvalidRequestError
 from broker.model.access import Resource
+from broker.model.data_key import KEY_NAME_CHARS_MAX
 from broker.model.quota import DEFAULT, LIMITS, Quota, check_limit, check_pattern
 from broker.model.subjects import covers, is_pattern, is_shared
 
@@ -45,6 +46,7 @@ class Tenant:
     # What it may have in the cluster; 0: no limit.
     streams_max: int = 0
     partitions_max: int = 0  # of all its streams together, each counted once
+    wrapping_key: str = ""  # the key provider's name of the key that wraps its data keys
 
     @property
     def quota(self) -> Quota:
@@ -111,6 +113,12 @@ def check_tenant(tenant: Tenant) -> Tenant:
                 "tenant's: begin with a word of the tenant's own",
                 field="subjects",
             )
+    key = tenant.wrapping_key
+    if len(key) > KEY_NAME_CHARS_MAX or not key.isprintable():
+        raise InvalidRequestError(
+            f"wrapping_key must be at most {KEY_NAME_CHARS_MAX} printable characters",
+            field="wrapping_key",
+        )
     for limit in (*LIMITS, *COUNTS):
         check_limit(limit, getattr(tenant, limit), low=LIMITS.get(limit, 1))
     return tenant

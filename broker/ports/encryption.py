@@ -17,11 +17,13 @@ class KeyProvider(Protocol):
     def kind(self) -> str:
         """The kind of provider: ``file``, ``environment`` or ``aws-kms``."""
 
-    def wrap(self, key: bytes, context: Mapping[str, str]) -> tuple[str, bytes]:
-        """Return the name of the key that wraps new data keys, and the wrapped data key.
+    def wrap(self, key: bytes, context: Mapping[str, str], *, by: str = "") -> tuple[str, bytes]:
+        """Return the name of the key that wrapped a data key, and the wrapped data key.
+
+        It is the key that is named by ``by``, else the one that wraps new data keys.
 
         Raises:
-            EncryptionKeyError: there is no usable key.
+            EncryptionKeyError: there is no such key, or it cannot be used.
             KeyProviderUnavailableError: the provider does not answer now.
         """
 

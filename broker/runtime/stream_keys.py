@@ -52,21 +52,23 @@ class StreamKeys:
 
     # ------------------------------------------------------------------ new keys
 
-    def first(self, uuid: StreamUuid) -> tuple[DataKey, ...]:
-        """Return the data keys of a new encrypted stream; raises as ``KeyProvider.wrap`` does."""
-        return (self._wrapped(uuid, 1, self._random(DATA_KEY_BYTES)),)
+    def first(self, uuid: StreamUuid, *, by: str = "") -> tuple[DataKey, ...]:
+        """Return the data keys of a new encrypted stream; see ``KeyProvider.wrap`` for ``by``."""
+        return (self._wrapped(uuid, 1, self._random(DATA_KEY_BYTES), by),)
 
-    def rotated(self, uuid: StreamUuid, keys: Sequence[DataKey]) -> tuple[DataKey, ...]:
-        """Return the keys with a new one at the end, all wrapped by the provider's present key.
+    def rotated(
+        self, uuid: StreamUuid, keys: Sequence[DataKey], *, by: str = ""
+    ) -> tuple[DataKey, ...]:
+        """Return the keys with a new one at the end, all wrapped by ``by``, as in :meth:`first`.
 
-        So no data key needs an earlier key of the provider any more. Raises as ``KeyProvider``.
+        So no data key needs another key of the provider any more. Raises as ``KeyProvider``.
         """
-        again = [self._wrapped(uuid, one.version, self._plain(uuid, one)) for one in keys]
-        new = self._wrapped(uuid, next_version(tuple(keys)), self._random(DATA_KEY_BYTES))
+        again = [self._wrapped(uuid, one.version, self._plain(uuid, one), by) for one in keys]
+        new = self._wrapped(uuid, next_version(tuple(keys)), self._random(DATA_KEY_BYTES), by)
         return (*again, new)
 
-    def _wrapped(self, uuid: StreamUuid, version: int, key: bytes) -> DataKey:
-        name, wrapped = self._provider.wrap(key, _context(uuid, version))
+    def _wrapped(self, uuid: StreamUuid, version: int, key: bytes, by: str) -> DataKey:
+        name, wrapped = self._provider.wrap(key, _context(uuid, version), by=by)
         return DataKey(
             version=version,
             provider=self._provider.kind,

@@ -68,6 +68,14 @@ StreamsOption = Annotated[int | None, typer.Option(metavar="N", help="Streams th
 PartitionsOption = Annotated[
     int | None, typer.Option(metavar="N", help="Partitions of all its streams together.")
 ]
+KeyOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="The key provider's key for its encrypted streams: a name in the keyring, a key id "
+        "of AWS KMS.",
+    ),
+]
 
 
 @app.command()
@@ -83,6 +91,7 @@ def create(
     open_calls: OpenCallsOption = None,
     streams: StreamsOption = None,
     partitions: PartitionsOption = None,
+    key: KeyOption = None,
     server: ServerOption = None,
 ) -> None:
     """Create a tenant. Its principals reach what is the tenant's, and nothing else.
@@ -108,6 +117,7 @@ def create(
         open_calls=open_calls,
         streams_max=streams,
         partitions_max=partitions,
+        wrapping_key=key,
     )
     wanted = Tenant(name=tenant, **fields)
     with connect(find_server(server)) as client:
@@ -128,9 +138,12 @@ def alter(
     open_calls: OpenCallsOption = None,
     streams: StreamsOption = None,
     partitions: PartitionsOption = None,
+    key: KeyOption = None,
     server: ServerOption = None,
 ) -> None:
     """Change a tenant. Each option that is given replaces all of its kind; '' and 0 mean none.
+
+    Streams that are there keep their key until `headwater stream rotate-key`.
 
     [bold]Examples[/bold]
 
@@ -149,6 +162,7 @@ def alter(
         open_calls=open_calls,
         streams_max=streams,
         partitions_max=partitions,
+        wrapping_key=key,
     )
     if not changes:
         raise InvalidRequestError(
@@ -236,7 +250,7 @@ def _text(value: str | int | Sequence[str]) -> str:
     return console.plain(value if isinstance(value, str) else " ".join(value) or "-")
 
 
-def _given(**options: list[str] | int | None) -> dict[str, Any]:
+def _given(**options: list[str] | int | str | None) -> dict[str, Any]:
     """Return the fields whose options were given; '' is no pattern."""
     return {
         name: tuple(sorted({one for one in value if one})) if isinstance(value, list) else value

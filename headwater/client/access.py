@@ -133,7 +133,7 @@ class AccessCalls:
         """
         return bool(self._one("create_tenant", dataclasses.asdict(tenant))["changed"])
 
-    def alter_tenant(self, name: str, **changes: Sequence[str] | int) -> bool:
+    def alter_tenant(self, name: str, **changes: Sequence[str] | int | str) -> bool:
         """Change fields of a tenant, by their names; tell whether anything changed.
 
         Raises:

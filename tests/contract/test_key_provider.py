@@ -72,6 +72,15 @@ def test_a_data_key_comes_back(provider: KeyProvider) -> None:
     assert provider.kind in ("file", "environment", "aws-kms")
 
 
+def test_a_key_is_wrapped_by_the_one_that_is_named(provider: KeyProvider) -> None:
+    """One that is not there is refused, and not replaced by the provider's own."""
+    name, _ = provider.wrap(DATA_KEY, CONTEXT)
+    assert provider.wrap(DATA_KEY, CONTEXT, by=name)[0] == name
+    absent = "00000000-0000-0000-0000-000000000000"
+    with pytest.raises(EncryptionKeyError, match=absent):
+        provider.wrap(DATA_KEY, CONTEXT, by=absent)
+
+
 def test_a_wrapped_key_belongs_to_its_context(provider: KeyProvider) -> None:
     """Another stream's wrapped key, put into this stream's metadata, is refused."""
     name, wrapped = provider.wrap(DATA_KEY, CONTEXT)
@@ -131,6 +140,9 @@ def test_an_alias_of_kms_may_move_on(kms: str, monkeypatch: pytest.MonkeyPatch) 
     assert first in name
     assert provider.unwrap(name, wrapped, CONTEXT) == DATA_KEY
     assert second in provider.wrap(DATA_KEY, CONTEXT)[0]
+    named, wrapped = provider.wrap(DATA_KEY, CONTEXT, by=first)
+    assert first in named
+    assert provider.unwrap(named, wrapped, CONTEXT) == DATA_KEY
 
 
 def test_a_service_that_does_not_answer_is_tried_again_later(

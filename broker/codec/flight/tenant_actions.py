@@ -11,6 +11,7 @@ from typing import Any, Final
 from broker.codec.flight.operations import ActionSpec, Check
 from broker.codec.flight.protocol import refuse_unknown, short_text, whole_number
 from broker.errors import InvalidRequestError
+from broker.model.data_key import KEY_NAME_CHARS_MAX
 from broker.model.quota import LIMITS, RATE_MAX
 from broker.model.tenant import COUNTS, PATTERNS_MAX
 
@@ -37,11 +38,18 @@ def _limit(field: str) -> Check:
     return lambda value: whole_number(value, field, low=0, high=RATE_MAX)
 
 
+def _wrapping_key(value: object) -> str:
+    if value == "":
+        return ""
+    return short_text(value, "wrapping_key", bytes_max=KEY_NAME_CHARS_MAX)
+
+
 _LISTS: Final = ("owners", "principals", "subjects")
 _NUMBERS: Final = (*LIMITS, *COUNTS)
 _FIELDS: Final[Mapping[str, Check]] = {
     **{name: _patterns(name) for name in _LISTS},
     **{name: _limit(name) for name in _NUMBERS},
+    "wrapping_key": _wrapping_key,
 }
 
 
@@ -59,7 +67,7 @@ TENANT_ACTIONS: Final[Mapping[str, ActionSpec]] = {
         f"Create a tenant. {{name, {'?, '.join(_FIELDS)}?}} -> {{changed}}; the streams and groups "
         "whose names begin with NAME- are the tenant's.",
         {"name": _name, **_FIELDS},
-        {**dict.fromkeys(_LISTS, ()), **dict.fromkeys(_NUMBERS, 0)},
+        {**dict.fromkeys(_LISTS, ()), **dict.fromkeys(_NUMBERS, 0), "wrapping_key": ""},
     ),
     "alter_tenant": ActionSpec(
         f"Change a tenant. {{name, changes: {{{'?, '.join(_FIELDS)}?}}}} -> {{changed}}.",

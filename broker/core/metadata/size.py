@@ -206,7 +206,8 @@ def weight_of_quotas(quotas: Sequence[Quota]) -> int:
 
 def weight_of_tenant(tenant: Tenant) -> int:
     """Return the weight of a tenant; it grows with its principals and subjects."""
-    stored = (tenant.name, tenant.name, tenant.owners, tenant.principals, tenant.subjects)
+    patterns = (tenant.owners, tenant.principals, tenant.subjects)
+    stored = (tenant.name, tenant.name, patterns, tenant.wrapping_key)
     return _TENANT_WEIGHT + len(json.dumps(stored))
 
 

@@ -32,6 +32,7 @@ class AlterTenant:
     open_calls: int | None = None
     streams_max: int | None = None
     partitions_max: int | None = None
+    wrapping_key: str | None = None
     weight_max: int | None = None  # as in CreateStream
 
 

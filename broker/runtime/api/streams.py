@@ -44,6 +44,7 @@ from broker.model.ids import BrokerId, PartitionId, PartitionNumber, StreamUuid
 from broker.model.offsets import Offset
 from broker.model.purge import Purged
 from broker.model.stream import PARTITIONS_MAX, AlteredStream, Stream, StreamConfig
+from broker.model.tenant import tenant_of
 from broker.ports.system import Clock
 from broker.runtime.api.feature_levels import raise_level
 from broker.runtime.cluster.membership import CONFIRM_MS, Membership
@@ -184,7 +185,12 @@ class Streams:
             return present.data_keys
         if self._keys is None:
             raise no_keys(name)
-        return self._keys.first(uuid)
+        return self._keys.first(uuid, by=self._wrapping_key(name))
+
+    def _wrapping_key(self, name: str) -> str:
+        """Return the name of the key that wraps a stream's data keys; '': the provider's own."""
+        tenant = tenant_of(self._metadata.state.tenants, name)
+        return "" if tenant is None else tenant.wrapping_key
 
     def rotate_key(self, name: str, version: int) -> Stream:
         """See ``StreamsApi.rotate_key``."""
@@ -199,7 +205,9 @@ class Streams:
                 return before
             if self._keys is None:
                 raise no_keys(name)
-            after = replace(before, data_keys=self._keys.rotated(before.uuid, before.data_keys))
+            by = self._wrapping_key(name)
+            keys = self._keys.rotated(before.uuid, before.data_keys, by=by)
+            after = replace(before, data_keys=keys)
             require_keys(self._keys, after)  # before anything is written with the new key
             self._metadata.propose(RotateDataKey(expected=before, wanted=after))
             self.obey(before.uuid)

@@ -39,10 +39,10 @@ class ReachableKeys:
         self._keys = EnvironmentKeys({"HEADWATER_ENCRYPTION_KEY": _TEXT})
         self.refusal: type[EncryptionKeyError] | None = None
 
-    def wrap(self, key: bytes, context: Mapping[str, str]) -> tuple[str, bytes]:
+    def wrap(self, key: bytes, context: Mapping[str, str], *, by: str = "") -> tuple[str, bytes]:
         """See the port."""
         self._look()
-        return self._keys.wrap(key, context)
+        return self._keys.wrap(key, context, by=by)
 
     def unwrap(self, name: str, wrapped: bytes, context: Mapping[str, str]) -> bytes:
         """See the port."""

@@ -30,6 +30,7 @@ def test_a_key_that_was_added_is_used_at_once(tmp_path: Path) -> None:
     assert name == "a"
     keyring(file, f'current = "b"\n[keys]\na = "{KEY}"\nb = "{OTHER}"\n')
     assert ring.wrap(b"k" * 32, CONTEXT)[0] == "b"
+    assert ring.wrap(b"k" * 32, CONTEXT, by="a")[0] == "a"
     assert ring.unwrap("a", wrapped, CONTEXT) == b"k" * 32
 
 

@@ -69,6 +69,8 @@ def test_a_bad_name_is_refused(name: str) -> None:
         {"subjects": ("*.in",)},
         {"subjects": ("_INBOX.x",)},
         {"subjects": ("$SYS.>",)},
+        {"wrapping_key": "a\nb"},
+        {"wrapping_key": "a" * 2049},
     ],
 )
 def test_a_bad_pattern_is_refused(fields: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from broker.codec.record_batch import HEADER_SIZE, decode_header
+from broker.core.metadata.commands import AlterTenant, CreateTenant
 from broker.errors import (
     EncryptionKeyError,
     FixedSettingError,
@@ -17,7 +18,8 @@ from broker.errors import (
     StreamExistsError,
 )
 from broker.model.replica_state import ReplicaState
-from broker.model.stream import StreamConfig
+from broker.model.stream import Stream, StreamConfig
+from broker.model.tenant import Tenant
 from broker.runtime import operations
 from broker.runtime.stream_keys import StreamKeys
 from simkit.brokers.lone_broker import STREAM, Running, image, running
@@ -142,6 +144,28 @@ def test_a_rotated_key_is_used_for_what_comes_and_the_old_one_for_what_is_there(
     assert versions(tmp_path) == [1, 2, 3]
     with running(tmp_path, keys=stream_keys({"two": SECOND})) as live:
         assert live.rows() == [b"before", b"after", b"last"]
+
+
+def test_a_tenants_streams_have_the_tenants_key(tmp_path: Path) -> None:
+    """Other streams the provider's; a rotation moves a stream to the key that is named by then."""
+    config = StreamConfig(subject="s", encryption=ENCRYPTION, tiering=False)
+    with running(tmp_path, keys=stream_keys({"one": FIRST, "two": SECOND})) as live:
+        streams, metadata = live.broker.streams, live.broker.streams._metadata
+        metadata.propose(CreateTenant(tenant=Tenant(name="shop", wrapping_key="two")))
+
+        def wrapped_by(stream: Stream) -> list[str]:
+            return [one.wrapping_key for one in stream.data_keys]
+
+        assert wrapped_by(streams.create("other", config)) == ["one"]
+        assert wrapped_by(streams.create("shop-in", config)) == ["two"]
+        metadata.propose(AlterTenant(name="shop", wrapping_key="absent"))
+        with pytest.raises(EncryptionKeyError, match="no key named 'absent'"):
+            streams.create("shop-out", config)
+        with pytest.raises(EncryptionKeyError, match="no key named 'absent'"):
+            streams.rotate_key("shop-in", 1)
+        assert wrapped_by(streams.get("shop-in")) == ["two"]
+        metadata.propose(AlterTenant(name="shop", wrapping_key=""))
+        assert wrapped_by(streams.rotate_key("shop-in", 1)) == ["one", "one"]
 
 
 def test_only_an_encrypted_stream_has_a_key_to_rotate(tmp_path: Path) -> None:

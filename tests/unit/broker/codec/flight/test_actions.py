@@ -160,7 +160,13 @@ def test_a_body_comes_back_as_it_was(action: str) -> None:
         ]
     if action == "create_tenant":
         numbers = dict.fromkeys((*LIMITS, *COUNTS), 0)
-        expected |= {"owners": ("a*",), "principals": (), "subjects": ("t.>",), **numbers}
+        expected |= {
+            "owners": ("a*",),
+            "principals": (),
+            "subjects": ("t.>",),
+            **numbers,
+            "wrapping_key": "",
+        }
     if action == "alter_tenant":
         expected["changes"] = {"owners": (), "streams_max": 7}
     assert decode_body(action, encode_body(GOOD[action])) == expected
@@ -261,6 +267,7 @@ def test_an_unknown_field_is_refused_by_name(action: str) -> None:
         ("alter_tenant", {"changes": {}}),
         ("create_tenant", {"open_calls": -1}),
         ("create_tenant", {"streams_max": "7"}),
+        ("create_tenant", {"wrapping_key": "a\nb"}),
     ],
 )
 def test_a_bad_value_is_refused_by_name(action: str, change: dict[str, Any]) -> None:
