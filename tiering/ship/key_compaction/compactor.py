@@ -167,8 +167,9 @@ class PartitionKeyCompactor:
         return end if covered is None else min(end, covered)
 
     def _commit(self, work: KeyCompactionPass, now_us: int) -> None:
-        if self._plan(self._newest()) is None:
-            return  # the settings have changed, or the files
+        newest = self._plan(self._newest())
+        if newest is None or newest.range.end < work.plan.range.end:
+            return  # the settings have changed, or the files, or what readers hold
         gone = work.plan.range
         entry = KeyCompactionEntry(
             partition=self._number,

@@ -1,7 +1,8 @@
 """Publishers that retry until they get an answer, and readers of committed records.
 
 A publisher numbers its batches as a producer, or names each record by a message id as over NATS.
-Their calls and answers are kept for the judge.
+Their calls and answers are kept for the judge. The file is not split: both keep one history, and
+what is not asked for again by one is looked for by the other.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ from broker.errors import (
 from broker.model.control_messages import NewestTold
 from broker.model.epochs import LeaderEpoch
 from broker.model.ids import PartitionId, ProducerId
-from broker.model.offsets import Offset
+from broker.model.offsets import Offset, OffsetRange
 from broker.model.records import AckPolicy, AppendResult
 from broker.ports.partition import RecordsOutcome, StoredBatch
 from broker.runtime.partition.driver import PartitionDriver
 from checkkit.facts import Rules
 from checkkit.history import History
 from checkkit.readings import Row
-from simkit.house.lake import table_rows
+from simkit.house.lake import HouseLake, key_of
 from simkit.house.nats import NATS
 from simkit.house.node import Beneath, Node
 from simkit.network.world import Network, World
@@ -122,6 +123,8 @@ def serve(node: Node, request: Publish) -> None:
         if driver is None:
             raise NotLeaderError("it is not here", partition=str(request.partition_id))
         columns: dict[str, Any] = {"value": pa.array([request.value], pa.binary())}
+        if node.setting.keyed:
+            columns["key"] = pa.array([key_of(request.value)], pa.binary())
         if request.producer >= 0:
             batch = prepare(
                 pa.RecordBatch.from_pydict(columns),
@@ -367,13 +370,13 @@ class CommittedReader:
         history: History,
         *,
         lease_ms: int,
+        lake: HouseLake | None,
         changes: Changes | None = None,
         expiring: Expiring | None = None,
     ) -> None:
         self._partition, self._partition_id = partition
         self._world, self._nodes, self._history = world, nodes, history
-        self._changes = changes
-        self._expiring = expiring
+        self._lake, self._changes, self._expiring = lake, changes, expiring
         self._lease_ms = lease_ms * 5 // 4  # of the slowest clock
         self._position = Offset(0)
         self._shown: list[tuple[int, Offset]] = []  # times, and the committed end at each
@@ -478,8 +481,9 @@ class CommittedReader:
         wanted = Offset(min(end, driver.reads.log_start))
         number = self._partition_id.number
         try:
-            found = node.tiering.read(driver.stream, number, self._position, wanted)
-            return table_rows(found.rows)
+            assert self._lake is not None, "what is tiered has a lake"
+            asked = OffsetRange(self._position, wanted)
+            return self._lake.served(node.tiering, driver.stream, number, asked)
         except ExpiredError as error:
             return self._missed(error)
 

@@ -36,9 +36,9 @@ class CutTaker:
         nodes: Mapping[str, Node],
         lake: HouseLake,
         *,
-        expiring: bool = False,
+        own_version: bool = False,  # read at the version of the cut; else at the newest
     ) -> None:
-        self._expiring = expiring
+        self._own_version = own_version
         self._stream, self.numbers = stream, dict(numbers)
         self._world, self._nodes, self._lake = world, nodes, lake
         self.readings: list[Reading] = []
@@ -108,7 +108,10 @@ class CutTaker:
             rows += [row for row in rows_of(batches) if part.cold_end <= row.offset < part.hot_end]
             at = batches[-1].header.end_offset
         cold = OffsetRange(part.start, part.cold_end)
-        version = version if self._expiring else None  # the newest one is as good
+        if self._own_version:
+            whole = self._lake.whole_start(self._stream, part.partition)
+            assert whole <= max(part.start, part.cold_end), "a live lease holds what came later"
+        version = version if self._own_version else None  # the newest one is as good
         return PartReading(
             partition=self.numbers[partition_id],
             start=part.start,

@@ -36,6 +36,7 @@ from checkkit.readings import PartReading, Reading, Row, Source
 from simkit.house.beneath.raft import RaftHouse
 from simkit.house.changes import Changes
 from simkit.house.clients import RULES, CommittedReader, Publisher, rows_of, serve
+from simkit.house.compacting import Compacting
 from simkit.house.cuts import CutTaker
 from simkit.house.damage import Damage
 from simkit.house.encryption import HouseKeys
@@ -86,6 +87,7 @@ class Choices(TypedDict, total=False):
     changing: bool  # an operator changes and purges the streams
     growing: bool  # an operator adds partitions to the streams
     expiring: bool  # an operator lets the tables expire; with a lake
+    compacting: bool  # an operator lets superseded records leave the tables; with a lake
     encrypted: bool  # streams are encrypted; brokers lack keys now and then, and keys are rotated
     shape: Shape
 
@@ -123,6 +125,7 @@ class House:
         names = [f"b{one}" for one in range(shape.brokers or count)]
         machines = {name: Machine(name, world) for name in names}
         self.keys = HouseKeys(self, seed) if choices.get("encrypted") else None
+        self.compacting = Compacting(self, seed) if choices.get("compacting") else None
         self.setting = setting = self._draw_setting()
         self.nodes = {
             name: Node(name, world, self.network, setting, machines[name], serve) for name in names
@@ -183,6 +186,7 @@ class House:
             turn_ms_max=rng.choice((0, 3, 15, 60)),
             tick_ms=rng.choice((10, 20)),
             nats=self.mixed or self.shape.nats,
+            keyed=self.compacting is not None,
             keys=None if self.keys is None else self.keys.of,
             **({} if self.lake is None else self._draw_tiering(self.lake)),
         )
@@ -213,14 +217,9 @@ class House:
         self.damage.restart_the_red()
         if self.mixed:
             self.operator.begin()
-        if self.changes is not None:
-            self.changes.begin()
-        if self.growth is not None:
-            self.growth.begin()
-        if self.expiring is not None:
-            self.expiring.begin()
-        if self.keys is not None:
-            self.keys.begin()
+        for one in (self.changes, self.growth, self.expiring, self.compacting, self.keys):
+            if one is not None:
+                one.begin()
         self.run_for(self.world.rng.choice((1500, 2500, 4000, 6000)))
         self.heal()
         self.look()
@@ -245,7 +244,7 @@ class House:
                     self.world,
                     self.nodes,
                     self.lake,
-                    expiring=self.expiring is not None,
+                    own_version=self.expiring is not None or self.compacting is not None,
                 )
                 for stream in self.streams
             ]
@@ -264,8 +263,8 @@ class House:
         self.readers.append(
             CommittedReader(
                 (number, partition_id), self.world, self.nodes, self.history,
-                lease_ms=self.setting.election.lease_ms(), changes=self.changes,
-                expiring=self.expiring,
+                lease_ms=self.setting.election.lease_ms(), lake=self.lake,
+                changes=self.changes, expiring=self.expiring,
             )
         )  # fmt: skip
 
@@ -453,10 +452,9 @@ class House:
 
     def look(self) -> None:
         """Read every replica apart, and judge what clients saw by it."""
-        if self.changes is not None:
-            self.changes.look()
-        if self.expiring is not None:
-            self.expiring.look()
+        for one in (self.changes, self.expiring, self.compacting):
+            if one is not None:
+                one.look()
         tiered = self.tiered_reads()
         verdict = judge(self.history, [*self.final_reads(), *tiered], RULES)
         assert verdict.ok, str(verdict)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
+from zlib import crc32
 
 from broker.errors import RemoteTierUnavailableError
 from broker.model.offsets import Offset, OffsetRange
@@ -34,6 +35,7 @@ from tiering.table.commit_files import file_of
 from tiering.table.delta_table import DeltaStreamTable
 from tiering.table.expiries import Expiries
 from tiering.table.table import TableSnapshot, table_path
+from tiering.tiering import Tiering
 
 CLUSTER: Final = "house"
 _LATE_MS_MAX: Final = 2_000
@@ -82,15 +84,47 @@ class HouseLake:
         snapshot = table.find() if version is None else table.snapshot(version)
         assert snapshot is not None, "rows of no table were asked for"
         require_sound(snapshot, table.store, partition, wanted)
-        return table_rows(read_rows(snapshot, table.store, partition, wanted))
+        found = table_rows(read_rows(snapshot, table.store, partition, wanted, sparse=True))
+        return self.completed(stream, partition, found, wanted, snapshot.whole_start(partition))
+
+    def served(
+        self, tiering: Tiering, stream: Stream, partition: int, wanted: OffsetRange
+    ) -> list[Row]:
+        """Read rows as a broker serves them from the table; see :meth:`completed`."""
+        found = tiering.read(stream, partition, wanted.start, wanted.end)
+        return self.completed(stream, partition, table_rows(found.rows), wanted, found.whole_start)
+
+    def completed(
+        self, stream: Stream, partition: int, found: list[Row], wanted: OffsetRange, whole: Offset
+    ) -> list[Row]:
+        """Return rows of a table with those that key compaction has removed, as they were shipped.
+
+        Checks that below ``whole`` exactly the last record of each key is there.
+        """
+        end = min(wanted.end, whole)
+        if end <= wanted.start:
+            return found
+        shipped = self.shipped_rows(stream, partition, OffsetRange(wanted.start, whole))
+        last = {key_of(row.fingerprint): row for row in shipped}
+        below = [row for row in shipped if row.offset < end]
+        due = [row for row in below if last[key_of(row.fingerprint)] == row]
+        left = [row for row in found if row.offset < end]
+        assert left == due, f"{partition}: {left} are left of {below}, and not {due}"
+        return [*below, *found[len(left) :]]
+
+    def whole_start(self, stream: Stream, partition: int) -> Offset:
+        """Return from where on the newest table version has each record."""
+        snapshot = self.snapshot(stream)
+        return Offset(0) if snapshot is None else snapshot.whole_start(partition)
 
     def shipped_rows(self, stream: Stream, partition: int, wanted: OffsetRange) -> list[Row]:
         """Read rows from the objects as they were shipped, whether a version still has them."""
         if not wanted:
             return []
         table = self._table(stream)
-        snapshot = table.find()
-        assert snapshot is not None, "rows of no table were asked for"
+        found = table.find()
+        assert found is not None, "rows of no table were asked for"
+        snapshot = replace(found, sparse={})  # before any key compaction
         entries = accounts(snapshot, table.store, partition, wanted)
         held = OffsetRange(entries[0].start, entries[-1].end)
         shipped = replace(snapshot, files=tuple(map(file_of, entries)), ranges={partition: held})
@@ -115,6 +149,11 @@ class HouseLake:
     def _table(self, stream: Stream) -> DeltaStreamTable:
         store = open_store(self._config).under(table_path(stream.namespace, stream.table_name))
         return DeltaStreamTable(store, stream=stream, cluster=CLUSTER)
+
+
+def key_of(value: bytes) -> bytes:
+    """Return the key of a record, if its life has keys: one of three."""
+    return b"k%d" % (crc32(value) % 3)
 
 
 def table_rows(batches: Iterator[Any]) -> list[Row]:

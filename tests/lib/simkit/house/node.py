@@ -70,6 +70,7 @@ class Setting:
     claim_ms: int = SETTLE_MS
     store_ms_max: int = 0  # until a request to the store is done
     nats: bool = False  # brokers ingest from NATS too
+    keyed: bool = False  # records have few keys, see ``lake.key_of``
     keys: Callable[[str, Clock], StreamKeys] | None = None  # of a process that begins
 
 
@@ -147,7 +148,7 @@ class Node:
         self.machine = machine
         self._world = world
         self._network = network
-        self._setting = setting
+        self.setting = setting
         self._on_request = on_request
         self.house: Beneath | None = None
         self.oracle: Any = None  # hears every acknowledgement
@@ -214,7 +215,7 @@ class Node:
         view: MetadataLog,
         control: ControlTransport,
     ) -> None:
-        machine, setting, drive = self.machine, self._setting, drive_of(self.machine)
+        machine, setting, drive = self.machine, self.setting, drive_of(self.machine)
         self._view = view
         try:
             controller = Controller(

@@ -262,6 +262,25 @@ def test_a_pass_that_loses_a_race_commits_nothing(tmp_path: Path) -> None:
     require_left(lab)
 
 
+def test_what_a_reader_holds_since_the_pass_began_stays(tmp_path: Path) -> None:
+    """A group's position may be set back while a pass reads: then the pass commits nothing."""
+    lab = a_lab(tmp_path)
+    lab.source.starts.config = replace(COMPACT, history="keep")
+    run(lab)
+    lab.source.starts.config = COMPACT
+    one = lab.shipper()
+    assert one.key_compactor is not None
+    assert one.key_compactor.begin_if_due(lab.table.snapshot())
+    work = one.key_compactor._work
+    assert work is not None
+    next(work)
+    lab.source.starts.held_at = 20
+    while one.key_compactor.take_turn():
+        pass
+    assert lab.table.snapshot().whole_start(0) == 0
+    assert run(lab, lab.shipper()).whole_start(0) == 20
+
+
 def test_damage_is_never_compacted(tmp_path: Path) -> None:
     """Rows that differ from their digests stop the pass, and shipping goes on."""
     lab = a_lab(tmp_path)
