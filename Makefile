@@ -27,6 +27,7 @@ MINUTES ?= 5
 ROUNDS ?= 20
 CRASH_ARGS ?=
 DAMAGE_ARGS ?=
+FUZZ_ARGS ?=
 PLANT_ARGS ?=
 RACE_ARGS ?= --commits 200
 SIM_ARGS ?=
@@ -226,6 +227,11 @@ crash-stream: $(STAMP) ## kill a streaming query and all it needs, and audit its
 damage: $(STAMP) ## damage every file and folder of a broker and its tables, and look (DAMAGE_ARGS="--only ledger")
 	@cd $(ROOT)
 	$(PYTHON) tests/damage/run.py $(DAMAGE_ARGS)
+
+.PHONY: fuzz
+fuzz: $(STAMP) ## bytes that nobody should send, for every decoder (MINUTES=5 FUZZ_ARGS="--only jwt")
+	@cd $(ROOT)
+	$(PYTHON) tests/fuzz/run.py --minutes $(MINUTES) $(FUZZ_ARGS)
 
 .PHONY: chaos
 chaos: $(STAMP) ## real brokers killed, paused, cut off, filled up and wiped under load (MINUTES=5)

@@ -267,7 +267,8 @@ class ClusterConfig:
         for one in filter(None, (part.strip() for part in self.brokers.split(","))):
             name, _, address = one.partition("=")
             host, _, port = address.rpartition(":")
-            if not is_stream_name(name) or not host or not port.isdecimal() or name in found:
+            is_port = port.isdecimal() and len(port) <= 5
+            if not is_stream_name(name) or not host or not is_port or name in found:
                 raise InvalidConfigError(
                     f"cluster.brokers holds id=host:port, each id once; not {one!r}"
                 )
@@ -468,7 +469,7 @@ def load(path: Path | None, environ: Mapping[str, str]) -> BrokerConfig:
     if path is not None:
         try:
             values = tomllib.loads(path.read_text())
-        except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as cause:
+        except (OSError, ValueError, RecursionError) as cause:  # tomllib has no base class
             raise InvalidConfigError(f"cannot read {path}: {cause}") from cause
     sections = {one.name: one for one in dataclasses.fields(BrokerConfig)}
     for name, value in values.items():

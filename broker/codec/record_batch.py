@@ -40,6 +40,7 @@ from broker.codec.schema import (
 from broker.errors import (
     BatchCorruptError,
     EncryptionKeyError,
+    OverloadedError,
     RecordTooLargeError,
     SchemaMismatchError,
 )
@@ -133,7 +134,10 @@ class Preparer:
     """
 
     def __init__(self, schema: pa.Schema, *, codec: str = "none") -> None:
-        names = schema.names
+        try:
+            names = schema.names
+        except UnicodeDecodeError as cause:
+            raise SchemaMismatchError("the name of a column is not UTF-8") from cause
         _check_columns(names, schema.types)
         self._codec = codec
         self._options = None if codec == "none" else pa.ipc.IpcWriteOptions(compression=codec)
@@ -386,6 +390,7 @@ def decode_body(header: BatchHeader, body: Any) -> pa.RecordBatch:
 
     Raises:
         BatchCorruptError: the body is not Arrow, or has another number of rows.
+        OverloadedError: there is no memory for what the body unpacks to.
         EncryptionKeyError: the body is encrypted: `broker.codec.sealed_body.unseal` opens it.
     """
     if header.encrypted:
@@ -396,7 +401,13 @@ def decode_body(header: BatchHeader, body: Any) -> pa.RecordBatch:
     schema = body_schema(header.columns, sparse=header.sparse)
     try:
         batch = pa.ipc.read_record_batch(pa.py_buffer(body), schema)
-    except (pa.ArrowInvalid, OSError, pa.ArrowNotImplementedError) as cause:
+        batch.validate()  # of lengths only: reading does not compare columns with their buffers
+    except MemoryError as cause:  # Arrow's: honest memory is short, or the body lies about a size
+        raise OverloadedError(
+            f"no memory to unpack the body at offset {header.base_offset}: {cause}",
+            offset=header.base_offset,
+        ) from cause
+    except (pa.ArrowException, OSError, EOFError) as cause:
         raise BatchCorruptError(
             f"the body at offset {header.base_offset} is not Arrow: {cause}",
             offset=header.base_offset,

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from broker.errors import MetadataCorruptError, SequenceGapError
 from broker.model.ids import ProducerId
-from broker.model.offsets import Offset
+from broker.model.offsets import OFFSET_MAX, Offset
 
 BATCHES_KEPT: Final = 64  # a producer may have this many batches in flight, and retry each
 PRODUCER_BYTES_MAX: Final = 16 * 1024 * 1024  # of one table, in memory
@@ -160,16 +160,26 @@ class ProducerTable:
             if body["v"] != _STATE_VERSION:
                 raise MetadataCorruptError(f"producer state version {body['v']!r} is not known")
             for producer, batches in body["producers"]:
-                for base_sequence, records_count, base_offset in batches:
+                for batch in batches:
+                    base_sequence, records_count, base_offset = map(_number, batch)
                     table.add(
-                        ProducerId(int(producer)),
-                        int(base_sequence),
-                        int(records_count),
-                        Offset(int(base_offset)),
+                        ProducerId(_number(producer)),
+                        base_sequence,
+                        records_count,
+                        Offset(base_offset),
                     )
-        except (ValueError, KeyError, TypeError) as cause:
+        except (ValueError, KeyError, TypeError, RecursionError) as cause:
             raise MetadataCorruptError("producer state is not readable") from cause
         return table
+
+
+def _number(value: Any) -> int:
+    """Return a number of a state if it can be one; raises TypeError or ValueError."""
+    if type(value) is not int:
+        raise TypeError(f"a whole number was expected, not {type(value).__name__}")
+    if not 0 <= value <= OFFSET_MAX:
+        raise ValueError("a number is out of bounds")
+    return value
 
 
 def sequence_gap(

@@ -103,6 +103,8 @@ def read_keyring(path: Path) -> tuple[str, Mapping[str, str]]:
         raise EncryptionKeyError(
             f"the keyring {path} is not TOML: look {str(cause).rpartition('(')[2].rstrip(')')}"
         ) from None
+    except (ValueError, RecursionError):  # of tomllib, for a number or a nesting without end
+        raise EncryptionKeyError(f"the keyring {path} has a value that cannot be read") from None
     found = values.get("keys")
     current = values.get("current")
     if not isinstance(found, dict) or not isinstance(current, str) or current not in found:

@@ -189,7 +189,7 @@ class Cut:
             body["partitions"] = tuple(PartitionCut(**part) for part in parts)
             body["lease"] = Lease(**lease)
             return cls(**body)
-        except (KeyError, TypeError, AttributeError) as cause:
+        except (KeyError, TypeError, ValueError, AttributeError) as cause:
             raise InvalidCutError(f"not a cut: {cause}") from cause
 
     def save(self) -> str:

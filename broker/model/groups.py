@@ -7,10 +7,12 @@ processed. The values are those of the Flight actions, as JSON has them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from broker.errors import EnvelopeError
 from broker.model.ids import StreamUuid
 from broker.model.offsets import Offset
 
@@ -62,14 +64,15 @@ class MemberView:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> MemberView:
-        """Rebuild from :meth:`to_dict`."""
-        claims = values["claims"]
-        return cls(
-            epoch=values["epoch"],
-            coordinator=values["coordinator"],
-            settled=values["settled"],
-            claims=None if claims is None else tuple(map(_claim, claims)),
-        )
+        """Rebuild from :meth:`to_dict`; raises EnvelopeError for anything else."""
+        with _told("a member's view of its group"):
+            claims = values["claims"]
+            return cls(
+                epoch=values["epoch"],
+                coordinator=values["coordinator"],
+                settled=values["settled"],
+                claims=None if claims is None else tuple(map(_claim, claims)),
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,12 +145,23 @@ class GroupDescription:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> GroupDescription:
-        """Rebuild from :meth:`to_dict`."""
-        members = (
-            GroupMember(**{**one, "streams": tuple(one["streams"])}) for one in values["members"]
-        )
-        partitions = (GroupPartition(**one) for one in values["partitions"])
-        return cls(**{**values, "members": tuple(members), "partitions": tuple(partitions)})
+        """Rebuild from :meth:`to_dict`; raises EnvelopeError for anything else."""
+        with _told("the description of a group"):
+            members = (
+                GroupMember(**{**one, "streams": tuple(one["streams"])})
+                for one in values["members"]
+            )
+            partitions = (GroupPartition(**one) for one in values["partitions"])
+            return cls(**{**values, "members": tuple(members), "partitions": tuple(partitions)})
+
+
+@contextmanager
+def _told(what: str) -> Iterator[None]:
+    """Turn what a JSON value of another shape raises into EnvelopeError."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError) as cause:
+        raise EnvelopeError(f"the JSON is not {what}: {cause!r}") from cause
 
 
 def partition_key(stream_uuid: str, partition: int) -> str:

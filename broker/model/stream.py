@@ -220,7 +220,13 @@ class StreamConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> StreamConfig:
-        """Build a configuration from JSON values; unknown names and wrong types are refused."""
+        """Build a configuration from JSON values.
+
+        Raises:
+            InvalidStreamError: an unknown name, a value of another type or out of its bounds.
+        """
+        if not isinstance(values, Mapping):
+            raise InvalidStreamError("the settings of a stream must be an object")
         fields = {field.name: field for field in dataclasses.fields(cls)}
         unknown = sorted(set(values) - set(fields))
         if unknown:
@@ -324,13 +330,24 @@ class Stream:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Stream:
-        """Rebuild a stream from the parsed :meth:`to_json` text."""
+        """Rebuild a stream from the parsed :meth:`to_json` text.
+
+        Raises:
+            InvalidStreamError: the values are not those of a stream.
+        """
+        config = values.get("config") if isinstance(values, Mapping) else None
+        if not isinstance(config, Mapping):
+            raise InvalidStreamError("a stream is an object with a config, which is an object")
+        for name in _NEEDED - values.keys():
+            raise InvalidStreamError(f"a stream needs the field {name!r}")
+        for name in values.keys() - {"config", "data_keys"}:
+            if name not in _DECLARED:
+                raise InvalidStreamError(f"a stream has no field {name!r}")
+            _check_type(name, _DECLARED[name], values[name])
         # Release 0.1 wrote no partitioner: each of its clients had a rule of its own.
-        config = StreamConfig.from_dict({"partitioner": "each_client", **values["config"]})
-        if type(values.get("grown_from")) not in (int, type(None)):
-            raise InvalidStreamError("grown_from must be a whole number")
+        settings = StreamConfig.from_dict({"partitioner": "each_client", **config})
         keys = data_keys_of(values.get("data_keys", ()))
-        return cls(**{**values, "config": config, "data_keys": keys})
+        return cls(**{**values, "config": settings, "data_keys": keys})
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,6 +367,8 @@ class AlteredStream:
 # Names of fields. ``asdict`` takes five times as long to find and copy the same values.
 _SETTINGS: Final = tuple(field.name for field in dataclasses.fields(StreamConfig))
 _FIELDS: Final = tuple(field.name for field in dataclasses.fields(Stream))
+_DECLARED: Final = {field.name: str(field.type) for field in dataclasses.fields(Stream)}
+_NEEDED: Final = frozenset({"name", "uuid", "created_us", "table_name"})  # config is checked before
 # Fields that came after release 0.1, with their defaults.
 _LATER_FIELDS: Final[Mapping[str, Any]] = {"grown_from": None, "data_keys": ()}
 _LATER_SETTINGS: Final[Mapping[str, Any]] = {

@@ -52,7 +52,7 @@ def parse_size(text: str) -> int:
     unit = _SIZE_UNITS.get(match.group(2).lower()) if match else None
     if match is None or unit is None:
         raise ValueError(f"{text!r} is not a size; write 8388608, 64KiB, 8MiB, 2GiB or 8MB")
-    return int(float(match.group(1)) * unit)
+    return _whole(match.group(1), unit, text)
 
 
 def parse_duration_ms(text: str) -> int:
@@ -60,7 +60,15 @@ def parse_duration_ms(text: str) -> int:
     match = _DURATION.match(text.strip().lower())
     if match is None:
         raise ValueError(f"{text!r} is not a duration; write 250ms, 30s, 5m, 2h or 1d")
-    return int(float(match.group(1)) * _DURATION_UNITS_MS[match.group(2)])
+    return _whole(match.group(1), _DURATION_UNITS_MS[match.group(2)], text)
+
+
+def _whole(number: str, unit: int, text: str) -> int:
+    """Return so many units; raises ValueError if there is no such number."""
+    try:
+        return int(float(number) * unit)
+    except OverflowError:
+        raise ValueError(f"{text[:80]!r} is too large") from None
 
 
 def parse_start(text: str, *, now_us: int) -> StartAt:

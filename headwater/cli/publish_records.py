@@ -240,4 +240,7 @@ def _key(fields: dict[str, Any], name: str) -> bytes | None:
     found = fields[name]
     if found is None:
         return None
-    return (found if isinstance(found, str) else json.dumps(found)).encode()
+    try:
+        return (found if isinstance(found, str) else json.dumps(found)).encode()
+    except UnicodeEncodeError as cause:  # JSON can escape half a character
+        raise InvalidRequestError(f"the field {name!r} is not text", field=name) from cause

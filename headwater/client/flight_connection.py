@@ -16,6 +16,7 @@ from pyarrow import flight
 
 from broker.codec.flight.protocol import ReadRequest, StreamPath, encode_body
 from broker.errors import (
+    EnvelopeError,
     HeadwaterError,
     InvalidRequestError,
     NoAnswerError,
@@ -131,7 +132,7 @@ class Connection:
         channel = self._open()
         with translated(self.address, partial(self._give_up, channel)):
             results = channel.client.do_action(flight.Action(name, encode_body(values)), options)
-            return [json.loads(result.body.to_pybytes()) for result in results]
+            return [result_of(result.body.to_pybytes()) for result in results]
 
     def put(self, path: StreamPath, schema: pa.Schema) -> PutCall:
         """Open a do_put."""
@@ -247,6 +248,17 @@ def _ours(
     if not address.tls and text.endswith("Socket closed"):
         text += "; perhaps it speaks TLS (grpc+tls://)"
     return NoAnswerError(f"no answer from the broker at {address.url}: {text}", address=address.url)
+
+
+def result_of(body: bytes) -> dict[str, Any]:
+    """Return one result of an action; raises EnvelopeError if the bytes are not a JSON object."""
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError) as cause:
+        raise EnvelopeError(f"a broker's answer is not JSON: {body[:80]!r}") from cause
+    if not isinstance(found, dict):
+        raise EnvelopeError(f"a broker's answer is not a JSON object: {body[:80]!r}")
+    return found
 
 
 def _reason(text: str) -> str:

@@ -316,7 +316,9 @@ def _read_plan(path: Path) -> _Plan:
             str(name): BrokerPorts(peer=int(peer), flight=int(flight), http=int(http))
             for name, (peer, flight, http) in body.items()
         }
-    except (OSError, ValueError, TypeError, AttributeError) as cause:
+    except (
+        OSError, ValueError, OverflowError, TypeError, AttributeError, RecursionError,
+    ) as cause:  # fmt: skip
         raise InvalidConfigError(f"{path} is not the plan of a cluster: {cause}") from cause
     if not set(voters) <= ports.keys():
         raise InvalidConfigError(

@@ -72,7 +72,7 @@ class RuntimeFile:
             body: dict[str, Any] = dict(json.loads(path.read_text(encoding="utf-8")))
             version = body.pop("v")
             found = cls(**body)
-        except (ValueError, KeyError, TypeError) as cause:
+        except (ValueError, KeyError, TypeError, RecursionError) as cause:
             raise InvalidConfigError(f"{path} is not a runtime file: {cause}") from cause
         if version != _FORMAT_VERSION or not found.well_formed():
             raise InvalidConfigError(f"{path} is not a runtime file of version {_FORMAT_VERSION}")

@@ -63,6 +63,9 @@ PLACES: Final[dict[str, tuple[str, ...]]] = {
         "tests/lib/freezing.py",
     ),
     "tests/lib/damagekit": (*_PRODUCT, "tests/lib/freezing.py"),
+    "tests/lib/fuzzkit": (
+        *_PRODUCT, "tests/lib/clusterkit/*", "tests/lib/crashkit/*", "tests/lib/simkit/*",
+    ),
     # Tests import kits and what they test, never each other: shared code belongs into a kit.
     "tests/conftest.py": _TEST,
     "tests/airflow": ("tests/lib/airflowkit/*", "airflow_dags/*"),
@@ -70,6 +73,7 @@ PLACES: Final[dict[str, tuple[str, ...]]] = {
     "tests/contract": _TEST,
     "tests/crash": _TEST,
     "tests/damage": _TEST,
+    "tests/fuzz": _TEST,
     "tests/golden": _TEST,
     "tests/integration": _TEST,
     "tests/notebook": _TEST,

@@ -79,6 +79,7 @@ CLIENTS: Final[dict[str, tuple[str, ...]]] = {
 PRINTS: Final = (
     "headwater/cli/*", "headwater/demo*", "examples/*", "spark_jobs/jobs/job.py", "bench/*",
     "tests/crash/*", "tests/race/*", "tests/chaos/*", "tests/damage/*", "tests/plants/*",
+    "tests/fuzz/*",
     "docs/notebook.py", "tests/notebook/run.py", "tests/peers/*", "tests/lib/crashkit/running.py",
     "tests/sim/nightly.py",
 )  # fmt: skip
@@ -99,6 +100,7 @@ CATCH_ALL: Final[dict[str, str]] = {
     "tests/lib/damagekit/site.py": "an error without a type is what is looked for; noted as bad",
     "tests/lib/damagekit/spark_pass.py": "an error without a type is looked for; noted as bad",
     "tests/lib/damagekit/spawner.py": "printed as Python would, where the forked broker ends",
+    "tests/lib/fuzzkit/judge.py": "an error of any kind is what is looked for; noted as a finding",
     "tests/sim/nightly.py": "a violation is told and counted; the other seeds go on",
     "headwater/local_sql/background.py": "raised again where the outcome is used",
     "tiering/store/deadline.py": "every error is raised again on the thread that waits",

@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from broker.codec.checksum import crc32c
 from broker.errors import ObjectCorruptError, ObjectMissingError, TableMismatchError
-from broker.model.offsets import Offset, OffsetRange
+from broker.model.offsets import OFFSET_MAX, Offset, OffsetRange
 from tiering.proof.provenance import (
     ProvedFile,
     Provenance,
@@ -42,6 +42,8 @@ _FORMAT_SPARSE: Final = (
     2  # older builds ignore such a proof, and find that they do not know the commit
 )
 _BYTES_MAX: Final = 512 * 1024 * 1024  # of a stored proof: some millions of files
+_RATIO_MAX: Final = 64  # how far a stored proof is compressed; each of its rows has another path
+_RATIO_FREE_BYTES: Final = 64 * 1024  # below this size any ratio is good
 _KEY: Final = re.compile(rf"{PROOF_PREFIX}/(\d{{20}})(-contents)?\.json\.gz\Z")
 _CONTENTS: Final = "-contents"
 _TABLES_MAX: Final = 64
@@ -196,7 +198,8 @@ def decode(body: bytes, key: str) -> Provenance:
     """Parse the stored form; raises ObjectCorruptError if the bytes are not a stored proof."""
     try:
         inflater = zlib.decompressobj(wbits=31)
-        plain = inflater.decompress(body, _BYTES_MAX)
+        size_max = min(_BYTES_MAX, max(_RATIO_FREE_BYTES, _RATIO_MAX * len(body)))
+        plain = inflater.decompress(body, size_max)
         digest, _, text = plain.partition(b"\n")
         if not inflater.eof or hashlib.sha256(text).hexdigest().encode() != digest:
             raise ObjectCorruptError(f"{key} is damaged", key=key)
@@ -214,7 +217,7 @@ def decode(body: bytes, key: str) -> Provenance:
             properties=values["properties"],
             columns=values["columns"],
             ranges={
-                int(number): OffsetRange(Offset(start), Offset(end))
+                int(number): _range_of(start, end)
                 for number, (start, end) in values["ranges"].items()
             },
             files={one.file.path: one for one in files},
@@ -275,6 +278,13 @@ def _listed(store: ObjectStore) -> list[tuple[int, str]]:
         ((int(match[1]), info.key) for info in found if (match := _KEY.match(info.key))),
         key=lambda one: (one[0], _CONTENTS in one[1]),
     )
+
+
+def _range_of(start: Any, end: Any) -> OffsetRange:
+    """Return a range of a stored proof; raises ValueError or TypeError if it is none."""
+    if not 0 <= start <= end <= OFFSET_MAX:
+        raise ValueError(f"[{start}, {end}) is not a range of offsets")
+    return OffsetRange(Offset(start), Offset(end))
 
 
 def _file_row(one: ProvedFile) -> list[Any]:

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from broker.errors import CorruptDataError, InvalidStreamError, TableMismatchError
-from broker.model.offsets import Offset, OffsetRange
+from broker.model.offsets import OFFSET_MAX, Offset, OffsetRange
 from broker.model.stream import Stream
 from tiering.proof.expiry_proof import require_expired
 from tiering.proof.key_compaction_proof import require_keys_compacted
@@ -68,6 +68,9 @@ from tiering.table.transactions import TransactionNames
 _KNOWN: Final = frozenset(
     {"add", "remove", "txn", "metaData", "protocol", "commitInfo", "cdc", "domainMetadata"}
 )
+
+# In place of the columns of a state that cannot be stated, so that it equals no proved state.
+_UNREADABLE: Final = "unreadable"
 
 _RANGE: Final = ("start", "end")  # the bounds of a partition; the others are of its sparse prefix
 
@@ -330,7 +333,7 @@ def _moved_ranges(
         if which in _RANGE:
             bounds[number][which == "end"] = bound
     for number, (start, end) in bounds.items():
-        if not 0 <= start <= end:
+        if not 0 <= start <= end <= OFFSET_MAX:
             raise NotOursError(f"partition {number} would hold [{start}, {end})")
     return {n: OffsetRange(Offset(start), Offset(end)) for n, (start, end) in bounds.items()}
 
@@ -428,13 +431,19 @@ def _applied(state: Provenance, actions: Sequence[Action]) -> Provenance:
             if which not in _RANGE:
                 _set_sparse(state, {(number, which): version})
                 continue
+            if not 0 <= version <= OFFSET_MAX:
+                state.columns = _UNREADABLE
+                continue
             held, bound = state.ranges.get(number, EMPTY), Offset(version)
             ends = (held.start, bound) if which == "end" else (bound, held.end)
             _set_ranges(state, {number: OffsetRange(ends[0], max(ends))})
         if "remove" in one:
             state.files.pop(path_of(one["remove"]), None)
         if "metaData" in one:
-            _described(state, one["metaData"])
+            try:
+                _described(state, one["metaData"])
+            except NotOursError:
+                state.columns = _UNREADABLE
     for one in actions:
         if "add" in one:
             try:

@@ -145,7 +145,7 @@ class ParquetObject:
                 else self._parquet.read_row_group(index, columns=names)
             )
         )
-        column = table.column(0).combine_chunks()
+        column = self._checked(lambda: table.column("offset").combine_chunks())
         if column.null_count or column.type != pa.int64():
             raise ObjectCorruptError(
                 f"{self._file.path} has offsets that are null or not int64", key=self._file.path
@@ -172,7 +172,7 @@ class ParquetObject:
     def _checked(self, call: Callable[[], _T]) -> _T:
         try:
             return call()
-        except (pa.ArrowException, OSError, KeyError) as cause:
+        except (pa.ArrowException, OSError, KeyError, UnicodeDecodeError) as cause:
             raise ObjectCorruptError(
                 f"{self._file.path} is not readable Parquet: {' '.join(str(cause).split())[:300]}",
                 key=self._file.path,
@@ -205,7 +205,7 @@ def read_columns(store: ObjectStore, key: str, names: Sequence[str] | None = Non
         present = file.schema_arrow.names
         wanted = present if names is None else [name for name in names if name in present]
         return file.read(columns=wanted)
-    except (pa.ArrowException, OSError) as cause:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as cause:
         raise ObjectCorruptError(f"{key} is not readable Parquet: {cause}", key=key) from cause
 
 

@@ -290,11 +290,20 @@ class _Vended(CredentialProvider):
 
 def _told(key: str, size: int, answer: Mapping[str, Any]) -> ObjectInfo:
     """Return what an answer's headers say of an object."""
-    text = answer.get("ChecksumCRC32C")
-    checksum = None
-    if text is not None and "-" not in text:  # with a dash it is a multipart upload's checksum
-        (checksum,) = struct.unpack(">I", base64.b64decode(text))
-    return ObjectInfo(key, size, crc32c=checksum, etag=answer.get("ETag"))
+    return ObjectInfo(
+        key, size, crc32c=checksum_in(answer.get("ChecksumCRC32C")), etag=answer.get("ETag")
+    )
+
+
+def checksum_in(text: str | None) -> int | None:
+    """Return a CRC-32C as S3 writes it; None for no checksum, and for that of a whole upload."""
+    if text is None or "-" in text:  # with a dash it is a multipart upload's checksum
+        return None
+    try:
+        (checksum,) = struct.unpack(">I", base64.b64decode(text, validate=True))
+    except (ValueError, struct.error):
+        return None  # as of a store that keeps none: the bytes are read and compared
+    return int(checksum)
 
 
 def _code(cause: ClientError) -> str:

@@ -112,7 +112,7 @@ def _checkpointed(store: ObjectStore, version: int) -> tuple[int, Transactions]:
             return best, {}
         rows = source.read(columns=["txn"]).column("txn").to_pylist()
         return best, {row["appId"]: int(row["version"]) for row in rows if row and row["appId"]}
-    except (pa.ArrowException, OSError, KeyError, TypeError) as cause:
+    except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as cause:
         raise _corrupt(key) from cause
 
 

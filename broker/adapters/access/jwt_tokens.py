@@ -36,6 +36,11 @@ _LEEWAY_S: Final = 30  # by which clocks may differ
 _KNOWN_MAX: Final = 4096
 _US: Final = 1_000_000
 _EXPIRED: Final = "the token has expired: get a new one"
+# What joserfc and json raise for JSON of any shape: a token's header is read before its signature.
+_UNREADABLE: Final = (
+    JoseError, ValueError, OverflowError, TypeError, KeyError, AttributeError, RecursionError,
+)  # fmt: skip
+_MISSING: Final = ()  # the stamp of no file
 _KeyFile = tuple[tuple[int, int, int], KeySet | Key, tuple[str, ...]]
 
 
@@ -54,6 +59,7 @@ class JwtTokens:
         self._claim = principal_claim
         self._lock = threading.Lock()
         self._known: dict[bytes, Identity] = {}  # by the digest of the token
+        self._refused: tuple[int, ...] | None = None  # the stamp of a file that cannot be used
         self._keys = self._read()
 
     def identify(self, bearer: str, now_us: int) -> Identity | None:
@@ -98,7 +104,7 @@ class JwtTokens:
                 f"the token is not valid here: its claim {cause.claim!r} is missing or is not "
                 "what access.jwt_issuer, access.jwt_audience and the clock ask for"
             ) from cause
-        except (JoseError, ValueError, TypeError, KeyError, InvalidRequestError) as cause:
+        except (*_UNREADABLE, InvalidRequestError) as cause:
             raise UnauthenticatedError(
                 "the token is not valid here: it needs a signature by a key of "
                 f"access.jwt_keys_file and, as the claim {self._claim!r}, the name of a principal"
@@ -107,11 +113,16 @@ class JwtTokens:
 
     def _follow_file(self) -> None:
         """Read the file again if it has changed; keys that cannot be read change nothing."""
+        stamp = None
         try:
-            if self._stamp() == self._keys[0]:
+            stamp = self._stamp()
+            if stamp in (self._keys[0], self._refused):
                 return
             self._keys = self._read()
         except (InvalidConfigError, OSError) as error:
+            if stamp is None and self._refused is _MISSING:
+                return
+            self._refused = stamp or _MISSING  # every call asks: say it once, and parse it once
             _log.warning("jwt_keys_kept", path=str(self._path), reason=str(error))
             return
         self._known.clear()
@@ -136,7 +147,7 @@ class JwtTokens:
             ) from cause
         try:
             keys = _key_set(text)
-        except (JoseError, ValueError, TypeError, KeyError) as cause:
+        except _UNREADABLE as cause:
             raise InvalidConfigError(
                 f"access.jwt_keys_file {self._path} holds no JWKS and no key in PEM"
             ) from cause

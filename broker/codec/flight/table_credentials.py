@@ -48,5 +48,5 @@ def from_values(values: Mapping[str, Any]) -> TableCredentials:
                 path_style=bool(values["path_style"]),
             ),
         )
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         raise EnvelopeError("the broker's answer has no credentials for tables") from None

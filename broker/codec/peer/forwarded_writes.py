@@ -17,7 +17,7 @@ from typing import Final
 import pyarrow as pa
 
 from broker.codec.disk.segment_format import pack_partition_id, unpack_partition_id
-from broker.errors import EnvelopeError, HeadwaterError, from_wire, to_wire
+from broker.errors import EnvelopeError, HeadwaterError, OverloadedError, from_wire, to_wire
 from broker.model.forwarded_writes import ForwardingMessage, WriteAnswered, WriteForwarded
 from broker.model.offsets import Offset
 from broker.model.records import AckPolicy
@@ -113,6 +113,8 @@ def rows_from_bytes(data: bytes) -> pa.RecordBatch | HeadwaterError:
         with pa.ipc.open_stream(data) as stream:
             rows = stream.read_next_batch()
             rows.validate(full=True)
-    except (pa.ArrowInvalid, OSError, StopIteration, pa.ArrowNotImplementedError) as cause:
+    except MemoryError as cause:  # Arrow's: honest memory is short, or the bytes lie about a size
+        return OverloadedError(f"no memory to unpack the rows of a forwarded write: {cause}")
+    except (pa.ArrowException, OSError, EOFError, StopIteration) as cause:
         return EnvelopeError(f"the rows of a forwarded write are not readable: {cause}")
     return rows

@@ -56,7 +56,7 @@ def _read(files: Files) -> dict[str, object]:
     file = files.open(_FILE)
     try:
         found = json.loads(file.read_at(0, _BYTES_MAX))
-    except ValueError as cause:
+    except (ValueError, RecursionError) as cause:
         raise MetadataCorruptError(f"{_FILE} is not readable", path=_FILE) from cause
     finally:
         file.close()

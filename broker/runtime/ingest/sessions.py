@@ -85,7 +85,7 @@ def take_clean_stop(files: Files) -> str | None:
         body = json.loads(file.read_at(0, _BYTES_MAX))
         session = str(body["session"])
         whole = bool(body["crc"] == _checksum((session,)))
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         session, whole = "", False
     finally:
         file.close()
@@ -110,7 +110,7 @@ def _read(files: Files) -> tuple[str, ...]:
         body = json.loads(file.read_at(0, _BYTES_MAX))
         sessions = tuple(body["sessions"])
         whole = body["crc"] == _checksum(sessions) and len(sessions) <= _KEPT
-    except (ValueError, KeyError, TypeError, AttributeError) as cause:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as cause:
         raise MetadataCorruptError(f"{_FILE} is not readable", path=_FILE) from cause
     finally:
         file.close()

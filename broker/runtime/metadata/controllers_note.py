@@ -30,7 +30,7 @@ def noted_controllers(files: Files) -> tuple[str, ...]:
     file = files.open(_FILE)
     try:
         noted = json.loads(file.read_at(0, _BYTES_MAX))
-    except ValueError as cause:
+    except (ValueError, RecursionError) as cause:
         raise MetadataCorruptError(f"{_FILE} is not readable", path=_FILE) from cause
     finally:
         file.close()
