@@ -28,6 +28,13 @@ def test_seeds_are_accepted(room: object) -> None:
             assert decoder.accepts(seed), (decoder.name, seed)
 
 
+def test_seeds_of_actions_are_accepted() -> None:
+    """A body that every check accepts is found for nearly every action."""
+    actions = [one for name, one in registry.decoders().items() if name.startswith("action_")]
+    accepted = [one.name for one in actions if one.accepts(one.seeds[0])]
+    assert len(accepted) > 0.9 * len(actions)
+
+
 def test_what_was_found_before_is_not_found_again() -> None:
     """Each line of the corpus once broke a decoder."""
     assert not [(one.decoder, one.what, one.trace) for one in replay(registry.decoders())]

@@ -4,7 +4,7 @@ Two rules, by the syntax tree. A *decoder* is a public function or method with a
 (``decode…``, ``parse…``, ``from_bytes``, …). A *reading module* calls what turns bytes or text
 into values: ``json.loads``, ``struct``'s unpack, protobuf's parse, Arrow's and Parquet's readers.
 Each decoder, and at least one function of each reading module, is named by an entry, or stands in
-the table of ``tests/fuzz/test_registry.py`` with the reason.
+the table of ``tests/tidy/test_fuzz_registry.py`` with the reason.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any, Final
 
 import pyarrow as pa
@@ -12,95 +13,49 @@ from broker.adapters.flight.served_put import check_subjects, put_path, validate
 from broker.codec.flight import protocol
 from broker.codec.flight.actions import ACTIONS, decode_body
 from broker.codec.record_batch import Preparer
+from broker.errors import HeadwaterError
 from broker.model.ids import ProducerId
 from broker.model.stream import StreamConfig
 from fuzzkit.decoder import Decoder
 from fuzzkit.entries.in_logs import UUID
 from simkit.brokers.memory_broker import records
 
-_WHO: Final = {"group": "g", "member": "m", "instance": "i"}
-# A value for each field of an action; one that is not here is refused by its seed's test.
-_FIELDS: Final[dict[str, Any]] = {
-    **_WHO,
-    "name": "s",
-    "names": ["s", "t"],
-    "config": {"subject": "s", "partitions": 2},
-    "changes": {"puback": True},
-    "stream_uuid": UUID,
-    "lease_id": "l",
-    "owner": "me",
-    "operator": "me",
-    "ttl_ms": 1000,
-    "timeout_ms": 1000,
-    "version": 1,
-    "partition": 0,
-    "partitions": [0, 1],
-    "before": 7,
-    "before_us": None,
-    "readonly": True,
-    "resume_all": True,
-    "dry_run": True,
-    "streams": ["s"],
-    "session_ms": 10_000,
-    "static": True,
-    "membership": 1,
-    "epoch": 7,
-    "coordinator": "a",
-    "principal": "ann",
-    "kind": "stream",
-    "resource": "s",
-    "action": "consume",
-    "actions": ["consume"],
-    "token_id": "ab" * 8,
-    "digest": "cd" * 32,
-    "broker": "b",
-    "to": "b",
-    "target": ["a", "b"],
-    "votes": True,
-    "ticket": "t",
-    "partition_epoch": 1,
-    "known_end": 7,
-}
-
-
-def _body_of(action: str) -> bytes:
-    spec = ACTIONS[action]
-    values = {
-        name: _SPECIAL.get((action, name), _FIELDS.get(name, spec.defaults.get(name)))
-        for name in spec.fields
-    }
-    return json.dumps(values).encode()
-
-
 _POSITION: Final = {
     "stream_uuid": UUID, "partition": 0, "epoch": 1, "number": 1, "offset": 7, "leader_epoch": 1,
     "back": False, "release": True,
 }  # fmt: skip
+_RESET: Final = {"stream_uuid": UUID, "partition": 0, "offset": 7}
 _GRANT: Final = {"principal": "ann", "kind": "stream", "pattern": "a*", "actions": ["consume"]}
-_SPECIAL: Final[dict[tuple[str, str], Any]] = {
-    ("check_cut", "positions"): [["a" * 32, 7], [None, 0]],
-    ("commit_positions", "positions"): [_POSITION],
-    ("reset_group", "positions"): [{"stream_uuid": UUID, "partition": 0, "offset": 7}],
-    ("grant_access", "grants"): [_GRANT],
-    ("revoke_access", "grants"): [_GRANT],
-}
+# A field of an action gets the first of these values that its check accepts.
+_VALUES: Final[tuple[Any, ...]] = (
+    "s", UUID, "stream", "consume", True, 1, 1000, ["s"], [0], [_POSITION], [_RESET], [_GRANT],
+    [["a" * 32, 7]], {"puback": True},
+)  # fmt: skip
 
 
-def _actions() -> Iterator[Decoder]:
-    for action in ACTIONS:
+def _value(check: Callable[[object], object], default: object) -> object:
+    for value in _VALUES:
+        with suppress(HeadwaterError):
+            check(value)
+            return value
+    return default
 
-        def decode(data: bytes, action: str = action) -> object:
-            return decode_body(action, data)
 
-        def seeds(action: str = action) -> list[bytes]:
-            return [_body_of(action)]
+def _body_of(action: str) -> bytes:
+    spec = ACTIONS[action]
+    values = {name: _value(check, spec.defaults.get(name)) for name, check in spec.fields.items()}
+    return json.dumps(values).encode()
 
-        yield Decoder(
-            name=f"action_{action}",
-            covers=("broker.codec.flight.actions.decode_body",),
-            decode=decode,
-            make_seeds=seeds,
-        )
+
+def _action(name: str) -> Decoder:
+    """Return the entry of an action: its body."""
+    return Decoder(
+        name=f"action_{name}",
+        covers=("broker.codec.flight.actions.decode_body",),
+        decode=lambda data: decode_body(name, data),
+        make_seeds=lambda: [_body_of(name)],
+        raw_seeds=False,  # a new kind of field may need a value that is not in the table yet
+    )
 
 
 def _tickets() -> list[bytes]:
@@ -149,7 +104,7 @@ def _put(data: bytes) -> object:
 
 def decoders() -> Iterator[Decoder]:
     """Yield them all."""
-    yield from _actions()
+    yield from map(_action, ACTIONS)
     yield Decoder(
         name="flight_rows",
         covers=(

@@ -133,6 +133,15 @@ def test_a_stored_proof_that_was_changed_is_refused(
         decode(data, "k")
 
 
+def test_a_proof_that_unpacks_to_far_more_than_itself_is_refused(log: Log) -> None:
+    """A few KiB in a bucket cost a reader no gigabyte, even with the right digest."""
+    text = gzip.decompress(encode(log.states[-1])).partition(b"\n")[2] + b" " * (16 << 20)
+    digest = hashlib.sha256(text).hexdigest().encode()
+    bomb = gzip.compress(digest + b"\n" + text)
+    with pytest.raises(ObjectCorruptError):
+        decode(bomb, "k")
+
+
 # ------------------------------------------------------------------------------ what is believed
 
 
