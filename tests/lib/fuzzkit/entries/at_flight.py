@@ -29,7 +29,7 @@ _GRANT: Final = {"principal": "ann", "kind": "stream", "pattern": "a*", "actions
 # A field of an action gets the first of these values that its check accepts.
 _VALUES: Final[tuple[Any, ...]] = (
     "s", UUID, "stream", "consume", True, 1, 1000, ["s"], [0], [_POSITION], [_RESET], [_GRANT],
-    [["a" * 32, 7]], {"puback": True},
+    [["a" * 32, 7]], {"puback": True}, {"publish_bytes_per_s": 5},
 )  # fmt: skip
 
 
