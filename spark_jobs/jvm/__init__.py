@@ -16,6 +16,7 @@ SPARK_JAR: Final = "headwater-spark.jar"
 LOG_STORE_SETTING: Final = "spark.delta.logStore.s3a.impl"
 CATALOG_CLASS: Final = "io.headwater.spark.StreamCatalog"
 CATALOG_SETTING: Final = "spark.sql.catalog.headwater"
+SOURCE_CLASS: Final = "io.headwater.spark.StreamSource"
 
 
 def spark_jar(cache: Path) -> Path:

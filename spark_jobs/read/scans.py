@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from broker.errors import InvalidConfigError, ObjectMissingError, UnavailableError
 from broker.model.cut import Cut
 from broker.model.offsets import Offset, OffsetRange
+from spark_jobs import jvm
 from spark_jobs.read.table_scan import table_at
 from spark_jobs.sessions import is_connect, parallelism
 from spark_jobs.source.left import Counted, count_left, may_lack_records, to_text
@@ -198,12 +199,17 @@ def _by_source(
     server: str,
     left: Sequence[Counted] | None = None,
 ) -> DataFrame:
-    """Return ranges through the data source; each task reads from the table or the broker."""
+    """Return ranges through the data source; each task reads from the table or the broker.
+
+    Where our jar is, Spark tells the source which columns and offsets an action needs.
+    """
     records = _task_records(spark, sum(map(len, ranges.values())))
     options = log_options(cut, columns, ranges, server=server)
     if left is not None:
         options["compactedRows"] = to_text(left)
-    reader = spark.read.format("headwater").options(**options)
+    has_jar = spark.conf.get(jvm.CATALOG_SETTING, "") == jvm.CATALOG_CLASS
+    source = jvm.SOURCE_CLASS if has_jar else "headwater"
+    reader = spark.read.format(source).options(**options)
     return reader.option("maxRecordsPerPartition", str(records)).load()
 
 

@@ -99,7 +99,7 @@ def read(
             ``latest`` does not use the key snapshot); ``none``: nothing, but only offsets within
             the cut are returned.
         columns: the columns and their order; all by default. With fewer columns here the broker
-            sends less; ``select`` on the result does not have this effect.
+            sends less; ``select`` on the result has this effect where the session has our jar.
         server: a client of the broker, or its address ``grpc://host:port``; by default
             HEADWATER_SERVER.
         lease_ttl_ms: how long the lease still holds after this process ends.

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from broker.errors import HeadwaterError
-from broker.model.offsets import OffsetRange
 from spark_jobs.clients import client_of
 from spark_jobs.failures import annotate
-from spark_jobs.source import jvm_plan, partitions, reader
+from spark_jobs.source import partitions, reader
 from spark_jobs.source.batch_plan import StreamPlan, make_plan, require_fixed, slices_of
+from spark_jobs.source.jvm_plan import Told, left_to_python
 from spark_jobs.source.options import SERVER_VARIABLE, SourceOptions
 from spark_jobs.source.partitions import (
     LeaseRenewal,
@@ -37,35 +36,34 @@ class HeadwaterReader(DataSourceReader):
         given: SourceOptions,
         names: tuple[str, ...],
         plans: tuple[StreamPlan, ...] | None = None,
-        ranges: Mapping[int, OffsetRange] | None = None,
+        told: Told | None = None,
     ) -> None:
         """Keep the options, the columns, and the plan, if ``load()`` has made one already.
 
-        ``ranges`` are those of the plan that the JVM leaves to Python; by default it leaves all.
+        ``told`` is what the JVM tells of the scan; by default Python reads everything.
         """
         self._options = given
         self._plans = plans
-        self._ranges = ranges
+        self._told = told
         self._names = names
         self._server = server_of(given)
 
     def partitions(self) -> list[InputPartition]:
         """Return the slices, small ones packed; Spark calls this once per DataFrame.
 
-        If the JVM reads the rest, the first partition has no rows: it renews the lease, which the
-        JVM asks for while it reads.
+        If the JVM reads files, the first partition has no rows: it renews the lease, which the JVM
+        asks for while it reads.
         """
         try:
             require_fixed(self._options)
             plans = self._plans
             if plans is None:
                 plans = make_plan(self._options, client_of(self._server))
-            if self._ranges is not None:
-                jvm_plan.require_within(self._ranges, plans[0])
-                plans = (replace(plans[0], ranges=self._ranges),)
         except HeadwaterError as error:
             raise annotate(error) from None
-        cut = self._options.cut
+        cut, told = self._options.cut, self._told
+        if told is not None:
+            plans = tuple(left_to_python(plan, cut, told) for plan in plans)
         table = None
         if cut is not None and cut.table_version is not None:
             table = TableRef(cut.table_uri, cut.cluster)
@@ -76,7 +74,7 @@ class HeadwaterReader(DataSourceReader):
             for piece, left in self._slices(plan, plans)
         ]
         found = packed(tasks, self._options)
-        if self._ranges is None:
+        if told is None or not told.reads_files:
             return found
         return [InputPartition(LeaseRenewal(plans[0].stream, plans[0].lease_id)), *found]
 

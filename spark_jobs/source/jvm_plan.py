@@ -1,10 +1,11 @@
-"""What the JVM may read of a cut, and what it leaves to Python, both as metadata of a schema.
+"""What the JVM may read of a cut, and what it tells Python of a scan, both as metadata of a schema.
 
 A table of the catalog reads the files of a cut by Spark's own Parquet reader. Which files and which
 offsets these are is decided here, after the table's version was proved; the JVM gets numbers and
-paths. Spark's interface for Python sources has one way for values in each direction: the schema.
-So the plan is metadata of the first field of the schema that Python returns, and the ranges that
-the JVM leaves to Python are metadata of the first field of the schema that Python is given.
+paths. It tells Python whether it reads them, and which partitions and offsets the statement's
+filters let through; what is left to Python is decided here, too. Spark's interface for Python
+sources has one way for values in each direction: the schema. So both are metadata of its first
+field.
 
 The JVM gets no files if it could not read each row of the cut exactly. Python reads the cut then,
 and the plan says why, for EXPLAIN.
@@ -13,7 +14,7 @@ and the plan says why, for EXPLAIN.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
@@ -72,6 +73,24 @@ class Part:
         return OffsetRange(self.start, self.seam)
 
 
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What the JVM tells of one scan. Bounds are the least and the greatest."""
+
+    reads_files: bool  # those of the plan
+    partitions: tuple[int, int]
+    offsets: tuple[int, int]
+
+    def left_of(self, part: Part) -> OffsetRange:
+        """Return the offsets of a partition that are left to Python; perhaps none."""
+        start = part.seam if self.reads_files else part.start
+        if not self.partitions[0] <= part.partition <= self.partitions[1]:
+            return OffsetRange(start, start)
+        first = min(max(start, self.offsets[0]), part.end)
+        end = max(first, min(part.end, self.offsets[1] + 1))
+        return OffsetRange(Offset(first), Offset(end))
+
+
 def schema_with_plan(
     columns: Sequence[str], cut: Cut, plan: StreamPlan, client: Client
 ) -> StructType:
@@ -89,8 +108,8 @@ def schema_with_plan(
     return StructType(fields)
 
 
-def left_to_python(schema: StructType) -> dict[int, OffsetRange] | None:
-    """Return the ranges that the JVM leaves to Python; None if it says nothing: the whole read.
+def told_of(schema: StructType) -> Told | None:
+    """Return what the JVM tells with the schema of a scan; None if it tells nothing.
 
     Raises:
         InvalidRequestError: the metadata are anything else.
@@ -99,58 +118,61 @@ def left_to_python(schema: StructType) -> dict[int, OffsetRange] | None:
     if KEY not in given:
         return None
     try:
-        rows = zip(*(given[KEY][name] for name in ("partition", "start", "end")), strict=True)
-        found = {number: OffsetRange(Offset(start), Offset(end)) for number, start, end in rows}
-    except (AssertionError, KeyError, TypeError, ValueError) as cause:
-        raise InvalidRequestError(f"the JVM left malformed ranges to Python: {cause}") from cause
+        least, greatest = map(int, given[KEY]["partition"])
+        first, last = map(int, given[KEY]["offset"])
+        return Told(given[KEY]["files"] is True, (least, greatest), (first, last))
+    except (KeyError, TypeError, ValueError) as cause:
+        raise InvalidRequestError(f"the JVM told malformed bounds of a scan: {cause}") from cause
+
+
+def left_to_python(plan: StreamPlan, cut: Cut | None, told: Told) -> StreamPlan:
+    """Return the part of a plan that Python reads. Pure."""
+    if plan.left is not None:
+        kept = [
+            (piece, counted)
+            for piece, counted in plan.left
+            if told.left_of(Part(piece.partition, piece.start, piece.start, piece.end))
+        ]
+        return replace(plan, left=tuple(kept))
+    ranges = {part.partition: told.left_of(part) for part in parts_of(plan, cut)}
+    return replace(plan, ranges=ranges)
+
+
+def parts_of(plan: StreamPlan, cut: Cut | None) -> list[Part]:
+    """Return the ranges of a plan, divided where the cut's files end."""
+    cold = {} if cut is None else {part.partition: part.cold_end for part in cut.partitions}
+    found = []
+    for number, span in sorted(plan.ranges.items()):
+        seam = min(max(span.start, cold.get(number, span.start)), span.end)
+        found.append(Part(number, span.start, seam, span.end))
     return found
-
-
-def require_within(ranges: Mapping[int, OffsetRange], plan: StreamPlan) -> None:
-    """Refuse ranges that are no part of the plan.
-
-    Raises:
-        InvalidRequestError: names the partition.
-    """
-    for number, span in ranges.items():
-        planned = plan.ranges.get(number)
-        if planned is None or not planned.start <= span.start <= span.end <= planned.end:
-            raise InvalidRequestError(
-                f"{span} of partition {number} is not within {planned}, which was planned",
-                stream=plan.stream,
-                partition=number,
-            )
 
 
 def _plan(columns: Sequence[str], cut: Cut, plan: StreamPlan, client: Client) -> dict[str, Any]:
-    parts = [_part(cut, number, span) for number, span in sorted(plan.ranges.items())]
-    found: dict[str, Any] = {"stream": plan.stream, "lease": plan.lease_id or "", "why": ""}
-    files: list[DataFile] = []
-    if any(part.cold for part in parts):
-        from headwater.reads.table_access import table_location  # noqa: PLC0415  (loads delta-rs)
-        from tiering.read.lake import kept_table  # noqa: PLC0415
+    parts = [part for part in parts_of(plan, cut) if part.cold]
+    if not parts:
+        return {"why": ""}
+    from headwater.reads.table_access import table_location  # noqa: PLC0415  (loads delta-rs)
+    from tiering.read.lake import kept_table  # noqa: PLC0415
 
-        location = table_location(client, cut)
-        snapshot = kept_table(location).snapshot(cut.table_version)
-        files = files_of(snapshot, parts)
-        found["why"] = why_python(columns, snapshot, location, parts, files)
-        found["root"] = table_path(snapshot.uri)
-    if found["why"]:
-        parts = [Part(part.partition, part.start, part.start, part.end) for part in parts]
-        files = []
-    found["parts"] = _columns(parts, "partition", "start", "seam", "end")
-    if files:
-        names = ("path", "size_bytes", "partition", "records_count", "min_offset", "end_offset")
-        found["files"] = _columns(files, *names) | {
+    location = table_location(client, cut)
+    snapshot = kept_table(location).snapshot(cut.table_version)
+    files = files_of(snapshot, parts)
+    why = why_python(columns, snapshot, location, parts, files)
+    if why:
+        return {"why": why}
+    names = ("path", "size_bytes", "partition", "records_count", "min_offset", "end_offset")
+    return {
+        "why": "",
+        "lease": plan.lease_id or "",
+        "root": table_path(snapshot.uri),
+        "cold": _columns(parts, "partition", "start", "seam"),
+        "files": _columns(files, *names)
+        | {
             "min_us": [_or(file.min_timestamp_us, _TIME_MIN_US) for file in files],
             "max_us": [_or(file.max_timestamp_us, _TIME_MAX_US) for file in files],
-        }
-    return found
-
-
-def _part(cut: Cut, number: int, span: OffsetRange) -> Part:
-    cold_end = {part.partition: part.cold_end for part in cut.partitions}.get(number, span.start)
-    return Part(number, span.start, min(max(span.start, cold_end), span.end), span.end)
+        },
+    }
 
 
 def files_of(snapshot: TableSnapshot, parts: Iterable[Part]) -> list[DataFile]:
@@ -173,12 +195,11 @@ def why_python(
     files: Sequence[DataFile],
 ) -> str:
     """Return why the JVM cannot read these files exactly; empty if it can."""
-    cold = [part for part in parts if part.cold]
     if snapshot.is_encrypted:
         return "the table is encrypted, and Spark has no keys"
     if location.vended is not None:
         return "the broker gives out the table's keys, and Spark's file system has none"
-    if any(part.start < snapshot.whole_start(part.partition) for part in cold):
+    if any(part.start < snapshot.whole_start(part.partition) for part in parts):
         return "the table lacks records of the range: key compaction or retention removed them"
     if any(None in (file.records_count, file.min_offset, file.max_offset) for file in files):
         return "a file has no statistics"

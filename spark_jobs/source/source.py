@@ -91,8 +91,8 @@ class HeadwaterDataSource(DataSource):
             given = self._fixed or parse_batch(self.options)
             if given.emit == "streams":
                 return StreamListReader(given, server_of(given))
-            ranges = jvm_plan.left_to_python(schema)
-            return HeadwaterReader(given, _names(given, schema), self._plans, ranges)
+            told = jvm_plan.told_of(schema)
+            return HeadwaterReader(given, _names(given, schema), self._plans, told)
         except HeadwaterError as error:
             raise annotate(error) from None
 

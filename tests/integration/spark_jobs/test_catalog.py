@@ -113,7 +113,7 @@ def test_the_plan_says_who_reads_what(spark: SparkSession, catalog: str) -> None
 
     def scan(of: DataFrame) -> str:
         plan = of._jdf.queryExecution().executedPlan().toString()
-        return next(line for line in str(plan).splitlines() if "headwater" in line)
+        return next(line for line in str(plan).splitlines() if "BatchScan" in line)
 
     table = spark.table(f"{catalog}.s")
     assert "[offset, value, partition] 1 of 3 files by the JVM, log by Python" in scan(

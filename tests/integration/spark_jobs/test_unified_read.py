@@ -137,6 +137,17 @@ def test_columns_are_projected_on_both_sides(spark: SparkSession, stream: Served
         read(spark, "s", columns=["ofset"], server=stream.server)
 
 
+def test_a_later_select_and_filter_narrow_the_log(spark: SparkSession, stream: Served) -> None:
+    """The broker is asked for what an action needs; the next action has needs of its own."""
+    rows = read(spark, "s", server=stream.server)
+    narrow = rows.where("partition = 1 AND offset >= 255").select("value")
+    plan = narrow._jdf.queryExecution().executedPlan().toString()
+
+    assert "[offset, value, partition] by Python, pushed [EqualTo(partition,1), " in plan
+    assert sorted(int(row.value) for row in narrow.collect()) == [255, 256, 257, 258]
+    assert rows.count() == 900
+
+
 def test_new_commits_and_records_do_not_move_a_read(spark: SparkSession, stream: Served) -> None:
     """A DataFrame, and its cut saved as text, give the same rows after the log and table moved."""
     rows = read(spark, "s", server=stream.server)

@@ -33,7 +33,7 @@ def test_the_jar_was_built_from_this_source(tool: ModuleType) -> None:
     """A change of the Java source without a rebuild shows, also where there is no javac."""
     held = tool.entries(tool.JAR)
     assert held["META-INF/MANIFEST.MF"] == tool.manifest()
-    for name in (jvm.LOG_STORE_CLASS, jvm.CATALOG_CLASS):
+    for name in (jvm.LOG_STORE_CLASS, jvm.CATALOG_CLASS, jvm.SOURCE_CLASS):
         assert f"{name.replace('.', '/')}.class" in held
 
 

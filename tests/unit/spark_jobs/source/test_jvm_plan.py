@@ -15,7 +15,8 @@ from broker.model.offsets import Offset, OffsetRange
 from spark_jobs.source import jvm_plan
 from spark_jobs.source.batch_plan import StreamPlan
 from spark_jobs.source.columns import ROW_COLUMNS
-from spark_jobs.source.jvm_plan import KEY, Part, files_of, left_to_python, require_within
+from spark_jobs.source.jvm_plan import KEY, Part, Told, files_of, left_to_python, told_of
+from spark_jobs.source.partitions import LeftRecords, OffsetSlice
 from tiering.store.location import StoreConfig
 from tiering.table.table import ENCRYPTION_PROPERTY, DataFile, SparsePrefix, TableSnapshot
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from headwater.client.table_credentials import VendedKeys
 
 UUID = StreamUuid("0" * 32)
-PARTS = (Part(0, Offset(5), Offset(20), Offset(30)), Part(1, Offset(0), Offset(0), Offset(7)))
+PARTS = (Part(0, Offset(5), Offset(20), Offset(30)), Part(2, Offset(0), Offset(3), Offset(7)))
 
 
 def _file(start: int, end: int, partition: int = 0) -> DataFile:
@@ -59,7 +60,7 @@ def _why(
 
 
 def test_only_the_files_of_the_cold_ranges_are_named() -> None:
-    """A file that ends where a range begins has no row of it; partition 1 is all in the log."""
+    """A file that ends where a range begins has no row of it; partition 1 is not read."""
     assert [file.path for file in files_of(SNAPSHOT, PARTS)] == [
         "partition=0/5.parquet",
         "partition=0/12.parquet",
@@ -95,33 +96,73 @@ def test_python_reads_with_its_keys_and_its_own_columns(monkeypatch: pytest.Monk
     assert "2 files" in _why()
 
 
-def _told(metadata: Mapping[str, Any]) -> StructType:
+def _schema(metadata: Mapping[str, Any]) -> StructType:
     return StructType([StructField("offset", LongType(), metadata=dict(metadata))])
 
 
-def test_what_the_jvm_leaves_is_a_part_of_the_plan() -> None:
-    """Nothing said means everything; anything else must be ranges within those planned."""
-    plan = StreamPlan("s", UUID, {0: OffsetRange(Offset(5), Offset(30))}, None)
-    assert left_to_python(_told({})) is None
-    ranges = left_to_python(_told({KEY: {"partition": [0], "start": [20], "end": [30]}}))
-    assert ranges == {0: OffsetRange(Offset(20), Offset(30))}
-    require_within(ranges, plan)
-    for wrong in ({0: OffsetRange(Offset(4), Offset(6))}, {1: OffsetRange(Offset(5), Offset(6))}):
-        with pytest.raises(InvalidRequestError, match="not within"):
-            require_within(wrong, plan)
+def _left(told: Told, plan: StreamPlan) -> dict[int, tuple[int, int]]:
+    ranges = left_to_python(plan, None, told).ranges
+    return {number: (span.start, span.end) for number, span in ranges.items() if span}
+
+
+def test_python_reads_what_the_filters_let_through() -> None:
+    """Bounds are inclusive and may lie anywhere; a filter that nothing passes leaves nothing."""
+    plan = StreamPlan(
+        "s",
+        UUID,
+        {0: OffsetRange(Offset(5), Offset(30)), 1: OffsetRange(Offset(0), Offset(7))},
+        None,
+    )
+    every = (-(2**63), 2**63 - 1)
+    assert told_of(_schema({})) is None
+    told = told_of(_schema({KEY: {"files": False, "partition": [0, 0], "offset": [7, 9]}}))
+    assert told == Told(reads_files=False, partitions=(0, 0), offsets=(7, 9))
+    assert _left(told, plan) == {0: (7, 10)}
+    assert _left(Told(False, every, every), plan) == {0: (5, 30), 1: (0, 7)}
+    assert _left(Told(False, every, (-4, 6)), plan) == {0: (5, 7), 1: (0, 7)}
+    assert _left(Told(False, every, (28, 90)), plan) == {0: (28, 30)}
+    for nothing in (
+        Told(False, (2, 9), every),
+        Told(False, every, (9, 7)),
+        Told(False, every, (50, 60)),
+    ):
+        assert _left(nothing, plan) == {}
+
+
+def test_the_files_that_the_jvm_reads_are_not_read_twice() -> None:
+    """The log begins where the files of the cut end, whatever a filter says."""
+    (part, _) = PARTS
+    every = (-(2**63), 2**63 - 1)
+    assert Told(True, every, every).left_of(part) == OffsetRange(Offset(20), Offset(30))
+    assert Told(True, every, (0, 24)).left_of(part) == OffsetRange(Offset(20), Offset(25))
+    assert not Told(True, every, (0, 19)).left_of(part)
+
+
+def test_what_key_compaction_left_is_read_by_whole_slices() -> None:
+    """Such a slice is read as it was counted; one without an offset that passes is left out."""
+    slices = tuple(OffsetSlice(0, Offset(start), Offset(start + 10)) for start in (0, 10, 20))
+    plan = StreamPlan(
+        "s",
+        UUID,
+        {0: OffsetRange(Offset(0), Offset(30))},
+        None,
+        left=tuple((piece, LeftRecords(3, 0)) for piece in slices),
+    )
+    kept = left_to_python(plan, None, Told(False, (0, 0), (12, 20))).left
+    assert kept is not None
+    assert [piece for piece, _ in kept] == [*slices[1:]]
 
 
 @pytest.mark.parametrize(
     "given",
     [
         {},
-        {"partition": [0], "start": [1], "end": []},
-        {"partition": [0], "start": [2], "end": [1]},
-        {"partition": [0], "start": ["x"], "end": [1]},
+        {"files": True, "partition": [0], "offset": [0, 1]},
+        {"files": True, "partition": [0, 1], "offset": ["x", 1]},
         [],
     ],
 )
-def test_malformed_ranges_are_refused(given: object) -> None:
-    """Bounded and checked, although the JVM is ours."""
+def test_malformed_bounds_are_refused(given: object) -> None:
+    """They are checked, although the JVM is ours."""
     with pytest.raises(InvalidRequestError, match="malformed"):
-        left_to_python(_told({KEY: given}))
+        told_of(_schema({KEY: given}))

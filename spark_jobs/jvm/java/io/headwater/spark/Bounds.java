@@ -17,6 +17,7 @@ import org.apache.spark.sql.sources.GreaterThanOrEqual;
 import org.apache.spark.sql.sources.In;
 import org.apache.spark.sql.sources.LessThan;
 import org.apache.spark.sql.sources.LessThanOrEqual;
+import org.apache.spark.sql.types.MetadataBuilder;
 
 /**
  * The least and greatest partition, offset and time that a statement's filters let through. They
@@ -78,16 +79,13 @@ final class Bounds {
         && intervals.get("timestamp").overlaps(file.minUs(), file.maxUs());
   }
 
-  /** Returns a range of the log without the offsets that cannot pass; it may be empty. */
-  ReadPlan.Part narrow(int partition, long start, long end) {
-    Interval offsets = intervals.get("offset");
-    boolean none = !intervals.get("partition").overlaps(partition, partition);
-    if (none || end <= start || !offsets.overlaps(start, end - 1)) {
-      return new ReadPlan.Part(partition, start, start, start);
+  /** Adds the bounds of partition and offset to what Python is told. */
+  MetadataBuilder describe(MetadataBuilder told) {
+    for (String name : List.of("partition", "offset")) {
+      Interval bound = intervals.get(name);
+      told.putLongArray(name, new long[] {bound.min, bound.max});
     }
-    long first = Math.max(start, offsets.min);
-    long stop = Math.min(end - 1, offsets.max) + 1;
-    return new ReadPlan.Part(partition, first, first, stop);
+    return told;
   }
 
   private static Interval intervalOf(Filter filter) {

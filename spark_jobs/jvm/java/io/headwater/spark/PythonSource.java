@@ -1,5 +1,7 @@
 package io.headwater.spark;
 
+import java.util.LinkedHashMap;
+import java.util.Map;
 import org.apache.spark.sql.connector.catalog.SupportsRead;
 import org.apache.spark.sql.connector.expressions.Transform;
 import org.apache.spark.sql.connector.read.Batch;
@@ -19,10 +21,20 @@ import org.apache.spark.sql.util.CaseInsensitiveStringMap;
  */
 final class PythonSource {
   static final String FORMAT = "headwater";
+  private static final int DIVISIONS_MAX = 16;
 
   private final PythonDataSourceV2 source;
   private final CaseInsensitiveStringMap options;
   private final StructType schema;
+  private final Map<String, Division> divisions = // the last few, guarded by the source
+      new LinkedHashMap<>() {
+        private static final long serialVersionUID = 1L;
+
+        @Override
+        protected boolean removeEldestEntry(Map.Entry<String, Division> eldest) {
+          return size() > DIVISIONS_MAX;
+        }
+      };
 
   /** Plans a read with these options, in Python. */
   PythonSource(CaseInsensitiveStringMap options) {
@@ -46,17 +58,25 @@ final class PythonSource {
   }
 
   /**
-   * Divides a scan into Spark's partitions, in Python. Spark keeps the first division of a source
-   * for all its scans, whatever their columns are, so that it is taken away before and after.
+   * Divides a scan into Spark's partitions, in Python, once for the same columns and bounds. Spark
+   * itself keeps the first division of a source for all its scans, whatever their columns are, so that
+   * it is taken away before and after.
+   *
+   * @param told the columns of the scan, with what Python is told of it
    */
-  Division divide(Batch scan) {
+  Division divide(StructType told) {
     synchronized (source) {
+      return divisions.computeIfAbsent(told.json(), key -> divided(told));
+    }
+  }
+
+  private Division divided(StructType told) {
+    source.setReadInfo(null);
+    try {
+      Batch batch = scan(told).build().toBatch();
+      return new Division(batch.planInputPartitions(), batch.createReaderFactory());
+    } finally {
       source.setReadInfo(null);
-      try {
-        return new Division(scan.planInputPartitions(), scan.createReaderFactory());
-      } finally {
-        source.setReadInfo(null);
-      }
     }
   }
 

@@ -16,7 +16,6 @@ import org.apache.spark.sql.types.StructType;
  * Without files it is Python's scan, with the statement's columns and ranges.
  */
 final class StreamScan implements Scan, Batch {
-  private final String name;
   private final PythonSource source;
   private final ReadPlan plan;
   private final StructType columns;
@@ -24,9 +23,7 @@ final class StreamScan implements Scan, Batch {
   private final List<ReadPlan.File> files;
   private PythonSource.Division division; // made at the first use, since it asks Python
 
-  StreamScan(
-      String name, PythonSource source, ReadPlan plan, StructType columns, Bounds bounds) {
-    this.name = name;
+  StreamScan(PythonSource source, ReadPlan plan, StructType columns, Bounds bounds) {
     this.source = source;
     this.plan = plan;
     this.columns = columns;
@@ -42,12 +39,12 @@ final class StreamScan implements Scan, Batch {
   /** Says in EXPLAIN who reads what. */
   @Override
   public String description() {
-    String cold =
-        plan.why().isEmpty()
-            ? files.size() + " of " + plan.files().length + " files by the JVM, log by Python"
-            : "files and log by Python: " + plan.why();
-    return "headwater " + name + " " + Arrays.toString(columns.fieldNames()) + " " + cold
-        + ", pushed " + Arrays.toString(bounds.filters());
+    String readers = plan.why().isEmpty() ? "by Python" : "by Python, because " + plan.why();
+    if (plan.files().length > 0) {
+      readers = files.size() + " of " + plan.files().length + " files by the JVM, log by Python";
+    }
+    return Arrays.toString(columns.fieldNames()) + " " + readers + ", pushed "
+        + Arrays.toString(bounds.filters());
   }
 
   @Override
@@ -73,29 +70,26 @@ final class StreamScan implements Scan, Batch {
 
   private synchronized PythonSource.Division divided() {
     if (division == null) {
-      division = plan.isPlanned() ? dividedByPlan() : divideInPython(columns);
+      PythonSource.Division python = source.divide(plan.tell(columns, bounds));
+      division = plan.files().length == 0 ? python : withFiles(python);
     }
     return division;
   }
 
-  private PythonSource.Division divideInPython(StructType told) {
-    return source.divide(source.scan(told).build().toBatch());
-  }
-
   /** Python's first partition renews the lease; the others are ranges that are left to it. */
-  private PythonSource.Division dividedByPlan() {
-    PythonSource.Division python = divideInPython(plan.leave(columns, bounds));
+  private PythonSource.Division withFiles(PythonSource.Division python) {
     InputPartition renewal = python.partitions()[0];
+    List<InputPartition> log =
+        Arrays.asList(python.partitions()).subList(1, python.partitions().length);
     List<InputPartition> all = new ArrayList<>(packed());
-    boolean isCold = !all.isEmpty();
-    all.addAll(Arrays.asList(python.partitions()).subList(1, python.partitions().length));
     PartitionReaderFactory readers = python.readers();
-    if (isCold) {
-      LeaseRenewal keeper = new LeaseRenewal(plan.lease(), plan.heldMs(), renewal, python.readers());
+    if (!all.isEmpty()) {
+      LeaseRenewal keeper = new LeaseRenewal(plan.lease(), plan.heldMs(), renewal, readers);
       PartitionReaderFactory parquet =
           ParquetFiles.readers(plan.columns(), columns, bounds.filtersOfFiles());
       readers = new StreamReaders(columns, parquet, python.readers(), keeper);
     }
+    all.addAll(log);
     return new PythonSource.Division(all.toArray(InputPartition[]::new), readers);
   }
 
@@ -128,7 +122,7 @@ final class StreamScan implements Scan, Batch {
   }
 
   private ColdTask.Piece piece(ReadPlan.File file, long start, long length) {
-    ReadPlan.Part part = plan.partOf(file);
+    ReadPlan.Cold wanted = plan.wantedOf(file);
     boolean isWhole = length == file.bytes() && bounds.filtersOfFiles().length == 0;
     return new ColdTask.Piece(
         file.path(),
@@ -136,8 +130,8 @@ final class StreamScan implements Scan, Batch {
         start,
         length,
         file.partition(),
-        plan.isCut(file) ? part.start() : 0,
-        plan.isCut(file) ? part.seam() : Long.MAX_VALUE,
+        plan.isCut(file) ? wanted.start() : 0,
+        plan.isCut(file) ? wanted.end() : Long.MAX_VALUE,
         isWhole ? file.rows() : ColdTask.Piece.NOT_COUNTED);
   }
 }

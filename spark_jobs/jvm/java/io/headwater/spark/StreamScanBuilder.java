@@ -16,14 +16,12 @@ final class StreamScanBuilder implements SupportsPushDownRequiredColumns, Suppor
   private static final String PARTITION = "partition";
   private static final String OFFSET = "offset";
 
-  private final String name;
   private final PythonSource source;
   private final ReadPlan plan;
   private StructType wanted;
   private Bounds bounds = Bounds.NONE;
 
-  StreamScanBuilder(String name, PythonSource source, ReadPlan plan) {
-    this.name = name;
+  StreamScanBuilder(PythonSource source, ReadPlan plan) {
     this.source = source;
     this.plan = plan;
     this.wanted = plan.columns();
@@ -48,7 +46,7 @@ final class StreamScanBuilder implements SupportsPushDownRequiredColumns, Suppor
 
   @Override
   public Scan build() {
-    return new StreamScan(name, source, plan, columns(), bounds);
+    return new StreamScan(source, plan, columns(), bounds);
   }
 
   /**

@@ -9,6 +9,7 @@ import org.apache.spark.sql.connector.catalog.Column;
 import org.apache.spark.sql.connector.catalog.SupportsRead;
 import org.apache.spark.sql.connector.catalog.TableCapability;
 import org.apache.spark.sql.connector.read.ScanBuilder;
+import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 
 /**
@@ -38,6 +39,11 @@ final class StreamTable implements SupportsRead {
     return name;
   }
 
+  /** Returns the columns as one type. */
+  StructType type() {
+    return plan.columns();
+  }
+
   @Override
   public Column[] columns() {
     return Arrays.stream(plan.columns().fields())
@@ -61,13 +67,13 @@ final class StreamTable implements SupportsRead {
     merged.keySet().removeAll(OF_THE_LOAD);
     CaseInsensitiveStringMap all = new CaseInsensitiveStringMap(merged);
     if (all.equals(options)) {
-      return new StreamScanBuilder(name, source, plan);
+      return new StreamScanBuilder(source, plan);
     }
     StreamTable own = new StreamTable(name, all);
     if (!Arrays.equals(own.columns(), columns())) {
       throw new IllegalArgumentException(
           "options may not change the columns of " + name + "; select columns in the statement");
     }
-    return new StreamScanBuilder(name, own.source, own.plan);
+    return new StreamScanBuilder(own.source, own.plan);
   }
 }
