@@ -205,6 +205,8 @@ def why_python(
         return "a file has no statistics"
     if len(files) > FILES_MAX:
         return f"{len(files)} files are more than a plan for the JVM may have"
+    if "offset" not in columns:
+        return "the read has no column offset, at which files are cut"
     added = [name for name in columns if name not in ROW_COLUMNS]
     return f"no file has column {added[0]}" if added else ""
 

@@ -146,6 +146,7 @@ def test_a_later_select_and_filter_narrow_the_log(spark: SparkSession, stream: S
     assert "[offset, value, partition] by Python, pushed [EqualTo(partition,1), " in plan
     assert sorted(int(row.value) for row in narrow.collect()) == [255, 256, 257, 258]
     assert rows.count() == 900
+    assert read(spark, "s", columns=["value"], server=stream.server).count() == 900
 
 
 def test_new_commits_and_records_do_not_move_a_read(spark: SparkSession, stream: Served) -> None:

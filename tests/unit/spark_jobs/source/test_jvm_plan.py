@@ -91,7 +91,8 @@ def test_python_reads_with_its_keys_and_its_own_columns(monkeypatch: pytest.Monk
     """Keys that the broker gives out are Python's, as are columns that no file has."""
     vended = replace(LOCATION, vended=cast("VendedKeys", object()))
     assert "gives out" in _why(location=vended)
-    assert "column topic" in _why(columns=("value", "topic"))
+    assert "column topic" in _why(columns=("offset", "topic"))
+    assert "no column offset" in _why(columns=("value",))
     monkeypatch.setattr(jvm_plan, "FILES_MAX", 1)
     assert "2 files" in _why()
 

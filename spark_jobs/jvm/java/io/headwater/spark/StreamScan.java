@@ -47,6 +47,14 @@ final class StreamScan implements Scan, Batch {
         + Arrays.toString(bounds.filters());
   }
 
+  /** Without files there are rows only; else Spark asks the readers, of a streaming query too. */
+  @Override
+  public ColumnarSupportMode columnarSupportMode() {
+    return files.isEmpty()
+        ? ColumnarSupportMode.UNSUPPORTED
+        : ColumnarSupportMode.PARTITION_DEFINED;
+  }
+
   @Override
   public Batch toBatch() {
     return this;

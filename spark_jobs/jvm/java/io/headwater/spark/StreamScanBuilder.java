@@ -51,8 +51,8 @@ final class StreamScanBuilder implements SupportsPushDownRequiredColumns, Suppor
 
   /**
    * Returns the wanted columns, whole: Spark may want single fields of the headers. The partition is
-   * the last, because it is not in the files but in their folder's name; without any column it
-   * alone counts the rows. To cut a file at an offset, the offset has to be read.
+   * the last, because it is not in the files but in their folder's name. It also counts rows, where no
+   * column is wanted. To cut a file at an offset, the offset has to be read.
    */
   private StructType columns() {
     Set<String> names =
@@ -61,7 +61,8 @@ final class StreamScanBuilder implements SupportsPushDownRequiredColumns, Suppor
       names.add(OFFSET);
     }
     if (names.isEmpty()) {
-      names.add(PARTITION);
+      boolean has = plan.columns().getFieldIndex(PARTITION).isDefined();
+      names.add(has ? PARTITION : plan.columns().fieldNames()[0]);
     }
     StructType found = new StructType();
     for (StructField field : plan.columns().fields()) {
