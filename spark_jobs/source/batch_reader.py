@@ -13,7 +13,7 @@ from spark_jobs.clients import client_of
 from spark_jobs.failures import annotate
 from spark_jobs.source import partitions, reader
 from spark_jobs.source.batch_plan import StreamPlan, make_plan, require_fixed, slices_of
-from spark_jobs.source.jvm_plan import Told, left_to_python
+from spark_jobs.source.jvm_plan import ScanBounds, left_to_python
 from spark_jobs.source.options import SERVER_VARIABLE, SourceOptions
 from spark_jobs.source.partitions import (
     LeaseRenewal,
@@ -36,7 +36,7 @@ class HeadwaterReader(DataSourceReader):
         given: SourceOptions,
         names: tuple[str, ...],
         plans: tuple[StreamPlan, ...] | None = None,
-        told: Told | None = None,
+        told: ScanBounds | None = None,
     ) -> None:
         """Keep the options, the columns, and the plan, if ``load()`` has made one already.
 

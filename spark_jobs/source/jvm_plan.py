@@ -74,7 +74,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ScanBounds:
     """What the JVM tells of one scan. Bounds are the least and the greatest."""
 
     reads_files: bool  # those of the plan
@@ -108,7 +108,7 @@ def schema_with_plan(
     return StructType(fields)
 
 
-def told_of(schema: StructType) -> Told | None:
+def told_of(schema: StructType) -> ScanBounds | None:
     """Return what the JVM tells with the schema of a scan; None if it tells nothing.
 
     Raises:
@@ -120,12 +120,12 @@ def told_of(schema: StructType) -> Told | None:
     try:
         least, greatest = map(int, given[KEY]["partition"])
         first, last = map(int, given[KEY]["offset"])
-        return Told(given[KEY]["files"] is True, (least, greatest), (first, last))
+        return ScanBounds(given[KEY]["files"] is True, (least, greatest), (first, last))
     except (KeyError, TypeError, ValueError) as cause:
         raise InvalidRequestError(f"the JVM told malformed bounds of a scan: {cause}") from cause
 
 
-def left_to_python(plan: StreamPlan, cut: Cut | None, told: Told) -> StreamPlan:
+def left_to_python(plan: StreamPlan, cut: Cut | None, told: ScanBounds) -> StreamPlan:
     """Return the part of a plan that Python reads. Pure."""
     if plan.left is not None:
         kept = [

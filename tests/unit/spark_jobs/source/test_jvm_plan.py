@@ -15,7 +15,7 @@ from broker.model.offsets import Offset, OffsetRange
 from spark_jobs.source import jvm_plan
 from spark_jobs.source.batch_plan import StreamPlan
 from spark_jobs.source.columns import ROW_COLUMNS
-from spark_jobs.source.jvm_plan import KEY, Part, Told, files_of, left_to_python, told_of
+from spark_jobs.source.jvm_plan import KEY, Part, ScanBounds, files_of, left_to_python, told_of
 from spark_jobs.source.partitions import LeftRecords, OffsetSlice
 from tiering.store.location import StoreConfig
 from tiering.table.table import ENCRYPTION_PROPERTY, DataFile, SparsePrefix, TableSnapshot
@@ -101,7 +101,7 @@ def _schema(metadata: Mapping[str, Any]) -> StructType:
     return StructType([StructField("offset", LongType(), metadata=dict(metadata))])
 
 
-def _left(told: Told, plan: StreamPlan) -> dict[int, tuple[int, int]]:
+def _left(told: ScanBounds, plan: StreamPlan) -> dict[int, tuple[int, int]]:
     ranges = left_to_python(plan, None, told).ranges
     return {number: (span.start, span.end) for number, span in ranges.items() if span}
 
@@ -117,15 +117,15 @@ def test_python_reads_what_the_filters_let_through() -> None:
     every = (-(2**63), 2**63 - 1)
     assert told_of(_schema({})) is None
     told = told_of(_schema({KEY: {"files": False, "partition": [0, 0], "offset": [7, 9]}}))
-    assert told == Told(reads_files=False, partitions=(0, 0), offsets=(7, 9))
+    assert told == ScanBounds(reads_files=False, partitions=(0, 0), offsets=(7, 9))
     assert _left(told, plan) == {0: (7, 10)}
-    assert _left(Told(False, every, every), plan) == {0: (5, 30), 1: (0, 7)}
-    assert _left(Told(False, every, (-4, 6)), plan) == {0: (5, 7), 1: (0, 7)}
-    assert _left(Told(False, every, (28, 90)), plan) == {0: (28, 30)}
+    assert _left(ScanBounds(False, every, every), plan) == {0: (5, 30), 1: (0, 7)}
+    assert _left(ScanBounds(False, every, (-4, 6)), plan) == {0: (5, 7), 1: (0, 7)}
+    assert _left(ScanBounds(False, every, (28, 90)), plan) == {0: (28, 30)}
     for nothing in (
-        Told(False, (2, 9), every),
-        Told(False, every, (9, 7)),
-        Told(False, every, (50, 60)),
+        ScanBounds(False, (2, 9), every),
+        ScanBounds(False, every, (9, 7)),
+        ScanBounds(False, every, (50, 60)),
     ):
         assert _left(nothing, plan) == {}
 
@@ -134,9 +134,9 @@ def test_the_files_that_the_jvm_reads_are_not_read_twice() -> None:
     """The log begins where the files of the cut end, whatever a filter says."""
     (part, _) = PARTS
     every = (-(2**63), 2**63 - 1)
-    assert Told(True, every, every).left_of(part) == OffsetRange(Offset(20), Offset(30))
-    assert Told(True, every, (0, 24)).left_of(part) == OffsetRange(Offset(20), Offset(25))
-    assert not Told(True, every, (0, 19)).left_of(part)
+    assert ScanBounds(True, every, every).left_of(part) == OffsetRange(Offset(20), Offset(30))
+    assert ScanBounds(True, every, (0, 24)).left_of(part) == OffsetRange(Offset(20), Offset(25))
+    assert not ScanBounds(True, every, (0, 19)).left_of(part)
 
 
 def test_what_key_compaction_left_is_read_by_whole_slices() -> None:
@@ -149,7 +149,7 @@ def test_what_key_compaction_left_is_read_by_whole_slices() -> None:
         None,
         left=tuple((piece, LeftRecords(3, 0)) for piece in slices),
     )
-    kept = left_to_python(plan, None, Told(False, (0, 0), (12, 20))).left
+    kept = left_to_python(plan, None, ScanBounds(False, (0, 0), (12, 20))).left
     assert kept is not None
     assert [piece for piece, _ in kept] == [*slices[1:]]
 
