@@ -78,3 +78,13 @@ def is_shared(pattern: str) -> bool:
     """
     first = pattern.partition(".")[0]
     return first in ("*", ">", "_INBOX") or first.startswith("$")
+
+
+def replication_subjects(cluster: str) -> tuple[str, ...]:
+    """Return the subjects on which the brokers of a cluster replicate over NATS."""
+    return (
+        f"{cluster}.*.*.replicate",
+        f"{cluster}.*.*.offset",
+        f"{cluster}.notify",  # a stream on it would hear the next ones by its partitions
+        f"{cluster}.notify.*",
+    )

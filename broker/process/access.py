@@ -15,6 +15,7 @@ from broker.config import AccessConfig, BrokerConfig, unguarded_doors
 from broker.core.access.static_tokens import TOKEN_BYTES, is_token, make_token
 from broker.errors import InvalidConfigError, UnauthenticatedError
 from broker.model.secret import Secret
+from broker.model.subjects import replication_subjects
 from broker.ports.access import AuditSink, Authenticator
 from broker.ports.system import Clock
 from broker.runtime.api.access import Access
@@ -115,6 +116,7 @@ def make_access(
     admins = list(settings.admin_names())
     if settings.owner_token_file:
         admins.append(OWNER)
+    over_nats = config.cluster.replica_transport == "nats"
     return Access(
         metadata,
         clock,
@@ -124,6 +126,7 @@ def make_access(
         authenticators=authenticators,
         certificates=settings.certificates,
         policy=(lambda: None) if policy is None else policy.policy,
+        brokers_subjects=replication_subjects(config.node.cluster) if over_nats else (),
     )
 
 

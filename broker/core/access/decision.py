@@ -5,7 +5,8 @@ The rules, in this order. An action that no rule allows is denied.
 1. A caller without an identity may do nothing.
 2. Nobody may publish to the audit stream: only brokers write it.
 3. An administrator of the cluster, by a grant or by the broker's configuration, may do everything.
-4. A subject that carries other clients' requests (``>``, ``$…``, ``_INBOX``) needs rule 3.
+4. A subject that carries other clients' requests (``>``, ``$…``, ``_INBOX``), or the brokers' own
+   messages, needs rule 3.
 5. A principal of a tenant may do nothing to what is not the tenant's, whatever is granted.
 6. An owner of a tenant may do what the role owner may to what is the tenant's.
 7. A grant on the resource allows its principal the grant's actions, and to describe the resource.
@@ -16,7 +17,7 @@ when the state changes, so a revocation is in force from the next decision on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -33,7 +34,7 @@ from broker.model.access import (
     Resource,
     actions_of_role,
 )
-from broker.model.subjects import covers, is_shared
+from broker.model.subjects import covers, is_shared, overlap
 from broker.model.tenant import Tenant
 
 REMEMBERED_MAX: Final = 65_536  # decisions of one judge
@@ -64,9 +65,14 @@ class Judge:
         state: AccessState | None,
         admins: Iterable[str] = (),
         tenants: Iterable[Tenant] = (),
+        brokers_subjects: Sequence[str] = (),
     ) -> None:
-        """``admins`` are principals that may do everything, whatever is granted."""
+        """``admins`` are principals that may do everything, whatever is granted.
+
+        ``brokers_subjects`` are patterns of the subjects that brokers use among themselves.
+        """
         self._tenants = TenantTable(tenants)
+        self._brokers_subjects = brokers_subjects
         granted = () if state is None else state.grants
         self._admins = (frozenset(admins) - {ANONYMOUS}) | {
             one.principal for one in granted if one.kind == "cluster" and "admin" in one.actions
@@ -92,7 +98,14 @@ class Judge:
         return sorted(one for one in known if self.decide(one, action, resource) is ALLOWED)
 
     def _decide(self, principal: str, action: Action, resource: Resource) -> Decision:
-        fixed = fixed_rule(principal, action, resource, self._administers, self._tenants)
+        fixed = fixed_rule(
+            principal,
+            action,
+            resource,
+            administers=self._administers,
+            tenants=self._tenants,
+            brokers_subjects=self._brokers_subjects,
+        )
         if fixed is not None:
             return fixed
         for grant in self._of(principal):
@@ -112,8 +125,10 @@ def fixed_rule(
     principal: str,
     action: Action,
     resource: Resource,
+    *,
     administers: Callable[[str], bool],
     tenants: TenantTable,
+    brokers_subjects: Sequence[str],
 ) -> Decision | None:
     """Return the decision of rules 1 to 6; None if they leave it to grants or a policy."""
     if principal == ANONYMOUS:
@@ -126,6 +141,8 @@ def fixed_rule(
         return Denied(
             f"{resource} may carry other clients' requests, so only administrators may use it"
         )
+    if resource.kind == "subject" and any(overlap(one, resource.name) for one in brokers_subjects):
+        return Denied(f"{resource} may carry the brokers' own messages, so only administrators may")
     tenant = tenants.of(principal)
     if tenant is None:
         return None

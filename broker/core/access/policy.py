@@ -10,7 +10,7 @@ The rules that no grant can change (``decision.fixed_rule``) hold here, too.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Final
 
@@ -48,10 +48,18 @@ class PolicyJudge:
     """Decides by one state of a policy. Any thread: two threads may compute the same answer."""
 
     def __init__(
-        self, policy: Policy, admins: Iterable[str] = (), tenants: Iterable[Tenant] = ()
+        self,
+        policy: Policy,
+        admins: Iterable[str] = (),
+        tenants: Iterable[Tenant] = (),
+        brokers_subjects: Sequence[str] = (),
     ) -> None:
-        """``admins`` are principals that may do everything, whatever the policy says."""
+        """``admins`` are principals that may do everything, whatever the policy says.
+
+        ``brokers_subjects`` are patterns of the subjects that brokers use among themselves.
+        """
         self._policy = policy
+        self._brokers_subjects = brokers_subjects
         self._tenants = TenantTable(tenants)
         self._admins = frozenset(admins) - {ANONYMOUS}
         self._remembered = lru_cache(REMEMBERED_MAX)(self._decide)
@@ -68,7 +76,14 @@ class PolicyJudge:
         return sorted(one for one in known if self.decide(one, action, resource) is ALLOWED)
 
     def _decide(self, principal: str, action: Action, resource: Resource, call: str) -> Decision:
-        fixed = fixed_rule(principal, action, resource, self._administers, self._tenants)
+        fixed = fixed_rule(
+            principal,
+            action,
+            resource,
+            administers=self._administers,
+            tenants=self._tenants,
+            brokers_subjects=self._brokers_subjects,
+        )
         if fixed is not None:
             return fixed
         if action == "attach":

@@ -66,12 +66,14 @@ class Access:
         authenticators: Sequence[Authenticator] = (),
         certificates: bool = True,
         policy: Callable[[], Policy | None] = lambda: None,
+        brokers_subjects: Sequence[str] = (),
     ) -> None:
         """Ask ``authenticators`` in their order; ``namespace`` is that of streams created here.
 
         ``policy`` returns the policy that counts now, in place of the grants; None: grants count.
 
         With ``certificates`` a client certificate that TLS has verified names a principal.
+        ``brokers_subjects`` are patterns of the subjects that brokers use among themselves.
         """
         self.enabled = enabled
         self.usage = Usage(metadata, clock)
@@ -83,6 +85,7 @@ class Access:
         self._authenticators = (StaticTokens(metadata), *authenticators)
         self._certificates = certificates
         self._policy = policy
+        self._brokers_subjects = tuple(brokers_subjects)
         self._judged: tuple[_Judged, Judge | PolicyJudge] = (
             (None, None, None),
             Judge(None, self._admins),
@@ -173,11 +176,8 @@ class Access:
         present = (state.access, state.tenants, policy)
         seen, judge = self._judged
         if any(one is not other for one, other in zip(seen, present, strict=True)):
-            tenants = state.tenants.values()
-            if policy is None:
-                judge = Judge(state.access, self._admins, tenants)
-            else:
-                judge = PolicyJudge(policy, self._admins, tenants)
+            fixed = (self._admins, state.tenants.values(), self._brokers_subjects)
+            judge = Judge(state.access, *fixed) if policy is None else PolicyJudge(policy, *fixed)
             self._judged = (present, judge)
         return judge
 

@@ -11,15 +11,18 @@ import pytest
 from broker.config import (
     AccessConfig,
     BrokerConfig,
+    ClusterConfig,
     FlightConfig,
     HttpConfig,
     LiftbridgeConfig,
+    NatsConfig,
+    NodeConfig,
     insecure,
     unguarded_doors,
 )
 from broker.core.access.static_tokens import is_token
 from broker.errors import AccessDeniedError, InvalidConfigError, UnauthenticatedError
-from broker.model.access import CLUSTER, Resource
+from broker.model.access import CLUSTER, Caller, Grant, Resource
 from broker.model.ids import BrokerId
 from broker.process.access import (
     make_access,
@@ -145,3 +148,19 @@ def test_owner_and_administrators_of_the_configuration_may_everything(tmp_path: 
     for unproved in (None, f"Basic {token}"):
         with pytest.raises(UnauthenticatedError):
             admit(unproved, None, "here")
+
+
+def test_brokers_that_replicate_over_nats_keep_their_subjects() -> None:
+    """Where they do not, the subjects are like any other."""
+    for transport, refused in (("nats", True), ("peer", False)):
+        config = BrokerConfig(
+            node=NodeConfig(cluster="prod"),
+            nats=NatsConfig(url="nats://127.0.0.1:4222"),
+            cluster=ClusterConfig(replica_transport=transport),
+            access=ASKS,
+        )
+        access = make_access(config, [], MemoryMetadata(BrokerId("a")), FakeClock())
+        grant = Grant(principal="ann", kind="subject", pattern=">", actions=("attach",))
+        access.grant([grant])
+        ann, subject = Caller(principal="ann"), Resource("subject", "prod.s.0.replicate")
+        assert access.allows(ann, "attach", subject) is not refused

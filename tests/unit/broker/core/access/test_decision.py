@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from broker.core.access.decision import ALLOWED, Denied, Judge, reaches
+from broker.core.access.policy import PolicyJudge
 from broker.model.access import (
     ACTIONS_OF,
     CLUSTER,
@@ -19,7 +20,7 @@ from broker.model.access import (
     Resource,
     check_grant,
 )
-from broker.model.subjects import covers
+from broker.model.subjects import covers, replication_subjects
 from cases import seeds
 
 
@@ -139,6 +140,44 @@ def test_a_shared_subject_is_for_administrators(subject: str) -> None:
     assert isinstance(one.decide("ann", "attach", Resource("subject", subject)), Denied)
     assert one.decide("root", "attach", Resource("subject", subject)) is ALLOWED
     assert one.decide("ann", "attach", Resource("subject", "orders")) is ALLOWED
+
+
+class _AllowsNothing:
+    """A policy without a line. Who may create a stream would choose its subject, all the same."""
+
+    def allows(self, principal: str, resource: str, act: str) -> bool:
+        del principal, resource, act
+        return False
+
+    def principals(self) -> frozenset[str]:
+        return frozenset()
+
+
+@pytest.mark.parametrize(
+    ("subject", "refused"),
+    [
+        ("prod.orders.0.replicate", True),
+        ("prod.orders.0.offset", True),
+        ("prod.notify.b1", True),
+        ("prod.notify", True),  # its second partition hears prod.notify.1
+        ("prod.>", True),
+        ("prod.*.0.*", True),
+        ("prod.orders.0", False),
+        ("prod.orders", False),
+        ("test.orders.0.replicate", False),
+    ],
+)
+def test_the_brokers_own_subjects_are_for_administrators(subject: str, refused: bool) -> None:
+    """Where brokers replicate over NATS; by grants and by a policy, which lets attach anywhere."""
+    grants = AccessState(grants=(grant(">", "attach", kind="subject"),))
+    own = replication_subjects("prod")
+    for one in (
+        Judge(grants, ("root",), brokers_subjects=own),
+        PolicyJudge(_AllowsNothing(), ("root",), brokers_subjects=own),
+    ):
+        decided = one.decide("ann", "attach", Resource("subject", subject))
+        assert isinstance(decided, Denied) is refused
+        assert one.decide("root", "attach", Resource("subject", subject)) is ALLOWED
 
 
 @pytest.mark.parametrize(
