@@ -51,6 +51,7 @@ from simkit.house.node import Beneath, Node, Setting
 from simkit.house.operator import Operator
 from simkit.house.oracle import Oracle, watching
 from simkit.house.own_world import own_world
+from simkit.house.pausing import Pausing
 from simkit.house.process import Machine
 from simkit.house.shape import Shape, drawn_policies, drawn_shape
 from simkit.house.situations import Place, counting
@@ -88,6 +89,7 @@ class Choices(TypedDict, total=False):
     growing: bool  # an operator adds partitions to the streams
     expiring: bool  # an operator lets the tables expire; with a lake
     compacting: bool  # an operator lets superseded records leave the tables; with a lake
+    pausing: bool  # an operator pauses streams, resumes them, and makes them read-only
     encrypted: bool  # streams are encrypted; brokers lack keys now and then, and keys are rotated
     shape: Shape
 
@@ -155,6 +157,7 @@ class House:
         self.changes = Changes(self, seed) if choices.get("changing") else None
         self.growth = Growth(self, seed) if choices.get("growing") else None
         self.expiring = Expiring(self, seed) if choices.get("expiring") else None
+        self.pausing = Pausing(self, seed) if choices.get("pausing") else None
         self.faults = Faults(self, choices.get("faults"))
         self.heal_ms = 0  # how long it took
 
@@ -217,9 +220,11 @@ class House:
         self.damage.restart_the_red()
         if self.mixed:
             self.operator.begin()
-        for one in (self.changes, self.growth, self.expiring, self.compacting, self.keys):
+        for one in (self.changes, self.growth, self.expiring, self.compacting, self.pausing):
             if one is not None:
                 one.begin()
+        if self.keys is not None:
+            self.keys.begin()
         self.run_for(self.world.rng.choice((1500, 2500, 4000, 6000)))
         self.heal()
         self.look()
@@ -355,8 +360,9 @@ class House:
         self.operator.look()
         self.oracle.look()
         self.damage.look()
-        if self.growth is not None:
-            self.growth.look()
+        for one in (self.growth, self.pausing):
+            if one is not None:
+                one.look()
 
     def _run_until(self, done: Callable[[], bool], patience_ms: int) -> None:
         end_ms = self.world.now_ms + patience_ms
@@ -369,8 +375,9 @@ class House:
     def heal(self) -> None:
         """End all trouble; within a bounded time everything has to be well again."""
         self.faults.end()
-        if self.keys is not None:
-            self.keys.end()
+        for one in (self.keys, self.pausing):
+            if one is not None:
+                one.end()
         self.world.note("healing")
         for publisher in self.publishers:
             publisher.stopped = True
@@ -388,6 +395,7 @@ class House:
             all(map(self._is_well, self.partitions))
             and all(map(self._is_shipped, self.partitions))
             and (self.expiring is None or all(map(self.expiring.is_done, self.partitions)))
+            and (self.pausing is None or self.pausing.is_done())
             and all(self._serves_what_it_leads(node) for node in self.nodes.values())
             and self.damage.is_legible()
             and (self.keys is None or self.keys.are_usable())
