@@ -229,7 +229,7 @@ damage: $(STAMP) ## damage every file and folder of a broker and its tables, and
 	$(PYTHON) tests/damage/run.py $(DAMAGE_ARGS)
 
 .PHONY: fuzz
-fuzz: $(STAMP) ## bytes that nobody should send, for every decoder (MINUTES=5 FUZZ_ARGS="--only jwt")
+fuzz: $(STAMP) ## bytes that nobody should send, for every decoder and every door (MINUTES=5 FUZZ_ARGS="--part doors")
 	@cd $(ROOT)
 	$(PYTHON) tests/fuzz/run.py --minutes $(MINUTES) $(FUZZ_ARGS)
 

@@ -377,7 +377,8 @@ def follower_timing(session_ms: int, *, parks: bool) -> FollowerTiming:
 def _listen(host: str, port: int) -> socket.socket:
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=64)
+        # Who finds no place in the queue tries again after a second: late for a leader's lease.
+        return socket.create_server((host, port), family=family, backlog=512)
     except OSError as cause:
         raise InvalidConfigError(f"cannot listen on {host}:{port}: {cause.strerror}") from cause
 

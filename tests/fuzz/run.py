@@ -1,8 +1,10 @@
-"""``make fuzz``: bytes that nobody should send, for every decoder.
+"""``make fuzz``: bytes that nobody should send, for every decoder, then for every door.
 
-Prints a line for each finding, with the shortest input that still finds it, and how to keep it. The
-numbers go to ``out/fuzz.json``. Exits with 1 when something was found. ``--seed`` repeats a run's
-inputs, ``--only`` chooses decoders by a regular expression, ``--replay FILE`` runs one input.
+The decoders get half of the time, in this process. Each finding is printed with the shortest input
+that still finds it, and how to keep it. A broker's doors get the other half. The numbers go to
+``out/fuzz-decoders.json`` and ``out/fuzz-doors.json``. Exits with 1 when something was found.
+``--seed`` repeats the inputs of a run, ``--only`` chooses decoders by a regular expression,
+``--replay LINE`` runs one line of a corpus.
 """
 
 from __future__ import annotations
@@ -33,8 +35,36 @@ def main(arguments: list[str] | None = None) -> int:
     seed = given.seed if given.seed is not None else random.SystemRandom().randrange(1 << 32)
     if given.replay is not None:
         return _replay(given.replay, given.only)
-    found = _decoders(seed, given.minutes * 60, given.only)
+    seconds = given.minutes * 60 / (2 if given.part == "both" else 1)
+    found = 0
+    if given.part != "doors":
+        found += _decoders(seed, seconds, given.only)
+    if given.part != "decoders" and not given.only:
+        found += _doors(seed, seconds)
     return 1 if found else 0
+
+
+def _doors(seed: int, seconds: float) -> int:
+    """Let strangers loose on a broker; return how many findings there were."""
+    from fuzzkit.doors.storm import storm
+
+    print(f"fuzz: the doors of a broker, {seconds:.0f} s, seed {seed}", flush=True)
+    done = storm(seed, seconds, lambda line: print(line, flush=True))
+    for one in done.findings:
+        print(f"FOUND {one}")
+    for call, (calm, stormy) in done.p99_ms.items():
+        print(f"  p99 of {call}: {calm:.1f} ms calm, {stormy:.1f} ms during the storm")
+    print(
+        f"  load per core {done.load[0]:.1f} in the calm, {done.load[1]:.1f} at the end"
+        + "".join(f"\n  not judged, the machine had other work: {one}" for one in done.notes)
+    )
+    print(
+        f"fuzz: {done.attacks.total():,} attacks and {len(done.stories)} stories at the doors, "
+        f"{done.acked_count:,} records acknowledged to others and there, at most "
+        f"{done.most_bytes >> 20} MiB, {len(done.findings)} findings, seed {seed}"
+    )
+    _write("doors", {**vars(done), "attacks": dict(done.attacks)})
+    return len(done.findings)
 
 
 def _decoders(seed: int, seconds: float, only: str) -> int:
@@ -55,7 +85,8 @@ def _decoders(seed: int, seconds: float, only: str) -> int:
         elif time.monotonic() - told_s > 60:
             told_s = time.monotonic()
             print(f"  … {tally.inputs.total():,} inputs", flush=True)
-    _write(seed, tally.inputs, tally.lines, [(one.decoder, one.what) for one in again])
+    told = {"seed": seed, "inputs": tally.inputs, "lines": tally.lines}
+    _write("decoders", {**told, "again": [(one.decoder, one.what) for one in again]})
     count = len(tally.findings) + len(again)
     print(
         f"fuzz: {tally.inputs.total():,} inputs to {len(chosen)} decoders, {count} findings, "
@@ -87,16 +118,16 @@ def _replay(line: str, only: str) -> int:
     return 0
 
 
-def _write(seed: int, inputs: object, lines: object, again: object) -> None:
-    path = ROOT / "out" / "fuzz.json"
+def _write(part: str, body: object) -> None:
+    path = ROOT / "out" / f"fuzz-{part}.json"
     path.parent.mkdir(exist_ok=True)
-    body = {"seed": seed, "inputs": inputs, "lines": lines, "again": again}
     path.write_text(json.dumps(body, indent=1) + "\n")
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=5)
+    parser.add_argument("--part", choices=("both", "decoders", "doors"), default="both")
     parser.add_argument("--seed", type=int, help="of an earlier run, to have its inputs again")
     parser.add_argument(
         "--only", default="", metavar="TEXT", help="decoders by a regular expression"

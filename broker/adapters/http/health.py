@@ -24,6 +24,7 @@ from broker.core.access.certificates import principal_of
 from broker.errors import AccessError, InvalidConfigError, UnauthenticatedError
 
 _CONNECTIONS_MAX: Final = 32
+_WAITING_MAX: Final = 512  # to be accepted; beyond it a probe tries again after a second only
 _REQUEST_TIMEOUT_S: Final = 5.0
 _PLACE_KEPT_S: Final = 0.25  # an older connection may be broken to make room for a new one
 _TEXT: Final = "text/plain; charset=utf-8"
@@ -96,7 +97,7 @@ class _BoundedServer(ThreadingHTTPServer):
 
     daemon_threads = True
     block_on_close = False
-    request_queue_size = _CONNECTIONS_MAX
+    request_queue_size = _WAITING_MAX
 
     def __init__(
         self,

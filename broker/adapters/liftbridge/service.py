@@ -33,6 +33,7 @@ _log = structlog.get_logger(__name__)
 _START_S: Final = 30.0
 _LAST_ANSWERS_S: Final = 1.0  # for answers that are being sent when the service closes
 _WAITING_MAX: Final = 1024  # calls that wait for a thread
+_REFUSED_TOLD_S: Final = 60.0  # between two lines of the log about refused connections
 
 
 class LiftbridgeService:
@@ -68,6 +69,8 @@ class LiftbridgeService:
         self._closing: asyncio.Event | None = None
         self._connections: set[ClientConnection] = set()
         self._lost = asyncio.Event()  # no connection is left, and no more are taken
+        self._refused_count = 0
+        self._refused_told_s: float | None = None
         self._workers: _Threads | None = None
         self._thread = threading.Thread(target=self._run, name="liftbridge", daemon=True)
 
@@ -151,10 +154,23 @@ class LiftbridgeService:
             connection.abort()
         await asyncio.sleep(0)  # the loop tells each connection that it is lost
 
+    def _tell_refused(self) -> None:
+        """Log refused connections once a minute: a stranger shall not fill the log."""
+        assert self._loop is not None, "not started"
+        self._refused_count += 1
+        now_s = self._loop.time()
+        if self._refused_told_s is None or now_s - self._refused_told_s >= _REFUSED_TOLD_S:
+            self._refused_told_s = now_s
+            _log.warning(
+                "liftbridge_connections_full",
+                limit=self._config.connections_max,
+                refused=self._refused_count,
+            )
+
     def _connection(self) -> asyncio.Protocol:
         assert self._workers is not None, "not started"
         if len(self._connections) >= self._config.connections_max:
-            _log.warning("liftbridge_connections_full", limit=self._config.connections_max)
+            self._tell_refused()
             return _Refused()
         connection = ClientConnection(
             self._config,

@@ -17,6 +17,7 @@ from broker.adapters.flight.config import FlightServiceConfig
 from broker.adapters.flight.service import FlightService
 from broker.codec.record_batch import decode_body
 from broker.errors import HeadwaterError, InvalidRequestError, from_wire
+from fuzzkit.doors.flight_bytes import flight_data, put_descriptor
 from headwater.client import Client
 from simkit.brokers.memory_broker import MemoryBroker, numbered
 
@@ -135,27 +136,6 @@ def test_calls_that_are_not_offered(foreign: flight.FlightClient) -> None:
     assert "Traceback" not in str(refused.value)
 
 
-def field(number: int, data: bytes) -> bytes:
-    """Return a length-delimited protobuf field."""
-    return varint(number << 3 | 2) + varint(len(data)) + data
-
-
-def varint(value: int) -> bytes:
-    """Return a protobuf varint."""
-    groups = []
-    while value > 0x7F:
-        groups.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*groups, value])
-
-
-def flight_data(message: bytes, *, descriptor: bytes = b"") -> bytes:
-    """Return FlightData around an encapsulated Arrow message."""
-    metadata_size = int.from_bytes(message[4:8], "little")
-    header, body = message[8 : 8 + metadata_size], message[8 + metadata_size :]
-    return field(1, descriptor) * bool(descriptor) + field(2, header) + field(1000, body)
-
-
 def damaged(chance: random.Random, data: bytes) -> bytes:
     """Return the bytes with a few of them changed, cut or repeated."""
     out = bytearray(data)
@@ -179,7 +159,7 @@ def test_damaged_arrow_messages(service: FlightService, broker: MemoryBroker, se
     """Schemas and batches with changed bytes are stored whole, or refused; nothing crashes."""
     chance = random.Random(seed)
     batch = numbered(0, 50)
-    descriptor = b"\x08\x01" + field(3, b"s") + field(3, b"0")
+    descriptor = put_descriptor("s", "0")
     schema, rows = batch.schema.serialize().to_pybytes(), batch.serialize().to_pybytes()
     messages = [flight_data(schema, descriptor=descriptor), flight_data(rows), flight_data(rows)]
     victim = chance.randrange(3)

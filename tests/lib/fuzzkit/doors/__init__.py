@@ -1,0 +1,1 @@
+"""Strangers at every door of a real broker: see README.md."""

@@ -1,0 +1,145 @@
+"""Strangers at every door of a real broker for some minutes, and what others saw of it."""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from broker.errors import HeadwaterError
+from fuzzkit.doors.stage import ATTACKED, Call, Doors, Memory, Witness, errors_in, load, staged
+from fuzzkit.doors.strangers import ATTACKS, STORIES, attack
+from headwater.client import Client
+
+RESIDENT_BYTES_MAX: Final = 350 * 1024 * 1024
+RATIO_MAX: Final = 5.0
+_CALM_S: Final = 15.0
+_STORY_S: Final = 5.0
+_STRANGERS: Final = 8
+_FILES_WANTED: Final = 12_000  # ours: the strangers hold 10,000 connections
+_P: Final = 0.99
+
+
+@dataclass
+class Outcome:
+    """What a storm did."""
+
+    seed: int
+    attacks: Counter[str] = field(default_factory=Counter)
+    stories: list[str] = field(default_factory=list)
+    most_bytes: int = 0
+    acked_count: int = 0
+    p99_ms: dict[str, tuple[float, float]] = field(default_factory=dict)  # by call: calm, storm
+    load: tuple[float, float] = (0.0, 0.0)  # of the machine, per core: calm, storm
+    findings: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # what another machine might judge otherwise
+
+
+def storm(seed: int, seconds: float, tell: Callable[[str], None]) -> Outcome:
+    """Let strangers loose for some seconds; ``tell`` gets lines for people."""
+    outcome = Outcome(seed)
+    _allow_files()
+    with tempfile.TemporaryDirectory(prefix="headwater-fuzz-") as name:
+        folder = Path(name)
+        with staged(folder) as doors, Memory(doors.broker) as memory:
+            witness = Witness(doors, folder)
+            time.sleep(_CALM_S)
+            began_s, calm_load = time.time(), load()
+            _attacked(doors, seed, seconds, outcome, tell)
+            ended_s, outcome.load = time.time(), (calm_load, load())
+            _judge(doors, witness, (began_s, ended_s), outcome)
+            outcome.most_bytes = memory.most_bytes
+        if outcome.most_bytes > RESIDENT_BYTES_MAX:
+            outcome.findings.append(f"the broker took {outcome.most_bytes >> 20} MiB")
+    return outcome
+
+
+def _allow_files() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _FILES_WANTED if hard == resource.RLIM_INFINITY else min(hard, _FILES_WANTED)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
+
+
+def _attacked(
+    doors: Doors, seed: int, seconds: float, outcome: Outcome, tell: Callable[[str], None]
+) -> None:
+    over, lock = threading.Event(), threading.Lock()
+
+    def run(number: int) -> None:
+        draw = random.Random(f"{seed} {number}")
+        while not over.is_set():
+            one = draw.choice(ATTACKS)
+            attack(doors, one, draw)
+            with lock:
+                outcome.attacks[one.__name__] += 1
+
+    threads = [threading.Thread(target=run, args=(one,)) for one in range(_STRANGERS)]
+    os.nice(5)  # the strangers shall not win by taking the processors away
+    for one in threads:
+        one.start()
+    until_s = time.monotonic() + seconds
+    try:
+        while time.monotonic() < until_s and doors.broker.exit_code is None:
+            for story in STORIES:
+                if time.monotonic() < until_s:
+                    done = f"{story.__name__}: {story(doors, _STORY_S)}"
+                    outcome.stories.append(done)
+                    tell(
+                        f"  {done}; {outcome.attacks.total():,} attacks, "
+                        f"{doors.broker.resident_bytes() >> 20} MiB"
+                    )
+            _tidy_up(doors)
+    finally:
+        over.set()
+        for one in threads:
+            one.join()
+
+
+def _tidy_up(doors: Doors) -> None:
+    """Let the attacked stream be as it was: some attacks delete it, or make it read-only."""
+    with suppress(HeadwaterError), Client(doors.broker.url) as client:
+        client.delete_stream(ATTACKED)
+    with suppress(HeadwaterError), Client(doors.broker.url) as client:
+        client.create_stream(ATTACKED, subject=ATTACKED, puback=True)
+
+
+def _judge(doors: Doors, witness: Witness, storm_s: tuple[float, float], outcome: Outcome) -> None:
+    try:
+        calls = witness.stop()
+        outcome.acked_count = witness.require_stored(calls)
+    except (AssertionError, HeadwaterError) as failed:
+        outcome.findings.append(str(failed))
+        calls = []
+    if doors.broker.exit_code is not None:
+        outcome.findings.append(f"the broker ended with {doors.broker.exit_code}")
+    elif not doors.broker.ready():
+        outcome.findings.append("the broker is not ready")
+    outcome.findings += [f"in the log: {one[:2000]}" for one in errors_in(doors.broker.log_path)]
+    for call in ("publish", "read"):
+        calm, stormy = p99_ms(calls, call, (0, storm_s[0])), p99_ms(calls, call, storm_s)
+        outcome.p99_ms[call] = calm, stormy
+        if stormy > RATIO_MAX * calm:
+            # A machine with other work says nothing of the broker.
+            told = outcome.notes if outcome.load[0] > 1 else outcome.findings
+            told.append(
+                f"p99 of {call}: {stormy:.1f} ms, {stormy / max(calm, 0.001):.1f} times calm"
+            )
+
+
+def p99_ms(calls: Sequence[Call], call: str, between_s: tuple[float, float]) -> float:
+    """Return the time that 99 of 100 calls of this name took at most; 0 without a call."""
+    took = sorted(
+        one.took_ms
+        for one in calls
+        if one.call == call and between_s[0] <= one.ended_s < between_s[1]
+    )
+    return took[int(len(took) * _P)] if took else 0.0
