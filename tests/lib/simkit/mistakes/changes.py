@@ -54,6 +54,6 @@ WITH_LAKE: Final = ("purge_does_not_ask_who_reads", "unshipped_records_are_purge
 # The first seed that is known to show it, if that is not 0.
 FIRST_SEEDS: Final = {
     "uncommitted_records_are_purged": 13,
-    "purge_does_not_ask_who_reads": 7,
+    "purge_does_not_ask_who_reads": 19,
     "purge_is_heard_at_the_next_start": 1,
 }
