@@ -83,7 +83,7 @@ def staged(folder: Path) -> Iterator[Doors]:
         )
         broker.start()
         stack.callback(_ended, broker)
-        broker.wait_ready()
+        broker.wait_ready(300.0)  # a machine with other work may need minutes
         doors = Doors(
             broker, nats, broker.flight_port, broker.http_port, liftbridge, peer,
             _member(certificates),
