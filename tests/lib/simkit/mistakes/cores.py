@@ -528,7 +528,7 @@ HOUSE_SEEDS: Final = {
     "everybody_stays_eligible": 4,
     "last_replica_standing": 4,
     "ack_without_a_lease": 82,
-    "lease_checked_too_early": 0,
+    "lease_checked_too_early": 138,
     "drop_replicas_early": 11,
     "same_epoch_after_restart": 0,
     "restarts_leave_no_mark": 1,

@@ -7,7 +7,7 @@ from typing import Any, Final
 from broker.core.metadata import stream_expiry
 from broker.model.offsets import OFFSET_MAX, Offset
 from broker.runtime.partition.tier_source import LocalTierSource
-from simkit.replacing import Mutant, replaced
+from simkit.replacing import Mutant, replaced, together
 from tiering.ship import expirer, expiry
 from tiering.ship.expirer import PartitionExpirer
 from tiering.ship.expiry_plan import plan_removal
@@ -26,7 +26,10 @@ def _performing(kind: type[Any], instead: Any) -> Any:
 
 def leases_do_not_hold_an_expiry() -> Any:
     """Let records of the tail of a live cut expire."""
-    return replaced(stream_expiry, "lease_limit", lambda *_: Offset(OFFSET_MAX))
+    return together(  # the upkeep asks first, and the metadata refuses
+        replaced(stream_expiry, "lease_limit", lambda *_: Offset(OFFSET_MAX)),
+        replaced(stream_expiry, "refused_by_leases", lambda *_: None),
+    )
 
 
 def expiry_is_out_of_order() -> Any:
@@ -81,4 +84,4 @@ MUTANTS: Final[dict[str, Mutant]] = {
     )
 }
 # The first seed that is known to show it, if that is not 0.
-FIRST_SEEDS: Final[dict[str, int]] = {"leases_do_not_hold_an_expiry": 11}
+FIRST_SEEDS: Final[dict[str, int]] = {"leases_do_not_hold_an_expiry": 3}

@@ -294,6 +294,7 @@ def newest_is_told_without_a_lease() -> Any:
             replication=SimpleNamespace(newest_committed=driver.reads.high_watermark),
             health=SimpleNamespace(lost_end=None),
             lost_leadership=None,
+            records_left=driver.records_left,
         )
         return original(sure, asked)
 
@@ -418,7 +419,7 @@ FIRST_SEEDS: Final = {
     "opened_is_not_marked": 9,
     "session_is_registered_before_it_is_durable": 1,
     "lease_is_for_ever": 6,
-    "newest_is_told_without_a_lease": 3,
+    "newest_is_told_without_a_lease": 2,
     "leases_without_a_barrier": 2,
     "messages_are_not_counted_out": 10,
     "end_of_turn_forgets_what_came": 119,
