@@ -82,5 +82,5 @@ WITH_LAKE: Final = ("leases_hold_what_there_was", "table_knows_the_partitions_of
 FIRST_SEEDS: Final[dict[str, int]] = {
     "old_partitions_begin_anew": 2,
     "added_partitions_are_not_served": 16,
-    "leases_hold_what_there_was": 5,
+    "leases_hold_what_there_was": 43,
 }

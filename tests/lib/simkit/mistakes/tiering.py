@@ -201,12 +201,12 @@ FIRST_MIXED_SEEDS: Final = {
 # The first seed that is known to show it, if that is not 0.
 FIRST_SEEDS: Final = {
     "object_is_not_read_back": 19,
-    "uncommitted_records_are_shipped": 0,
+    "uncommitted_records_are_shipped": 1,
     "cold_end_is_recorded_before_the_commit": 3,
     "ledger_is_not_repaired": 3,
     "lease_is_not_asked": 28,
-    "unshipped_segments_are_freed": 9,
-    "table_is_looked_at_before_the_lease": 8,
+    "unshipped_segments_are_freed": 1,
+    "table_is_looked_at_before_the_lease": 1,
     "successor_is_taken_for_a_copy": 31,
 }
 QUICK: Final = ("object_is_not_read_back", "lease_is_not_asked", "successor_is_taken_for_a_copy")
