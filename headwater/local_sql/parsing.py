@@ -22,6 +22,9 @@ _CHANGES: Final = (
     exp.Alter, exp.Delete, exp.Drop, exp.Insert, exp.Merge, exp.TruncateTable, exp.Update,
 )  # fmt: skip
 
+# Statements of Spark that sqlglot takes for an expression, by their first word.
+_LOOKS_LIKE_EXPRESSION: Final = frozenset({"clear", "dfs", "list", "reset", "table"})
+
 # sqlglot warns about statements that it keeps as text, such as SHOW; Spark runs these.
 logging.getLogger("sqlglot").setLevel(logging.ERROR)
 
@@ -67,6 +70,7 @@ def parse_statement(text: str) -> Statement:
         raise InvalidRequestError(f"give one SQL statement, not {len(found)}")
     tree = found[0]
     assert isinstance(tree, exp.Expr), "sqlglot returns trees"
+    _refuse_expression(tree, text)
     return Statement(
         text=text.strip().rstrip(";"),
         tree=tree,
@@ -86,6 +90,17 @@ def _trees(text: str) -> list[exp.Expr | None]:
         with suppress(ParseError):
             return list(parse(again, read="spark", error_level=ErrorLevel.RAISE))
         raise
+
+
+def _refuse_expression(tree: exp.Expr, text: str) -> None:
+    """Raise InvalidRequestError for an expression in place of a statement, as of ``selec``."""
+    first = tokenize(text, read="spark")[0]
+    is_expression = isinstance(tree, exp.Condition | exp.Alias)
+    if is_expression and first.text.lower() not in _LOOKS_LIKE_EXPRESSION:
+        raise InvalidRequestError(
+            f"SQL: syntax error at line {first.line}, column {first.col}, near {first.text!r}: a "
+            "statement begins with a word such as SELECT, WITH or SHOW"
+        )
 
 
 def _offset_as_column(text: str) -> str:

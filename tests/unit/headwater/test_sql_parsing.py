@@ -25,6 +25,9 @@ from headwater.local_sql.spark_functions import refuse_unknown_functions
         ("select * from values (1), (2) as t(a)", ()),
         ("insert into x select * from y", ("x", "y")),
         ("show tables", ()),
+        ("table orders", ()),
+        ("reset", ()),
+        ("clear cache", ()),
     ],
 )
 def test_names_that_a_statement_reads_and_does_not_define(
@@ -38,6 +41,9 @@ def test_names_that_a_statement_reads_and_does_not_define(
     ("text", "words"),
     [
         ("selec count(*) from orders", "syntax error at line 1, column"),
+        ("-- all\nselec", "syntax error at line 2, column"),
+        ("orders o", "begins with a word such as SELECT"),
+        ("1 + 1", "begins with a word such as SELECT"),
         ("select *\nfrom from", "syntax error at line 2"),
         ("select 'open from orders", "SQL: "),
         ("select 1; select 2", "one SQL statement, not 2"),
