@@ -74,7 +74,7 @@ _HINTS: Final = {
     "partitions without a leader, and whether a majority of the controllers answers.",
     "NotEnoughReplicasError": "`headwater cluster status` shows which replicas are not in sync.",
     "QuotaExceededError": "Wait, or ask an administrator of the cluster for a larger quota: "
-    "`headwater access quota set`.",
+    "`headwater access quota set`, or for a tenant `headwater access tenant alter`.",
     "OverloadedError": "The broker answers, but has more requests than it can take. Try again.",
     "DiskFullError": "Free disk space; the broker then accepts writes again by itself.",
     "LogFailedError": "A write to the partition's log failed, and the log accepts no more writes. "

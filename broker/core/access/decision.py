@@ -147,7 +147,10 @@ def fixed_rule(
     if tenant is None:
         return None
     if not tenant.has(resource):
-        return Denied(f"{principal!r} is of tenant {tenant.name!r}, and {resource} is not")
+        return Denied(
+            f"{principal!r} is of tenant {tenant.name!r}, and {resource} is not: no grant reaches "
+            "beyond a tenant"
+        )
     if tenants.is_owner(principal) and action in actions_of_role("owner", resource.kind):
         return ALLOWED
     return None

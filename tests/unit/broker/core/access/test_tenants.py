@@ -83,7 +83,9 @@ def test_an_owner_needs_no_grant_and_others_do(kind: Kind) -> None:
 def test_a_refusal_names_the_callers_own_tenant_only() -> None:
     """Whether the other stream is there, and whose it is, the caller does not learn."""
     found = judge().decide("ann", "consume", Resource("stream", "hr-pay"))
-    assert found == Denied("'ann' is of tenant 'shop', and stream 'hr-pay' is not")
+    assert found == Denied(
+        "'ann' is of tenant 'shop', and stream 'hr-pay' is not: no grant reaches beyond a tenant"
+    )
 
 
 def test_an_administrator_is_above_tenants() -> None:
