@@ -53,7 +53,8 @@ MUTANTS: Final[dict[str, Mutant]] = {
 WITH_LAKE: Final = ("purge_does_not_ask_who_reads", "unshipped_records_are_purged")
 # The first seed that is known to show it, if that is not 0.
 FIRST_SEEDS: Final = {
-    "uncommitted_records_are_purged": 13,
+    "uncommitted_records_are_purged": 62,
     "purge_does_not_ask_who_reads": 19,
     "purge_is_heard_at_the_next_start": 1,
+    "change_is_not_obeyed": 2,
 }

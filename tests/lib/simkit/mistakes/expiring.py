@@ -84,4 +84,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
     )
 }
 # The first seed that is known to show it, if that is not 0.
-FIRST_SEEDS: Final[dict[str, int]] = {"leases_do_not_hold_an_expiry": 3}
+FIRST_SEEDS: Final[dict[str, int]] = {
+    "leases_do_not_hold_an_expiry": 3,
+    "expiry_is_out_of_order": 3,
+}

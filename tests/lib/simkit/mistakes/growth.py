@@ -81,6 +81,6 @@ WITH_LAKE: Final = ("leases_hold_what_there_was", "table_knows_the_partitions_of
 # The first seed that is known to show it, if that is not 0.
 FIRST_SEEDS: Final[dict[str, int]] = {
     "old_partitions_begin_anew": 2,
-    "added_partitions_are_not_served": 16,
+    "added_partitions_are_not_served": 53,
     "leases_hold_what_there_was": 43,
 }
