@@ -262,7 +262,7 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
         with self._writers.take(), self._gate.opened(caller):
             put = PutStream(
                 handle,
-                reader.schema,
+                _schema(reader),
                 writer,
                 clock=self._clock,
                 config=self._config,
@@ -425,6 +425,18 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
                 return results
 
 
+def _schema(reader: Any) -> pa.Schema:
+    """Return the schema that a do_put's client has sent first; raises InvalidRequestError."""
+    try:
+        return reader.schema
+    except (pa.ArrowInvalid, OSError) as cause:
+        raise _not_arrow(cause) from cause
+
+
+def _not_arrow(cause: Exception) -> InvalidRequestError:
+    return InvalidRequestError(f"the data of this do_put is not Arrow: {cause}")
+
+
 def _chunks(
     reader: Any, may_go_on: Callable[[], None], pace: Pace, stopped: Callable[[], bool]
 ) -> Iterator[tuple[pa.RecordBatch | None, bytes | None]]:
@@ -441,7 +453,7 @@ def _chunks(
         except pa.ArrowCancelled:
             return  # the client has disconnected, so no answer can be sent
         except (pa.ArrowInvalid, OSError) as cause:
-            raise InvalidRequestError(f"the data of this do_put is not Arrow: {cause}") from cause
+            raise _not_arrow(cause) from cause
         may_go_on()
         size = chunk.data.get_total_buffer_size() if chunk.data is not None else 0
         if not pace.wait(size, stopped):
