@@ -9,14 +9,12 @@ checks of each row whether it had to stay or to go.
 from __future__ import annotations
 
 import random
-from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from broker.errors import HeadwaterError
+from simkit.house.altering import Altering
 
 if TYPE_CHECKING:
     from simkit.house.house import House
-    from simkit.house.node import Node
 
 _SETTINGS: Final[tuple[dict[str, str | int], ...]] = (
     {"history": "compact", "compact_dirty_percent": 1},
@@ -26,35 +24,11 @@ _SETTINGS: Final[tuple[dict[str, str | int], ...]] = (
 )
 
 
-class Compacting:
-    """Acts on one house. ``counts`` has what became of it, by name of the deed or of its error."""
+class Compacting(Altering):
+    """Acts on one house, and looks at what became of its tables."""
 
     def __init__(self, house: House, seed: int) -> None:
-        self._house = house
-        self._rng = random.Random(f"compacting {seed}")
-        self.counts: Counter[str] = Counter()
-
-    def begin(self) -> None:
-        """Act from time to time, while there is trouble."""
-        self._house.world.at(self._rng.choice((60, 150, 400)), self._act)
-
-    def _act(self) -> None:
-        house = self._house
-        if not house.faults.is_trouble:
-            return
-        node = house.nodes[self._rng.choice(sorted(house.nodes))]
-        node.machine.run(node.machine.life, self._alter, node)
-        self.begin()
-
-    def _alter(self, node: Node) -> None:
-        name, settings = self._rng.choice(self._house.streams).name, self._rng.choice(_SETTINGS)
-        if not node.is_open or node.broker is None:
-            return
-        try:
-            node.broker.streams.alter(name, settings)
-            self.counts["altered"] += 1
-        except HeadwaterError as error:
-            self.counts[type(error).__name__] += 1
+        super().__init__(house, random.Random(f"compacting {seed}"), _SETTINGS)
 
     def look(self) -> None:
         """Read each table from its first record on, as its leader serves it; count what is gone."""

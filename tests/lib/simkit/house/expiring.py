@@ -8,18 +8,17 @@ from the objects as they were shipped, and finds each acknowledged record there 
 from __future__ import annotations
 
 import random
-from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from broker.errors import ExpiredError, HeadwaterError
+from broker.errors import ExpiredError
 from broker.model.ids import PartitionId
 from broker.model.offsets import Offset, OffsetRange
 from broker.model.stream import Stream
 from checkkit.readings import Row
+from simkit.house.altering import Altering
 
 if TYPE_CHECKING:
     from simkit.house.house import House
-    from simkit.house.node import Node
 
 _LIMITS: Final[tuple[dict[str, int | None], ...]] = (
     {"remote_retention_records": 1},
@@ -32,35 +31,11 @@ _LIMITS: Final[tuple[dict[str, int | None], ...]] = (
 )
 
 
-class Expiring:
-    """Acts on one house. ``counts`` has what became of it, by name of the deed or of its error."""
+class Expiring(Altering):
+    """Acts on one house, and looks at what became of its tables."""
 
     def __init__(self, house: House, seed: int) -> None:
-        self._house = house
-        self._rng = random.Random(f"expiring {seed}")
-        self.counts: Counter[str] = Counter()
-
-    def begin(self) -> None:
-        """Act from time to time, while there is trouble."""
-        self._house.world.at(self._rng.choice((60, 150, 400)), self._act)
-
-    def _act(self) -> None:
-        house = self._house
-        if not house.faults.is_trouble:
-            return
-        node = house.nodes[self._rng.choice(sorted(house.nodes))]
-        node.machine.run(node.machine.life, self._alter, node)
-        self.begin()
-
-    def _alter(self, node: Node) -> None:
-        name, limit = self._rng.choice(self._house.streams).name, self._rng.choice(_LIMITS)
-        if not node.is_open or node.broker is None:
-            return
-        try:
-            node.broker.streams.alter(name, limit)
-            self.counts["altered"] += 1
-        except HeadwaterError as error:
-            self.counts[type(error).__name__] += 1
+        super().__init__(house, random.Random(f"expiring {seed}"), _LIMITS)
 
     def instead(self, partition_id: PartitionId, position: int, error: ExpiredError) -> list[Row]:
         """Return what a reader at ``position`` has missed: it was told from where on to read."""
