@@ -159,7 +159,7 @@ class StreamsApi(Protocol):
 
 
 class PartitionsApi(Protocol):
-    """Where partitions are, and how far they are committed. Any thread; the methods block."""
+    """Where partitions are, and how far they are committed. Any thread; most methods block."""
 
     def handle(self, name: str, partition: int) -> PartitionHandle:
         """Return this broker's replica; it takes writes only if this broker leads.
@@ -181,6 +181,9 @@ class PartitionsApi(Protocol):
             NotLeaderError: no broker leads the partition now, or the leader cannot be reached.
             HeadwaterError: the leader is this broker and cannot open its log; the error says why.
         """
+
+    def led_here(self, name: str, partition: int) -> tuple[Stream, PartitionWriter] | None:
+        """Return a partition that this broker leads, and its stream, else None. Does not block."""
 
     def brokers(self) -> list[BrokerPlace]:
         """Return the brokers of the cluster, by name."""

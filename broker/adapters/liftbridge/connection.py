@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -29,7 +29,8 @@ from broker.adapters.liftbridge.statuses import OK, Code, Status, StatusError, s
 from broker.adapters.liftbridge.stream_calls import Unary, decode
 from broker.adapters.liftbridge.subjects import publish_to_subject
 from broker.adapters.liftbridge.subscribing import CallSink, Subscriber
-from broker.errors import HeadwaterError, OverloadedError
+from broker.adapters.liftbridge.targets import LookUps, PublishTargets
+from broker.errors import HeadwaterError
 from broker.model.access import NOBODY, Caller
 from broker.ports.subjects import SubjectPublisher
 from broker.ports.system import Clock
@@ -89,23 +90,18 @@ class ClientConnection(asyncio.Protocol):
         *,
         unary: dict[str, Unary],
         subscribe: Subscribe,
-        look_up: Callable[[str, int], object],
-        rests: Callable[[str, int], bool],
+        targets: PublishTargets,
         subjects: SubjectPublisher | None,
         forget: Callable[[ClientConnection], None],
         guard: Guard,
     ) -> None:
-        """``look_up`` finds a partition to publish to; it blocks, and raises HeadwaterError.
-
-        ``rests`` tells whether a partition is paused; ``look_up`` resumes such a partition.
-        ``forget`` is called once the connection has ended.
-        """
+        """``forget`` is called once the connection has ended."""
         self._config = config
         self._clock = clock
         self._workers = workers
         self._unary = unary
         self._subscribe = subscribe
-        self._find, self._rests = look_up, rests
+        self._targets = targets
         self._subjects = subjects
         self._forget = forget
         self._guard = guard
@@ -215,13 +211,13 @@ class ClientConnection(asyncio.Protocol):
             )
         if opened.path in (_PUBLISH, _PUBLISH_ASYNC):
             many = opened.path == _PUBLISH_ASYNC
-            looks = self._guard.publisher(call.caller, opened.path, self._find, self._rests)
+            targets = self._guard.publisher(call.caller, opened.path, self._targets)
             call.publish = PublishCall(
-                _LookUps(self._workers, *looks),
+                LookUps(targets, self._workers.run, self._workers.call_soon),
                 self._clock,
                 self._workers.call_soon,
-                lambda published, response, status: self._answer(
-                    opened.call, published, response, status, many=many
+                lambda published, answers, status: self._answer(
+                    opened.call, published, answers, status, many=many
                 ),
                 self._guard.publish_pace(call.caller),
             )
@@ -236,7 +232,8 @@ class ClientConnection(asyncio.Protocol):
             if call is None:
                 self._used(event.call, event)
             elif call.publish is not None:
-                one = Published(_request(event, call.path), event.window_bytes, now_us)
+                request, size = _request(event, call.path), len(event.payload)
+                one = Published(request, size, event.window_bytes, now_us)
                 published.setdefault(event.call, []).append(one)
             elif call.message is None:
                 call.message = event
@@ -304,28 +301,25 @@ class ClientConnection(asyncio.Protocol):
     def _answer(
         self,
         number: int,
-        published: Published,
-        response: api.PublishResponse | None,
+        published: Sequence[Published],
+        answers: Sequence[bytes],
         status: Status,
         *,
         many: bool,
     ) -> None:
-        """Answer one published message."""
-        self._used(number, published)
+        """Answer published messages. Of Publish there is one."""
+        self._used(number, *published)
         call = self._calls.get(number)
         if call is None:
             return
         if many:
-            if response is not None:
-                answers = self._answers.setdefault(number, [])
-                answers.append(prefixed(response.SerializeToString()))
+            if answers:
+                self._answers.setdefault(number, []).extend(answers)
             if call.half_closed and call.publish is not None and call.publish.idle:
                 self._finish(number, OK)
-        elif status.code is Code.OK:
-            answer = response if response is not None else api.PublishResponse()
-            self._grpc.send(number, prefixed(answer.SerializeToString()))
-            self._finish(number, OK)
         else:
+            if status.code is Code.OK:
+                self._grpc.send(number, answers[0] if answers else prefixed(b""))
             self._finish(number, status)
         if not self._writes_soon:
             self._writes_soon = True
@@ -416,37 +410,6 @@ class ClientConnection(asyncio.Protocol):
         output = self._grpc.take_output()
         if output and self._transport is not None:
             self._transport.write(output)
-
-
-class _LookUps:
-    """Finds partitions on threads of the service; implements ``PartitionFinder``."""
-
-    def __init__(
-        self,
-        workers: Workers,
-        find: Callable[[str, int], object],
-        rests: Callable[[str, int], bool],
-    ) -> None:
-        self._workers = workers
-        self._find = find
-        self.rests = rests
-
-    def look_up(self, stream: str, partition: int, found: Callable[..., None]) -> None:
-        """See ``PartitionFinder.look_up``."""
-
-        def done(result: object) -> None:
-            if isinstance(result, Exception) and not isinstance(result, HeadwaterError):
-                _log.error("liftbridge_call_crashed", exc_info=result)
-                result = HeadwaterError("internal error: see the broker's log")
-            found(result)
-
-        if not self._workers.run(lambda: self._find(stream, partition), done):
-            busy = OverloadedError("too many calls wait: try again later")
-            self._workers.call_soon(lambda: found(busy))
-
-    def call_later(self, delay_s: float, work: Callable[[], None]) -> None:
-        """See ``PartitionFinder.call_later``."""
-        asyncio.get_running_loop().call_later(delay_s, work)
 
 
 def _request(message: MessageArrived, path: str) -> api.PublishRequest:

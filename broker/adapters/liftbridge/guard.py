@@ -15,6 +15,7 @@ from broker.adapters.access.gate import Gate
 from broker.adapters.access.pace import Pace
 from broker.adapters.liftbridge.stream_calls import Unary, decode
 from broker.adapters.liftbridge.subscribing import Subscriber
+from broker.adapters.liftbridge.targets import PublishTarget, PublishTargets
 from broker.core.access.certificates import principal_of
 from broker.errors import AccessError
 from broker.model.access import Caller
@@ -134,36 +135,11 @@ class Guard:
         check = self._gate.watch(caller, "Subscribe", values)
         return _Watched(sink, check, self._gate.pace(caller, "read"))
 
-    def publisher(
-        self,
-        caller: Caller,
-        path: str,
-        find: Callable[[str, int], object],
-        rests: Callable[[str, int], bool],
-    ) -> tuple[Callable[[str, int], object], Callable[[str, int], bool]]:
-        """Return ``find`` and ``rests`` of a publisher's call, with a check before each."""
+    def publisher(self, caller: Caller, path: str, targets: PublishTargets) -> PublishTargets:
+        """Return the partitions that a caller may publish to, with a check before each."""
         if self._gate.is_open:
-            return find, rests
-        call = path.rpartition("/")[2]
-        checks: dict[str, Callable[[], None]] = {}
-
-        def find_checked(stream: str, partition: int) -> object:
-            values = {"name": stream}
-            check = self._gate.watch(caller, call, values)  # before: a change between is seen
-            self._gate.admit(caller, call, values)
-            checks[stream] = check
-            return find(stream, partition)
-
-        def must_look_up(stream: str, partition: int) -> bool:
-            check = checks.get(stream)
-            try:
-                if check is not None:
-                    check()
-            except AccessError:
-                return True  # it is looked up again, and refused there
-            return rests(stream, partition)
-
-        return find_checked, must_look_up
+            return targets
+        return _GuardedTargets(self._gate, caller, path.rpartition("/")[2], targets)
 
     def _values(self, call: str, payload: bytes) -> _Values:
         found = _REQUESTS.get(call)
@@ -205,3 +181,42 @@ class _Watched:
         """See ``Subscriber.send``; raises AccessError as :meth:`stopped`."""
         if self._pace.wait(len(messages), self.stopped):
             self._sink.send(messages)
+
+
+class _GuardedTargets:
+    """The partitions that one caller may publish to; implements ``PublishTargets``."""
+
+    def __init__(self, gate: Gate, caller: Caller, call: str, targets: PublishTargets) -> None:
+        self._gate = gate
+        self._caller = caller
+        self._call = call
+        self._targets = targets
+        self._checks: dict[str, Callable[[], None]] = {}
+
+    def known(self, stream: str, partition: int) -> PublishTarget | None:
+        """See ``PublishTargets.known``."""
+        target = self._targets.known(stream, partition)
+        if target is not None:
+            self._admit(stream)
+        return target
+
+    def find(self, stream: str, partition: int) -> PublishTarget:
+        """See ``PublishTargets.find``."""
+        self._admit(stream)
+        return self._targets.find(stream, partition)
+
+    def rests(self, stream: str, partition: int) -> bool:
+        """See ``PublishTargets.rests``."""
+        check = self._checks.get(stream)
+        try:
+            if check is not None:
+                check()
+        except AccessError:
+            return True  # it is looked up again, and refused there
+        return self._targets.rests(stream, partition)
+
+    def _admit(self, stream: str) -> None:
+        values = {"name": stream}
+        check = self._gate.watch(self._caller, self._call, values)  # first: sees changes meanwhile
+        self._gate.admit(self._caller, self._call, values)
+        self._checks[stream] = check

@@ -25,6 +25,7 @@ from urllib.parse import quote
 
 from h2 import config, connection, errors, events, exceptions, settings
 
+from broker.adapters.liftbridge.data_frames import DataFrameJoiner
 from broker.adapters.liftbridge.statuses import Code, Status
 
 PREFIX_BYTES: Final = 5  # of each message: one byte for its compression, four for its length
@@ -118,7 +119,12 @@ class GrpcConnection:
     def __init__(self, limits: Http2Limits) -> None:
         self._limits = limits
         self._h2 = connection.H2Connection(
-            config.H2Configuration(client_side=False, header_encoding=None, logger=None)
+            config.H2Configuration(
+                client_side=False,
+                header_encoding=None,
+                validate_outbound_headers=False,  # ours, all in this file
+                normalize_outbound_headers=False,
+            )
         )
         self._h2.decoder.max_header_list_size = limits.header_bytes_max
         self._h2.local_settings = settings.Settings(
@@ -130,6 +136,7 @@ class GrpcConnection:
                 settings.SettingCodes.ENABLE_PUSH: 0,
             },
         )
+        self._joiner = DataFrameJoiner(self._h2.max_inbound_frame_size)
         self._calls: dict[int, _Http2Stream] = {}
         self._partial_bytes = 0
         self._resets = 0
@@ -147,7 +154,7 @@ class GrpcConnection:
         if self._ended:
             return []
         try:
-            frames = self._h2.receive_data(data)
+            frames = self._h2.receive_data(self._joiner.join(data))
         except exceptions.ProtocolError as broken:
             return [self._end(f"the peer broke HTTP/2: {broken}")]
         found: list[Event] = []
@@ -209,23 +216,30 @@ class GrpcConnection:
         if call is None or call.status is not None:  # answered already: the rest is dropped
             self.used(number, unclaimed)
             return []
-        received, before, at = call.received, len(call.received), 0
-        received += frame.data
+        before, at = len(call.received), 0
+        if before:
+            call.received += frame.data
+        received = call.received if before else frame.data
+        size = len(received)
         found: list[Event] = []
-        while len(received) - at >= PREFIX_BYTES:
-            length = int.from_bytes(received[at + 1 : at + PREFIX_BYTES], "big")
+        while size - at >= PREFIX_BYTES:
+            start = at + PREFIX_BYTES
+            length = int.from_bytes(received[at + 1 : start], "big")
             problem = self._problem(received[at], length)
             if problem is not None:
                 self.finish(number, problem)
                 break
-            end = at + PREFIX_BYTES + length
-            if len(received) < end:
+            end = start + length
+            if size < end:
                 break
             here = end - max(at, before)
             unclaimed -= here
-            found.append(MessageArrived(number, bytes(received[at + PREFIX_BYTES : end]), here))
+            found.append(MessageArrived(number, bytes(received[start:end]), here))
             at = end
-        del received[:at]
+        if before:
+            del call.received[:at]
+        elif call.status is None:
+            call.received += received[at:]
         self._count(call)
         if self._partial_bytes > self._limits.partial_bytes_max:
             self.finish(number, Status(Code.RESOURCE_EXHAUSTED, "too many large messages at once"))

@@ -18,13 +18,17 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Final, Protocol
+from typing import Final
 
+import numpy as np
 from google.protobuf.message import DecodeError
 
 from broker.adapters.access.pace import Pace
+from broker.adapters.liftbridge.http2 import prefixed
+from broker.adapters.liftbridge.laid_messages import lay_out_answers
 from broker.adapters.liftbridge.messages import NS_PER_US, POLICIES, size_of, to_batch
-from broker.adapters.liftbridge.statuses import Code, Status, status_of
+from broker.adapters.liftbridge.statuses import OK, Status, status_of
+from broker.adapters.liftbridge.targets import LookUps, PublishTarget
 from broker.errors import (
     AccessError,
     ConditionFailedError,
@@ -39,8 +43,8 @@ from broker.errors import (
 )
 from broker.model.offsets import Offset
 from broker.model.records import AckPolicy
-from broker.model.stream import Stream, StreamConfig
-from broker.ports.partition import PartitionWriter, RecordsOutcome
+from broker.model.stream import StreamConfig
+from broker.ports.partition import RecordsOutcome
 from broker.ports.system import Clock
 from broker.wire.liftbridge import api_pb2 as api
 from broker.wire.liftbridge import message_pb2 as wire
@@ -61,46 +65,19 @@ _ASYNC_CODES: Final[tuple[tuple[type[HeadwaterError], api.PublishAsyncError.Code
 )
 
 
-@dataclass(frozen=True, slots=True)
-class PublishTarget:
-    """A partition to publish to."""
-
-    stream: Stream
-    partition: int
-    writer: PartitionWriter
-
-    @property
-    def subject(self) -> str:
-        """NATS subject of the partition."""
-        return self.stream.config.partition_subject(self.partition)
-
-
 @dataclass(slots=True)
 class Published:
     """One message that waits for its outcome."""
 
     request: api.PublishRequest
+    request_bytes: int  # at least the bytes of its record
     window_bytes: int
     received_us: int
     waits_until_ms: int | None = None  # for a leader, by the monotonic clock; None: does not wait
 
 
-class PartitionFinder(Protocol):
-    """Finds partitions outside of the event loop, and runs work later."""
-
-    def look_up(
-        self, stream: str, partition: int, found: Callable[[PublishTarget | HeadwaterError], None]
-    ) -> None:
-        """Call ``found`` on the event loop, later."""
-
-    def rests(self, stream: str, partition: int) -> bool:
-        """Tell whether a partition has to be looked up again, so that it is resumed. Quick."""
-
-    def call_later(self, delay_s: float, work: Callable[[], None]) -> None:
-        """Run on the event loop after a time."""
-
-
-Answer = Callable[[Published, api.PublishResponse | None, Status], None]
+Answer = Callable[[Sequence[Published], Sequence[bytes], Status], None]
+"""Gets messages that are done, and the answer of each with its prefix; none: they get no answer."""
 
 
 @dataclass(slots=True)
@@ -129,13 +106,13 @@ class PublishCall:
 
     def __init__(
         self,
-        finder: PartitionFinder,
+        finder: LookUps,
         clock: Clock,
         call_soon: Callable[[Callable[[], None]], None],
         answer: Answer,
         pace: Pace,
     ) -> None:
-        """``answer`` gets each message once; a response of None: the message is not answered."""
+        """``answer`` gets each message once."""
         self._pace = pace
         self._held: deque[Sequence[Published]] = deque()  # that came together, for the quota
         self._finder = finder
@@ -258,7 +235,7 @@ class PublishCall:
         config = target.stream.config
         fitting: list[Published] = []
         for one in messages:
-            refused = _refusal(one.request, policy, config)
+            refused = _refusal(one, policy, config)
             if refused is None:
                 fitting.append(one)
             else:
@@ -292,36 +269,34 @@ class PublishCall:
             key = (run.target.stream.name, run.messages[0].request.partition)
             self._wait_or_refuse(self._queue_of(key), run.messages, outcome)
             return
-        now_us = self._clock.now_us()
         silent = run.policy is AckPolicy.NONE
-        for published, offset in zip(run.messages, outcome.offsets, strict=True):
-            response = None if silent else _acked(run, published, int(offset), now_us)
-            self._done(published, response, Status(Code.OK))
+        self._done(run.messages, [] if silent else _acked(run, outcome, self._clock.now_us()), OK)
 
     def _refuse(self, messages: Sequence[Published], error: HeadwaterError) -> None:
         status = status_of(error)
+        # Old clients read ``ack`` without a check that it is set, so an empty one is sent.
+        response = api.PublishResponse(
+            asyncError=api.PublishAsyncError(code=_async_code(error), message=status.message),
+            ack=wire.Ack(),
+        )
+        answers: list[bytes] = []
         for one in messages:
-            # Old clients read ``ack`` without a check that it is set, so an empty one is sent.
-            response = api.PublishResponse(
-                correlationId=one.request.correlationId,
-                asyncError=api.PublishAsyncError(code=_async_code(error), message=status.message),
-                ack=wire.Ack(),
-            )
-            self._done(one, response, status)
+            response.correlationId = one.request.correlationId
+            answers.append(prefixed(response.SerializeToString()))
+        self._done(messages, answers, status)
 
     def _done(
-        self, published: Published, response: api.PublishResponse | None, status: Status
+        self, messages: Sequence[Published], answers: Sequence[bytes], status: Status
     ) -> None:
-        self._unanswered -= 1
-        self._answer(published, response, status)
+        self._unanswered -= len(messages)
+        self._answer(messages, answers, status)
 
 
-def _refusal(
-    request: api.PublishRequest, policy: AckPolicy, config: StreamConfig
-) -> HeadwaterError | None:
+def _refusal(message: Published, policy: AckPolicy, config: StreamConfig) -> HeadwaterError | None:
     """Return why a message cannot be stored in a stream, or None."""
-    limit, size = config.record_bytes_max, size_of(request)
-    if size > limit:
+    limit = config.record_bytes_max
+    # The record's size is counted only if it may be too large: that takes longer than the rest.
+    if message.request_bytes > limit and (size := size_of(message.request)) > limit:
         return RecordTooLargeError(
             f"a record of {size} bytes exceeds {limit} bytes (record_bytes_max)",
             size_bytes=size,
@@ -347,7 +322,7 @@ def _parts(messages: Sequence[Published], bytes_max: int) -> Iterator[list[Publi
     part: list[Published] = []
     size = _BATCH_BYTES
     for one in messages:
-        more = size_of(one.request) + _ROW_BYTES
+        more = one.request_bytes + _ROW_BYTES
         if part and size + more > bytes_max:
             yield part
             part, size = [], _BATCH_BYTES
@@ -371,20 +346,21 @@ def parse(payload: bytes) -> api.PublishRequest:
     return request
 
 
-def _acked(run: _Run, published: Published, offset: int, now_us: int) -> api.PublishResponse:
-    request = published.request
+def _acked(run: _Run, outcome: RecordsOutcome, now_us: int) -> list[bytes]:
+    """Return the answers for stored messages, each with its prefix."""
+    requests = [one.request for one in run.messages]
     subject = run.target.subject
-    return api.PublishResponse(
-        correlationId=request.correlationId,
-        ack=wire.Ack(
-            stream=request.stream,
-            partitionSubject=subject,
-            msgSubject=subject,
-            offset=offset,
-            ackInbox=request.ackInbox,
-            correlationId=request.correlationId,
-            ackPolicy=request.ackPolicy,
-            receptionTimestamp=published.received_us * NS_PER_US,
-            commitTimestamp=now_us * NS_PER_US,
-        ),
+    common = wire.Ack(
+        stream=requests[0].stream,
+        partitionSubject=subject,
+        msgSubject=subject,
+        ackPolicy=requests[0].ackPolicy,
+        commitTimestamp=now_us * NS_PER_US,
+    )
+    return lay_out_answers(
+        common.SerializeToString(),
+        np.array(outcome.offsets, np.int64),
+        np.array([one.received_us for one in run.messages], np.int64) * NS_PER_US,
+        [one.correlationId for one in requests],
+        [one.ackInbox for one in requests],
     )

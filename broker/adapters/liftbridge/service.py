@@ -18,10 +18,10 @@ from broker.adapters.liftbridge.connection import SERVICE, ClientConnection
 from broker.adapters.liftbridge.group_calls import GroupCalls
 from broker.adapters.liftbridge.group_readers import GroupReaders
 from broker.adapters.liftbridge.guard import Guard
-from broker.adapters.liftbridge.publishing import PublishTarget
 from broker.adapters.liftbridge.stream_calls import StreamCalls, Unary
 from broker.adapters.liftbridge.subscribing import Subscriber, subscribe
-from broker.errors import InvalidConfigError, UnknownPartitionError
+from broker.adapters.liftbridge.targets import BrokerTargets
+from broker.errors import InvalidConfigError
 from broker.ports.access import AccessApi, AuditSink
 from broker.ports.api import BrokerApi
 from broker.ports.subjects import SubjectPublisher
@@ -178,8 +178,7 @@ class LiftbridgeService:
             self._workers,
             unary=self._unary(),
             subscribe=self._subscribe,
-            look_up=self._look_up,
-            rests=self._api.pauses.rests,
+            targets=BrokerTargets(self._api),
             subjects=self._subjects,
             forget=self._forget,
             guard=Guard(self._gate),
@@ -208,14 +207,6 @@ class LiftbridgeService:
 
     def _subscribe(self, request: api.SubscribeRequest, sink: Subscriber) -> str | None:
         return subscribe(self._api, request, sink, self._readers)
-
-    def _look_up(self, name: str, partition: int) -> PublishTarget:
-        """Find a partition to publish to. Blocks."""
-        stream = self._api.streams.get(name)
-        if not 0 <= partition < stream.config.partitions:
-            raise UnknownPartitionError.of(name, partition, stream.config.partitions)
-        self._api.pauses.wake(name, partition)
-        return PublishTarget(stream, partition, self._api.partitions.writer(name, partition))
 
 
 class _Pool:

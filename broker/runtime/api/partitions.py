@@ -62,6 +62,14 @@ class Partitions:
             self._refuse_unopened(partition_id)
         return self._membership.leaders_writer(partition_id, f"{name}/{partition}")
 
+    def led_here(self, name: str, partition: int) -> tuple[Stream, PartitionWriter] | None:
+        """See ``PartitionsApi.led_here``: by this broker's metadata."""
+        stream = self._metadata.state.streams.get(name)
+        if stream is None or not 0 <= partition < stream.config.partitions:
+            return None
+        driver = self._replicas.find(PartitionId(stream.uuid, PartitionNumber(partition)))
+        return None if driver is None or not driver.leads else (stream, driver.writes)
+
     def brokers(self) -> list[BrokerPlace]:
         """See ``PartitionsApi.brokers``."""
         return brokers_in(self._metadata.state)

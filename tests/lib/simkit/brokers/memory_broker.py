@@ -284,6 +284,12 @@ class MemoryBroker:
         """Return a partition's writer: everything is led here."""
         return self.handle(name, partition).writes
 
+    def led_here(self, name: str, partition: int) -> tuple[Stream, PartitionWriter] | None:
+        """Return a partition of a stream that exists, and its stream."""
+        if name not in self._streams or not 0 <= partition < len(self._partitions[name]):
+            return None
+        return self._streams[name], self._partitions[name][partition].writes
+
     def take_lease(self, name: str, *, owner: str, ttl_ms: int) -> Lease:
         """Take a lease."""
         self.get(name)

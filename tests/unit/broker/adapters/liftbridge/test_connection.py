@@ -15,12 +15,14 @@ import pytest
 from broker.adapters.access.gate import Gate
 from broker.adapters.clock import SystemClock
 from broker.adapters.liftbridge.config import LiftbridgeServiceConfig
-from broker.adapters.liftbridge.connection import ClientConnection, Workers, _LookUps
+from broker.adapters.liftbridge.connection import ClientConnection, Workers
 from broker.adapters.liftbridge.guard import Guard
 from broker.adapters.liftbridge.http2 import Http2Limits, prefixed
 from broker.adapters.liftbridge.statuses import Code, status_of
+from broker.adapters.liftbridge.targets import BrokerTargets, LookUps
 from broker.errors import HeadwaterError
 from broker.wire.liftbridge import api_pb2 as api
+from simkit.brokers.memory_broker import MemoryBroker
 
 _SIZE = 16_000  # bytes of a message, which fits in one frame; a window has room for three
 _WHOLE = prefixed(api.PublishRequest(stream="orders", value=bytes(_SIZE)).SerializeToString())
@@ -47,8 +49,9 @@ class BusyWorkers:
 def test_a_publisher_of_a_busy_broker_is_told_to_try_again() -> None:
     """A client repeats a call after Unavailable, and not after Internal."""
     found: list[object] = []
-    busy = _LookUps(cast("Workers", BusyWorkers()), lambda *_: None, lambda *_: False)
-    busy.look_up("orders", 0, found.append)
+    workers = BusyWorkers()
+    targets = BrokerTargets(MemoryBroker())  # it leads no such partition
+    LookUps(targets, workers.run, workers.call_soon).look_up("orders", 0, found.append)
     (error,) = found
     assert isinstance(error, HeadwaterError)
     assert error.retriable
@@ -68,8 +71,7 @@ class Wire(asyncio.Transport):
             cast("Workers", BusyWorkers()),
             unary={"/proto.API/FetchMetadata": lambda _: b""},
             subscribe=lambda *_: None,
-            look_up=lambda *_: None,
-            rests=lambda *_: False,
+            targets=BrokerTargets(MemoryBroker()),
             subjects=None,
             forget=lambda _: None,
             guard=Guard(Gate("liftbridge", None)),

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from broker.adapters.liftbridge.http2 import PREFIX_BYTES
-from broker.adapters.liftbridge.laid_messages import lay_out, varints
+from broker.adapters.liftbridge.laid_messages import lay_out, lay_out_answers, varints
+from broker.wire.liftbridge import api_pb2 as api
 from broker.wire.liftbridge import message_pb2 as wire
 
 NUMBERS = [0, 1, 127, 128, 129, 16383, 16384, 2**31, 2**35 - 1, 2**35, 2**56, 2**62, 2**63 - 1]
@@ -48,3 +49,33 @@ def test_messages_are_those_of_protobuf(seed: int) -> None:
         assert data[0] == 0
         assert int.from_bytes(data[1:PREFIX_BYTES], "big") == len(data) - PREFIX_BYTES
         assert wire.Message.FromString(data[PREFIX_BYTES:]) == expected
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_answers_are_those_of_protobuf(seed: int) -> None:
+    """Few and many of them, with and without correlation ids and inboxes."""
+    draw = random.Random(seed)
+    count = draw.randrange(1, 40)
+    offsets = np.array([draw.choice(NUMBERS) for _ in range(count)], np.int64)
+    received = np.array([draw.choice(NUMBERS) for _ in range(count)], np.int64)
+    ids = [draw.choice(["", "7", "größe" * 30]) for _ in range(count)]
+    inboxes = [draw.choice(["", "_INBOX.x"]) for _ in range(count)]
+    common = wire.Ack(
+        stream="s",
+        partitionSubject="foo.1",
+        msgSubject="foo.1",
+        ackPolicy=wire.ALL,
+        commitTimestamp=2**61,
+    )
+    laid = lay_out_answers(common.SerializeToString(), offsets, received, ids, inboxes)
+    for place, data in enumerate(laid):
+        ack = wire.Ack(
+            offset=int(offsets[place]),
+            receptionTimestamp=int(received[place]),
+            correlationId=ids[place],
+            ackInbox=inboxes[place],
+        )
+        ack.MergeFrom(common)
+        expected = api.PublishResponse(ack=ack, correlationId=ids[place])
+        assert int.from_bytes(data[1:PREFIX_BYTES], "big") == len(data) - PREFIX_BYTES
+        assert api.PublishResponse.FromString(data[PREFIX_BYTES:]) == expected
