@@ -37,9 +37,9 @@ class DataFrameJoiner:
         preface = data[: self._preface_left]
         self._preface_left -= len(preface)
         held = self._held
-        held += data[len(preface) :] if preface else data
+        held += data[len(preface) :]
         parts: list[bytes] = [preface]
-        run = _Run(parts)
+        plain = _PlainData(parts)
         at, size = 0, len(held)
         while size - at >= _HEAD_BYTES:
             body = at + _HEAD_BYTES
@@ -52,14 +52,14 @@ class DataFrameJoiner:
                 break
             kind = bytes(held[at + 3 : body])
             if kind[:2] != _PLAIN_DATA or not length:
-                run.end()
+                plain.end()
                 parts.append(bytes(held[at:end]))
             else:
-                if kind != run.kind or run.length + length > self._frame_bytes_max:
-                    run.end()
-                run.add(kind, bytes(held[body:end]))
+                if kind != plain.kind or plain.length + length > self._frame_bytes_max:
+                    plain.end()
+                plain.add(kind, bytes(held[body:end]))
             at = end
-        run.end()
+        plain.end()
         del held[:at]
         if self._is_broken:
             parts.append(bytes(held))
@@ -67,7 +67,7 @@ class DataFrameJoiner:
         return b"".join(parts)
 
 
-class _Run:
+class _PlainData:
     """Neighbouring frames of one call's data, which become one frame of ``parts``."""
 
     def __init__(self, parts: list[bytes]) -> None:

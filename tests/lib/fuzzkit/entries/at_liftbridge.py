@@ -130,7 +130,10 @@ def decoders() -> Iterator[Decoder]:
     """Yield them all."""
     yield Decoder(
         name="liftbridge_http2",
-        covers=("broker.adapters.liftbridge.http2.GrpcConnection.receive",),
+        covers=(
+            "broker.adapters.liftbridge.http2.GrpcConnection.receive",
+            "broker.adapters.liftbridge.data_frames.DataFrameJoiner.join",
+        ),
         decode=_served,
         make_seeds=_talk,
         errors=(),
