@@ -16,6 +16,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.program
 def test_the_tour_ends_with_every_check_passed(tmp_path: Path) -> None:
     """Exit code 0 means that the tour has checked every number and left no process behind."""
     done = subprocess.run(

@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = [
+    pytest.mark.program,
     pytest.mark.spark,
     pytest.mark.integration,
     pytest.mark.slow,

@@ -8,6 +8,7 @@ import builtins
 import dataclasses
 import importlib
 import re
+from collections.abc import Iterator
 from functools import cache
 from pathlib import PurePosixPath
 from typing import Any, Final, get_type_hints
@@ -122,7 +123,7 @@ def _names(sources: dict[str, str]) -> frozenset[str]:
             continue
         module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
         found.add(module)
-        for node in ast.walk(ast.parse(text)):
+        for node in _outside_expressions(ast.parse(text)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 found.add(f"{module}.{node.name}")
                 if isinstance(node, ast.ClassDef):
@@ -133,6 +134,15 @@ def _names(sources: dict[str, str]) -> frozenset[str]:
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
                 found |= {f"{module}.{one.id}" for one in targets if isinstance(one, ast.Name)}
     return frozenset(found)
+
+
+def _outside_expressions(tree: ast.AST) -> Iterator[ast.AST]:
+    """Yield a module and its statements; no expression in them defines a name."""
+    todo = [tree]
+    while todo:
+        node = todo.pop()
+        yield node
+        todo += [one for one in ast.iter_child_nodes(node) if not isinstance(one, ast.expr)]
 
 
 def _spoken_names(everything: str) -> frozenset[str]:

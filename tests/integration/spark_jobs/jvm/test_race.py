@@ -12,6 +12,7 @@ import pytest
 from projectfiles import ROOT
 
 pytestmark = [
+    pytest.mark.program,
     pytest.mark.spark,
     pytest.mark.integration,
     pytest.mark.slow,
