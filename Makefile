@@ -116,7 +116,6 @@ quick: $(STAMP) ## run in a minute and a half what needs no servers, and a few s
 	fi
 	HEADWATER_TEST_EXAMPLES=10 HEADWATER_SIM_SEEDS=8 $(PYTHON) -m pytest -q -n $(CORES) \
 		-m "not (integration or spark or slow)" --dist worksteal \
-		--override-ini=tmp_path_retention_policy=failed \
 		tests/unit tests/property tests/contract tests/golden tests/sim $(PYTEST_ARGS)
 
 # Without a JVM and without servers in processes of their own, whose lines would not be counted.

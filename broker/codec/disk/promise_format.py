@@ -51,6 +51,7 @@ _SLOT_FACTS: Final = struct.Struct("<4sBBHq16sIIqqq")  # a slot without its chec
 SLOT_SIZE: Final = 68
 assert _SLOT.size == SLOT_SIZE
 _ZEROS: Final = bytes(8)
+_NEVER_WRITTEN: Final = bytes(SLOT_SIZE)
 
 
 class SlotValues(NamedTuple):
@@ -101,7 +102,7 @@ def decode_slot(data: Any) -> SlotValues | None:
     view = memoryview(data)[:SLOT_SIZE]
     if len(view) < SLOT_SIZE:
         raise MetadataCorruptError(f"{len(view)} bytes are too few for a promise")
-    if not any(view):
+    if view == _NEVER_WRITTEN:
         return None
     magic, version, size, kind, sequence, key, number, flags, first, second, third, crc = (
         _SLOT.unpack(view)
