@@ -530,6 +530,19 @@ def leaves() -> dict[str, type[HeadwaterError]]:
     return found
 
 
+def of_unknown_outcome(error: HeadwaterError) -> HeadwaterError:
+    """Return the error of a write whose records may be stored nevertheless.
+
+    Who may store records twice must not repeat such a write; see :func:`may_be_stored`.
+    """
+    return _rebuild(type(error), error.message, {**error.facts, "outcome": "unknown"})
+
+
+def may_be_stored(error: HeadwaterError) -> bool:
+    """Tell whether records may be stored although their write ended with this error."""
+    return isinstance(error, CommitTimeoutError) or error.facts.get("outcome") == "unknown"
+
+
 def to_wire(error: HeadwaterError) -> str:
     """Encode an error as JSON ``{"error", "message", "facts"}`` for any text-carrying protocol."""
     body = {"error": type(error).__name__, "message": error.message, "facts": error.facts}

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from broker.errors import (
     AccessDeniedError,
+    CommitTimeoutError,
     ConditionFailedError,
     HeadwaterError,
     InvalidRequestError,
@@ -164,9 +165,10 @@ def ack_of(told: wire.Ack) -> PublishAck:
 
 
 def refusal_of(told: api.PublishAsyncError) -> HeadwaterError:
-    """Return the error of a message that was not stored."""
+    """Return the error of a message that was not stored, or perhaps not (CommitTimeoutError)."""
     codes = api.PublishAsyncError
     kinds: dict[int, type[HeadwaterError]] = {
+        codes.UNKNOWN: CommitTimeoutError,
         codes.NOT_FOUND: UnknownPartitionError,
         codes.BAD_REQUEST: InvalidRequestError,
         codes.READONLY: InvalidRequestError,

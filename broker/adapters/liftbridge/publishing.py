@@ -31,6 +31,7 @@ from broker.adapters.liftbridge.statuses import OK, Status, status_of
 from broker.adapters.liftbridge.targets import LookUps, PublishTarget
 from broker.errors import (
     AccessError,
+    CommitTimeoutError,
     ConditionFailedError,
     FencedError,
     HeadwaterError,
@@ -40,6 +41,7 @@ from broker.errors import (
     StreamRecreatedError,
     UnknownPartitionError,
     UnknownStreamError,
+    may_be_stored,
 )
 from broker.model.offsets import Offset
 from broker.model.records import AckPolicy
@@ -62,6 +64,7 @@ _ASYNC_CODES: Final[tuple[tuple[type[HeadwaterError], api.PublishAsyncError.Code
     (ConditionFailedError, api.PublishAsyncError.INCORRECT_OFFSET),
     (PartitionReadonlyError, api.PublishAsyncError.READONLY),
     (InvalidRequestError, api.PublishAsyncError.BAD_REQUEST),
+    (CommitTimeoutError, api.PublishAsyncError.UNKNOWN),  # INTERNAL: it is not stored
 )
 
 
@@ -265,6 +268,10 @@ class PublishCall:
             self._stored(run, error)
 
     def _stored(self, run: _Run, outcome: RecordsOutcome | HeadwaterError) -> None:
+        if isinstance(outcome, HeadwaterError) and may_be_stored(outcome):
+            told = f"the message may be stored or not: {outcome.message}"
+            self._refuse(run.messages, CommitTimeoutError(told))  # a repeat could be a second one
+            return
         if isinstance(outcome, HeadwaterError):
             key = (run.target.stream.name, run.messages[0].request.partition)
             self._wait_or_refuse(self._queue_of(key), run.messages, outcome)

@@ -24,6 +24,7 @@ from broker.errors import (
     PartitionsAddedError,
     RecordTooLargeError,
     SequenceGapError,
+    of_unknown_outcome,
 )
 from broker.model.epochs import LeaderEpoch
 from broker.model.ids import NO_PRODUCER
@@ -90,13 +91,17 @@ class Answer:
         return replace(self, outcome=outcome, end=_end_of(outcome))
 
     def abandon(self, error: HeadwaterError) -> None:
-        """Answer the caller with ``error``: the outcome of its write is unknown."""
+        """Answer the caller with ``error``: the outcome of its write is unknown.
+
+        Records, other than batches, may have no ids by which a repeat is known: their publisher is
+        told that the outcome is unknown.
+        """
         match self.write:
             case BatchesWrite():
                 told = [one if isinstance(one, HeadwaterError) else error for one in self.outcome]
                 self.write.done(told)
             case RecordsWrite():
-                self.write.done(error)
+                self.write.done(of_unknown_outcome(error))
 
     def _settled(
         self, outcome: AppendResult | HeadwaterError, failure: HeadwaterError

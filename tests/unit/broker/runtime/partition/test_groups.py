@@ -11,7 +11,13 @@ import pytest
 from broker.codec.record_batch import prepare
 from broker.core.dedup import ProducerTable
 from broker.core.message_ids import MessageIdWindow, digest_of
-from broker.errors import PartitionsAddedError
+from broker.errors import (
+    NotLeaderError,
+    PartitionsAddedError,
+    from_wire,
+    may_be_stored,
+    to_wire,
+)
 from broker.model.epochs import LeaderEpoch
 from broker.model.ids import ProducerId
 from broker.model.offsets import Offset
@@ -96,3 +102,20 @@ def test_a_batch_that_was_placed_by_fewer_partitions_is_refused() -> None:
     assert isinstance(gap, PartitionsAddedError)  # not the gap that the refusal before has made
     assert late.partitions_count == 4
     assert (newer.base_offset, other.base_offset) == (11, 12)
+
+
+def test_records_whose_commit_nobody_sees_may_be_stored() -> None:
+    """Their publisher hears it: without ids a repeat would be a second record."""
+    heard: list[Any] = []
+    group = _group()
+    group.add(_write(None, heard=heard))
+    (answer,) = group.answers()
+    answer.abandon(NotLeaderError("this broker stopped leading", leader="b"))
+    (error,) = heard
+    assert isinstance(error, NotLeaderError)
+    assert error.facts["leader"] == "b"
+    assert may_be_stored(error)
+    told = from_wire(to_wire(error))
+    assert told is not None
+    assert may_be_stored(told)
+    assert not may_be_stored(NotLeaderError("it is led elsewhere"))

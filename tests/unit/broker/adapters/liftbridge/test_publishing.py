@@ -1,0 +1,112 @@
+"""Messages of Liftbridge's publishers when their leader goes: none is stored twice by a repeat."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import pytest
+
+from broker.adapters.access.pace import Pace
+from broker.adapters.liftbridge.publishing import PublishCall, Published
+from broker.adapters.liftbridge.statuses import Code, Status
+from broker.adapters.liftbridge.targets import PublishTarget
+from broker.errors import (
+    CommitTimeoutError,
+    HeadwaterError,
+    NotLeaderError,
+    UnavailableError,
+    of_unknown_outcome,
+)
+from broker.model.offsets import Offset
+from broker.model.stream import Stream, StreamConfig
+from broker.ports.partition import RecordsOutcome
+from broker.wire.liftbridge import api_pb2 as api
+from headwater.liftbridge.requests import refusal_of
+
+FRAME_PREFIX_SIZE = 5  # of a message of gRPC
+LOST = NotLeaderError("this broker stopped leading s/0 before the commit")
+STREAM = Stream(
+    name="s",
+    uuid=cast("Any", "0" * 32),
+    config=StreamConfig(subject="s"),
+    created_us=0,
+    table_name="s",
+)
+
+
+class Rig:
+    """A finder, a writer, a clock and a loop that do at once what they are asked for."""
+
+    def __init__(self, *outcomes: HeadwaterError) -> None:
+        self.outcomes = [*outcomes]  # of the first submissions; the next one is stored
+        self.submitted_count = 0
+        self.answers: list[tuple[api.PublishResponse, Status]] = []
+
+    def look_up(self, stream: str, partition: int, found: Callable[[Any], None]) -> None:
+        """See ``PartitionFinder``."""
+        found(PublishTarget(STREAM, partition, cast("Any", self)))
+
+    def rests(self, stream: str, partition: int) -> bool:
+        """See ``PartitionFinder``."""
+        return False
+
+    def call_later(self, delay_s: float, work: Callable[[], None]) -> None:
+        """See ``PartitionFinder``."""
+        work()
+
+    def submit_records(
+        self, batch: Any, ids: Any, done: Callable[[Any], None], **options: Any
+    ) -> None:
+        """See ``PartitionWriter``."""
+        self.submitted_count += 1
+        if self.outcomes:
+            done(self.outcomes.pop(0))
+        else:
+            done(RecordsOutcome([Offset(7)], frozenset(), cast("Any", 1)))
+
+    def monotonic_ms(self) -> int:
+        """See ``Clock``."""
+        return 0
+
+    def now_us(self) -> int:
+        """See ``Clock``."""
+        return 0
+
+    def publish(self) -> None:
+        """Publish one message."""
+
+        def answer(_: Sequence[Published], told: Sequence[bytes], status: Status) -> None:
+            response = api.PublishResponse.FromString(told[0][FRAME_PREFIX_SIZE:])
+            self.answers.append((response, status))
+
+        pace = Pace(None, cast("Any", None), "publish")
+        call = PublishCall(cast("Any", self), cast("Any", self), lambda work: work(), answer, pace)
+        call.take([Published(api.PublishRequest(stream="s", value=b"x"), 1, 1, 0)])
+        assert call.idle
+
+
+def test_a_message_that_no_leader_took_is_given_to_the_next_one() -> None:
+    """It is surely not stored, so it waits for a leader."""
+    rig = Rig(LOST)
+    rig.publish()
+    ((told, _),) = rig.answers
+    assert (told.ack.offset, rig.submitted_count) == (7, 2)
+
+
+@pytest.mark.parametrize("outcome", [of_unknown_outcome(LOST), CommitTimeoutError("no answer")])
+def test_a_message_that_may_be_stored_is_not_stored_again(outcome: HeadwaterError) -> None:
+    """Its leader has lost the partition with it, so the publisher decides, and is told so."""
+    rig = Rig(outcome)
+    rig.publish()
+    ((told, status),) = rig.answers
+    assert (rig.submitted_count, status.code) == (1, Code.DEADLINE_EXCEEDED)
+    assert isinstance(refusal_of(told.asyncError), CommitTimeoutError)
+
+
+def test_other_refusals_say_that_nothing_is_stored() -> None:
+    """So Headwater's client of the API asks another server."""
+    rig = Rig(UnavailableError("the queue is full"))
+    rig.publish()
+    ((told, _),) = rig.answers
+    assert type(refusal_of(told.asyncError)) is UnavailableError
