@@ -364,6 +364,7 @@ class AsyncLiftbridge:
             auto_offset=auto_offset,
             checkpoint_s=checkpoint_s,
             poll_s=poll_s,
+            id_is_new=consumer_id is None,
         )
         await made.join()
         return made

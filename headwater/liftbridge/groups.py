@@ -85,8 +85,9 @@ class AsyncLiftConsumer:
         auto_offset: AutoOffset,
         checkpoint_s: float | None,
         poll_s: float | None,
+        id_is_new: bool = False,
     ) -> None:
-        """Made by ``AsyncLiftbridge.consumer``."""
+        """Made by ``AsyncLiftbridge.consumer``; ``id_is_new``: no other process has the id."""
         self._client = client
         self.group = group
         self.consumer_id = consumer_id
@@ -94,6 +95,7 @@ class AsyncLiftConsumer:
         self._auto_offset = auto_offset
         self._checkpoint_s = checkpoint_s
         self._poll_s = poll_s
+        self._id_is_new = id_is_new
         self._member = _Membership()
         self._queue: asyncio.Queue[_Got | HeadwaterError] = asyncio.Queue(_QUEUED)
         self._handed: _Got | None = None  # the message that the caller has
@@ -172,8 +174,29 @@ class AsyncLiftConsumer:
         request = api.JoinConsumerGroupRequest(
             groupId=self.group, consumerId=self.consumer_id, streams=self._streams
         )
-        told = await self._client.anywhere(lambda stub, s: ask(stub.JoinConsumerGroup, request, s))
+        attempts_count = 0
+
+        async def join(stub: Any, timeout_s: float) -> Any:
+            nonlocal attempts_count
+            attempts_count += 1
+            return await ask(stub.JoinConsumerGroup, request, timeout_s)
+
         member = self._member
+        try:
+            told = await self._client.anywhere(join)
+        except NotLeaderError:
+            # A repeat is refused if the request before it has counted and its answer was lost.
+            if attempts_count == 1 or not self._id_is_new:
+                raise
+            place = await _place_of(self.group, self._client)
+            if place.error != api.ConsumerGroupMetadata.OK:
+                raise
+            member.coordinator, member.epoch, member.heard_s = (
+                place.coordinator,
+                place.epoch,
+                _now(),
+            )
+            return
         member.coordinator, member.epoch = told.coordinator, told.epoch
         member.consumer_s = told.consumerTimeout / _NS
         member.coordinator_s = told.coordinatorTimeout / _NS
@@ -213,9 +236,7 @@ class AsyncLiftConsumer:
     async def _look_for_coordinator(self, refused: Exception) -> None:
         """Find the group's coordinator and epoch anew; report one that stays silent."""
         member = self._member
-        asked = api.FetchMetadataRequest(groups=[self.group])
-        told = await self._client.anywhere(lambda stub, s: ask(stub.FetchMetadata, asked, s))
-        (place,) = told.groupMetadata
+        place = await _place_of(self.group, self._client)
         if place.error == api.ConsumerGroupMetadata.OK:
             if (place.coordinator, place.epoch) != (member.coordinator, member.epoch):
                 member.coordinator, member.epoch = place.coordinator, place.epoch
@@ -317,6 +338,14 @@ class AsyncLiftConsumer:
         with suppress(HeadwaterError):  # the group expels a silent member by itself
             await self._client.anywhere(lambda stub, s: ask(stub.LeaveConsumerGroup, request, s))
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+async def _place_of(group: str, client: GroupServers) -> api.ConsumerGroupMetadata:
+    """Ask where a group's coordinator is, and for its epoch."""
+    asked = api.FetchMetadataRequest(groups=[group])
+    told = await client.anywhere(lambda stub, s: ask(stub.FetchMetadata, asked, s))
+    (place,) = told.groupMetadata
+    return place  # type: ignore[no-any-return]
 
 
 def _now() -> float:

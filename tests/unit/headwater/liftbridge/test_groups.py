@@ -1,0 +1,73 @@
+"""A member of Liftbridge's groups joins though an answer is lost with its server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from broker.errors import NotLeaderError
+from broker.wire.liftbridge import api_pb2 as api
+from headwater.liftbridge.groups import AsyncLiftConsumer
+from headwater.liftbridge.grpc_calls import CallRefused
+
+MEMBER = CallRefused("FAILED_PRECONDITION", "consumer 'c' is already a member of group 'g'")
+LOST = CallRefused("UNAVAILABLE", "the connection broke")
+
+
+class Servers:
+    """Servers that answer joins with these, one after the other."""
+
+    def __init__(self, *joins: CallRefused) -> None:
+        self._joins = [*joins]
+
+    async def anywhere(self, call: Callable[[Any, float], Awaitable[Any]]) -> Any:
+        """See ``GroupServers``: who is not there is passed over."""
+        while True:
+            try:
+                return await call(self, 1.0)
+            except CallRefused as refused:
+                if refused.code != "UNAVAILABLE":
+                    raise refused.error() from refused
+
+    async def JoinConsumerGroup(self, request: Any, timeout: float) -> Any:  # noqa: ASYNC109, N802
+        """See the API."""
+        raise self._joins.pop(0)
+
+    async def FetchMetadata(self, request: Any, timeout: float) -> Any:  # noqa: ASYNC109, N802
+        """See the API."""
+        place = api.ConsumerGroupMetadata(groupId="g", coordinator="b", epoch=7)
+        return SimpleNamespace(groupMetadata=[place])
+
+
+def join(servers: Servers, *, id_is_new: bool) -> tuple[str, int]:
+    """Join; return the coordinator and the epoch that the member knows."""
+    member = AsyncLiftConsumer(
+        cast("Any", servers),
+        "g",
+        ["s"],
+        "c",
+        auto_offset="earliest",
+        checkpoint_s=None,
+        poll_s=None,
+        id_is_new=id_is_new,
+    )
+    asyncio.run(member._join())
+    return member._member.coordinator, member._member.epoch
+
+
+def test_a_join_that_has_counted_is_a_join() -> None:
+    """The repeat is refused, because it is a member already."""
+    assert join(Servers(LOST, MEMBER), id_is_new=True) == ("b", 7)
+
+
+@pytest.mark.parametrize(
+    ("joins", "id_is_new"), [([MEMBER], True), ([LOST, MEMBER], False), ([MEMBER], False)]
+)
+def test_a_member_of_the_same_name_is_an_error(joins: list[CallRefused], id_is_new: bool) -> None:
+    """It may be another process: two of one name would process every message twice."""
+    with pytest.raises(NotLeaderError):
+        join(Servers(*joins), id_is_new=id_is_new)
