@@ -52,6 +52,8 @@ class EmbeddedCluster:
     nats_url: str
     lake_uri: str
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # more, by section
+    # More of single brokers, by id and section.
+    own_settings: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
     voters: Sequence[str] = ()  # ids of the controllers; empty: see ``controllers``
     # By (from, to): the port at which a broker connects to another, where a test has a proxy; the
     # default is the other's peer port.
@@ -155,8 +157,9 @@ class EmbeddedCluster:
             },
             "log": {"format": "json"},
         }
-        for section, values in self.settings.items():
-            sections.setdefault(section, {}).update(values)
+        for more in (self.settings, self.own_settings.get(broker, {})):
+            for section, values in more.items():
+                sections.setdefault(section, {}).update(values)
         lines: list[str] = []
         for section, values in sections.items():
             lines.append(f"[{section}]")

@@ -1,9 +1,9 @@
 """``make chaos MINUTES=30``: break a cluster of real processes, and judge what it acknowledged.
 
 Prints one line a story and ``chaos: N stories, K all-node kills, A acked, 0 lost, 0 doubled, 0
-diverged, seed S`` at the end. Exits with 1 on any violation, and when a story was never reached;
-the directories are kept then. ``--seed`` repeats the plan; ``--plan`` only prints it.
-``make crash-cluster ROUNDS=20`` tells only the stories in which every broker dies.
+diverged, 0 group violations, seed S`` at the end. Exits with 1 on any violation, and when a story
+was never reached; the directories are kept then. ``--seed`` repeats the plan; ``--plan`` only
+prints it. ``make crash-cluster ROUNDS=20`` tells only the stories in which every broker dies.
 """
 
 from __future__ import annotations
@@ -63,15 +63,20 @@ def main(arguments: list[str] | None = None) -> int:
         stalls = tally.stalls_s.get(name, [])
         worst = f", at most {max(stalls):.2f} s without acks" if stalls else ""
         print(f"  {tally.reached[name]:3d} of {tally.told[name]:3d} reached: {name}{worst}")
+    for group in campaign.groups:
+        print(f"  {group}")
     unreached = tally.unreached(campaign.schedule)
-    good = verdict.ok and stopped is None and not unreached
+    of_groups = sum(len(group.violations) for group in campaign.groups)
+    good = verdict.ok and stopped is None and not unreached and not of_groups
     if not good:
-        print(f"chaos: FAILED {stopped or ''}\n  {verdict}\n  files are kept in {folder}")
-        (folder / "violations.txt").write_text(f"seed {seed}\n{stopped}\n{verdict}\n")
+        examples = [one for group in campaign.groups for one in group.examples()]
+        told = "\n  ".join([str(verdict), *examples])
+        print(f"chaos: FAILED {stopped or ''}\n  {told}\n  files are kept in {folder}")
+        (folder / "violations.txt").write_text(f"seed {seed}\n{stopped}\n  {told}\n")
     print(
         f"chaos: {sum(tally.told.values())} stories, {tally.all_killed} all-node kills, "
         f"{campaign.recorder.acked_count} acked, {verdict.lost} lost, {verdict.doubled} doubled, "
-        f"{verdict.diverged} diverged, "
+        f"{verdict.diverged} diverged, {of_groups} group violations, "
         f"{len(unreached)} never reached, {time.monotonic() - began_s:.0f} s, seed {seed}",
         flush=True,
     )

@@ -38,6 +38,8 @@ def test_acked_records_survive_kills(
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     summary = done.stdout.strip().splitlines()[-1]
     wanted = rf"chaos: 1 stories, {all_killed} all-node kills, (\d+) acked, "
-    found = re.fullmatch(wanted + "0 lost, 0 doubled, 0 diverged, 0 never reached, .*", summary)
+    found = re.fullmatch(
+        wanted + "0 lost, 0 doubled, 0 diverged, 0 group violations, 0 never reached, .*", summary
+    )
     assert found, summary
     assert int(found[1]) > 100, "a run without load proves nothing"

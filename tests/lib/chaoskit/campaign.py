@@ -1,8 +1,8 @@
 """A chaos run over real processes: load, stories, then every replica apart, and the judge.
 
-Publishers over NATS and Flight and a follower of each partition run all the time. At the end the
-load stops, everything is answered, and the unified read, the table and each broker's own disk are
-read and judged with the history, as the simulator's runs are.
+The clients of `loads.py` run all the time. At the end the load stops, everything is answered, and
+the unified read, the table and each broker's own disk are read and judged with the history, as the
+simulator's runs are; so is what the members of groups saw.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from typing import Final
 
 from broker.errors import HeadwaterError
 from broker.model.raft import RaftName
+from chaoskit.actors.group_load import GroupVerdict
 from chaoskit.cluster import ChaosError
-from chaoskit.follow_load import FollowLoad
+from chaoskit.loads import Loads, LoadsConfig
 from chaoskit.permits import refused_needs
 from chaoskit.process_cluster import ProcessCluster
 from chaoskit.recorder import ChaosRecorder
@@ -26,13 +27,11 @@ from chaoskit.schedule import Schedule, plan
 from chaoskit.stories import STORIES, Need, Story
 from checkkit.anomalies import Verdict
 from checkkit.readings import Reading
-from crashkit.flight_load import FlightLoad, FlightLoadConfig
-from crashkit.nats_load import NatsLoad, NatsLoadConfig
 from crashkit.reads import final_table, read_plain_delta, read_unified, verify_fully
-from crashkit.records import RecordMaker
 from headwater.client import Client
 
 STREAM: Final = "chaos"
+_SUBJECT: Final = "chaos.in"
 _SMALL_DISK_BYTES: Final = 256 * 1024 * 1024
 _DRAIN_S: Final = 90.0
 _FLUSH_MS: Final = 60_000
@@ -87,8 +86,8 @@ class ChaosCampaign:
             forked=config.forked,
             small_disk_bytes=None if Need.SMALL_DISKS in refused else _SMALL_DISK_BYTES,
         )
-        self._loads: list[NatsLoad | FlightLoad] = []
-        self._followers: list[FollowLoad] = []
+        self.groups: list[GroupVerdict] = []
+        self._loads: Loads | None = None
 
     def run(self) -> Verdict:
         """Start, break, heal, read and judge.
@@ -98,25 +97,27 @@ class ChaosCampaign:
         """
         self.cluster.start_all()
         self._create_stream()
-        self._start_load()
+        self._loads = loads = self._made_loads()
+        loads.start()
         runner = ChaosRunner(
             self.cluster,
             self.schedule,
             progress=self.recorder.acked_in,
             say=self._say,
-            check=self._complain,
-            forgive=self._forgive,
+            check=loads.complain,
+            forgive=lambda partition, end: self._forgive(loads, partition, end),
         )
         self.tally = runner.tally
         runner.run()
-        self._complain()
-        finals = self._read_everything()
+        loads.complain()
+        finals = self._read_everything(loads)
         self.verdict = self.recorder.judge(finals)
         return self.verdict
 
     def close(self) -> None:
         """End everything that was started. Blocks."""
-        self._stop_load()
+        if self._loads is not None:
+            self._loads.stop()
         self.cluster.close()
 
     # ------------------------------------------------------------------ load
@@ -126,7 +127,7 @@ class ChaosCampaign:
         with Client(self.cluster.url) as client:
             client.create_stream(
                 STREAM,
-                subject="chaos.in",
+                subject=_SUBJECT,
                 partitions=self._config.partitions,
                 puback=True,
                 segment_bytes_max=dice.choice([64 * 1024, 256 * 1024]),
@@ -135,86 +136,47 @@ class ChaosCampaign:
                 dedup_window_ms=300_000,
             )
 
-    def _start_load(self) -> None:
+    def _made_loads(self) -> Loads:
         config = self._config
-        for number in range(config.partitions):
-            subject = "chaos.in" if number == 0 else f"chaos.in.{number}"
-            for kind, window in (("nats", 1), ("nats", 64), ("flight", 0)):
-                name = f"{kind}{number}w{window}"
-                seed = f"{config.seed}/{name}"
-                maker = RecordMaker(name, subject, seed=seed, large_bytes_max=8192)
-                if kind == "nats":
-                    nats = NatsLoadConfig(
-                        port=self.cluster.nats.port,
-                        partition=number,
-                        subject=subject,
-                        window=window,
-                        records_per_s=config.records_per_s,
-                    )
-                    self._loads.append(NatsLoad(nats, maker, self.recorder, seed=seed))
-                else:
-                    flight = FlightLoadConfig(
-                        url=self.cluster.url,
-                        stream=STREAM,
-                        partition=number,
-                        batches_per_s=30,
-                        batch_records_max=20,
-                    )
-                    self._loads.append(FlightLoad(flight, maker, self.recorder, seed=seed))
-            self._followers.append(FollowLoad(self.cluster.url, STREAM, number, self.recorder))
-        for load in (*self._loads, *self._followers):
-            load.start()
+        return Loads(
+            LoadsConfig(
+                url=self.cluster.url,
+                liftbridge=self.cluster.liftbridge,
+                nats_port=self.cluster.nats.port,
+                stream=STREAM,
+                subject=_SUBJECT,
+                partitions=config.partitions,
+                records_per_s=config.records_per_s,
+                folder=config.folder / "members",
+                seed=config.seed,
+            ),
+            self.recorder,
+        )
 
-    def _stop_load(self) -> None:
-        for load in (*self._loads, *self._followers):
-            load.stop()
-        self._loads.clear()
-        self._followers.clear()
-
-    def _forgive(self, partition: int, end: int) -> None:
+    def _forgive(self, loads: Loads, partition: int, end: int) -> None:
         """Note an unclean election; a producer may miss records of its own after it."""
         self.recorder.forgive(partition, end)
-        for load in self._loads:
-            if isinstance(load, FlightLoad):
-                load.allow_gap()
-
-    def _complain(self) -> None:
-        for load in (*self._loads, *self._followers):
-            if load.failure is not None:
-                raise ChaosError(load.failure)
-
-    def _drain(self) -> None:
-        for load in self._loads:
-            load.pause()
-        deadline_s = time.monotonic() + _DRAIN_S
-        while left := sum(load.unanswered for load in self._loads):
-            self._complain()
-            if time.monotonic() > deadline_s:
-                raise ChaosError(f"{left} unanswered {_DRAIN_S:.0f} s after everything was healed")
-            time.sleep(0.05)
+        loads.allow_gaps()
 
     # ------------------------------------------------------------------ the end
 
-    def _read_everything(self) -> list[Reading]:
+    def _read_everything(self, loads: Loads) -> list[Reading]:
         """Read both tiers, the table, and, with all brokers stopped, each replica's disk."""
-        self._drain()
+        loads.drain(_DRAIN_S)
         with Client(self.cluster.url) as client:
             ends = {
                 one.partition: int(one.high_watermark) for one in client.describe(STREAM).partitions
             }
-            for follower, end in zip(self._followers, ends.values(), strict=True):
-                if follower.wait_for(end, _DRAIN_S):
-                    number = self._followers.index(follower)
-                    self.recorder.follow_to_the_end(follower.name, number)
-                else:
-                    raise ChaosError(f"{follower.name} is at {follower.position} of {end}")
+            loads.read_to(ends, _DRAIN_S)
+            loads.tell(client)
             verify_fully(client, STREAM)
             finals = [read_unified(client, STREAM)[0]]
             client.tier_flush(STREAM, timeout_ms=_FLUSH_MS)
             finals += self._read_shipped(client)
             proved = verify_fully(client, STREAM)
         self._say(f"verified: {proved.records_count} records against the ledger and the logs")
-        self._stop_load()
+        loads.stop()
+        self.groups = loads.judge_groups(ends)
         return [*finals, *self.cluster.final_reads()]
 
     def _read_shipped(self, client: Client) -> list[Reading]:

@@ -26,6 +26,7 @@ from chaoskit.proxy import ProxyMesh
 from chaoskit.replica_reads import read_replica
 from checkkit.readings import Reading, Source
 from clusterkit import forked_brokers
+from clusterkit.lift_brokers import liftbridge_at
 from freezing import freeze
 from headwater.client import Client
 from headwater.client.operations import Operations, known_broker
@@ -73,6 +74,10 @@ class ProcessCluster:
         )
         if forked:
             self._plan.spawn = forked_brokers.spawn
+        self._lift_ports = {broker: embedded.free_port() for broker in self._plan.brokers}
+        self._plan.own_settings = {
+            broker: liftbridge_at(port) for broker, port in self._lift_ports.items()
+        }
         self.brokers: Sequence[str] = tuple(self._plan.brokers)
         self._plan.dialled = {
             (one, two): self._mesh.connect(one, two, self._plan.ports[two].peer)
@@ -94,6 +99,11 @@ class ProcessCluster:
     def url(self) -> str:
         """All brokers, as a client takes them."""
         return self._plan.flight_url
+
+    @property
+    def liftbridge(self) -> str:
+        """The addresses of all brokers, as a client of Liftbridge's API takes them."""
+        return ",".join(f"{embedded.LOOPBACK}:{port}" for port in self._lift_ports.values())
 
     def start_all(self) -> None:
         """Start every broker, and return when all serve. Blocks."""

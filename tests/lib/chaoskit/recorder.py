@@ -26,18 +26,22 @@ class ChaosRecorder(Recorder):
         rows: Rows,
         *,
         began_ns: int,
+        at_ns: int | None = None,
         committed: bool = True,
         high_watermark: int = -1,
         node: str = "",
         leader_epoch: int = -1,
     ) -> None:
-        """Note what a poll returned. ``node`` and ``leader_epoch``: who answered as leader."""
+        """Note what a poll returned, now or at ``at_ns``.
+
+        ``node`` and ``leader_epoch`` say who answered as leader.
+        """
         with self.history() as history:
             history.poll(
                 consumer,
                 partition,
                 rows,
-                at_ns=time.monotonic_ns(),
+                at_ns=time.monotonic_ns() if at_ns is None else at_ns,
                 began_ns=began_ns,
                 committed=committed,
                 high_watermark=high_watermark,

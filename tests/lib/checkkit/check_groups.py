@@ -2,10 +2,14 @@
 
 A recorder notes what members saw, in the order of one clock. Under one claim (its group epoch) a
 partition is read by one process. Times are those of the recorder, in any unit.
+
+Liftbridge's protocol fences less (`fenced=False`): its commits name no epoch, and its members may
+have messages in their hands when the next owner begins. All else holds there, too.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
@@ -33,6 +37,9 @@ class GroupViolation:
     partition: str
     offset: int
     detail: str
+
+    def __str__(self) -> str:
+        return f"{self.kind.value}: partition {self.partition} offset {self.offset} {self.detail}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +84,8 @@ class GroupHistory:
     commits: list[SentCommit] = field(default_factory=list)
     chosen: list[ChosenPosition] = field(default_factory=list)
     lost: list[tuple[str, int, int]] = field(default_factory=list)  # partition, claim, at
+    # Partition, process, at: before a process asked where to begin. Else it is told with its claim.
+    asked: list[tuple[str, str, int]] = field(default_factory=list)
     expelled: list[tuple[str, int, int]] = field(default_factory=list)  # process, at, belief
     heartbeats: dict[str, list[tuple[int, int]]] = field(default_factory=dict)  # sent, answered at
 
@@ -98,35 +107,65 @@ class GroupHistory:
 
 @dataclass(frozen=True, slots=True)
 class _Partition:
-    """What the history says of one partition."""
+    """What the history says of one partition, in order of time."""
 
     given: list[GivenRange]
     commits: list[SentCommit]
     chosen: list[ChosenPosition]
-    lost: list[tuple[int, int]]  # claim, at
+    lost: dict[int, list[int]]  # by claim: when its process was told
+    asked: dict[str, list[int]]  # by process
+
+    @classmethod
+    def of(cls, history: GroupHistory, partition: str) -> _Partition:
+        """Pick what is about one partition."""
+        lost: dict[int, list[int]] = {}
+        for name, epoch, at in sorted(history.lost, key=lambda one: one[2]):
+            if name == partition:
+                lost.setdefault(epoch, []).append(at)
+        asked: dict[str, list[int]] = {}
+        for name, process, at in sorted(history.asked, key=lambda one: one[2]):
+            if name == partition:
+                asked.setdefault(process, []).append(at)
+        given = [one for one in history.given if one.partition == partition]
+        return cls(
+            sorted(given, key=lambda one: one.at),
+            [one for one in history.commits if one.partition == partition],
+            sorted(
+                (one for one in history.chosen if one.partition == partition),
+                key=lambda one: one.at,
+            ),
+            lost,
+            asked,
+        )
 
     def reading(self, one: GivenRange) -> tuple[int, int]:
         """Return the claim, and how often its process was told before that it was lost."""
-        return one.epoch, sum(epoch == one.epoch and at <= one.at for epoch, at in self.lost)
+        return one.epoch, bisect_right(self.lost.get(one.epoch, []), one.at)
+
+    def knew_at(self, one: GivenRange) -> int:
+        """Return a time: what was committed until then, the process has to know."""
+        times = self.asked.get(one.process, [])
+        before = bisect_right(times, one.at)
+        return times[before - 1] if before else one.at
 
 
 def judge_group(
-    history: GroupHistory, ends: dict[str, int] | None = None, *, begin: int = 0
+    history: GroupHistory,
+    ends: dict[str, int] | None = None,
+    *,
+    begin: int = 0,
+    fenced: bool = True,
 ) -> list[GroupViolation]:
     """Return what is wrong; ``ends``: the group has read every partition up to there."""
     found = list(_expelled(history))
     partitions = {one.partition for one in history.given} | set(ends or ())
     for partition in sorted(partitions):
-        here = _Partition(
-            [one for one in history.given if one.partition == partition],
-            [one for one in history.commits if one.partition == partition],
-            [one for one in history.chosen if one.partition == partition],
-            [(epoch, at) for name, epoch, at in history.lost if name == partition],
-        )
-        found += _readers(here.given)
+        here = _Partition.of(history, partition)
+        found += _readers(here.given, fenced=fenced)
         found += _steps(here)
         found += _owners(here, begin)
-        found += _fenced(here.given, here.commits)
+        found += _fenced(here) if fenced else ()
+        found += _ahead(here)
         if ends is not None:
             found += _seen(partition, here.given, begin, ends.get(partition, begin))
     return found
@@ -144,7 +183,7 @@ def _expelled(history: GroupHistory) -> Iterator[GroupViolation]:
             yield GroupViolation(GroupAnomaly.EXPELLED_ALIVE, "", 0, detail)
 
 
-def _readers(given: list[GivenRange]) -> Iterator[GroupViolation]:
+def _readers(given: list[GivenRange], *, fenced: bool) -> Iterator[GroupViolation]:
     owner: dict[int, str] = {}
     newest = 0
     for one in given:
@@ -152,7 +191,7 @@ def _readers(given: list[GivenRange]) -> Iterator[GroupViolation]:
         if first != one.process:
             detail = f"{first} and {one.process} read under claim {one.epoch}"
             yield _of(GroupAnomaly.TWO_READERS, one, detail)
-        if one.epoch < newest:
+        if fenced and one.epoch < newest:
             detail = f"{one.process} was given it under claim {one.epoch} after claim {newest}"
             yield _of(GroupAnomaly.OLD_READER, one, detail)
         newest = max(newest, one.epoch)
@@ -183,12 +222,13 @@ def _owners(here: _Partition, begin: int) -> Iterator[GroupViolation]:
         picks = [it for it in here.chosen if it.at <= one.at]
         since = picks[-1].at if picks else -1
         base = min(picks[-1].offset, begin) if picks else begin
+        knew_at = here.knew_at(one)
         sent = [it.offset for it in here.commits if it.begun_at <= one.at]
         sent += [it.offset for it in picks]
         confirmed = [
             it.offset
             for it in here.commits
-            if it.confirmed_at is not None and it.confirmed_at <= one.at and it.begun_at > since
+            if it.confirmed_at is not None and it.confirmed_at <= knew_at and it.begun_at > since
         ]
         if one.start < max(confirmed, default=base):
             detail = f"{one.process} began at {one.start} below {max(confirmed, default=base)}"
@@ -198,18 +238,31 @@ def _owners(here: _Partition, begin: int) -> Iterator[GroupViolation]:
             yield _of(GroupAnomaly.SKIPPED, one, detail)
 
 
-def _fenced(given: list[GivenRange], commits: list[SentCommit]) -> Iterator[GroupViolation]:
-    for one in commits:
-        if one.confirmed_at is None:
-            continue
-        newer = [it for it in given if it.epoch > one.epoch and it.at < one.begun_at]
-        if newer:
-            detail = f"{one.process} committed under {one.epoch}; {newer[0].epoch} was read already"
-            yield GroupViolation(GroupAnomaly.UNFENCED, one.partition, one.offset, detail)
-        mine = [it for it in given if it.epoch == one.epoch and it.at <= one.begun_at]
-        if mine and one.offset > max(it.end for it in mine):
-            detail = f"{one.process} committed {one.offset}, above what it was given"
-            yield GroupViolation(GroupAnomaly.AHEAD, one.partition, one.offset, detail)
+def _fenced(here: _Partition) -> Iterator[GroupViolation]:
+    """No commit is stored that was begun after a newer claim was read."""
+    first_at: dict[int, int] = {}  # by claim
+    for one in here.given:
+        first_at.setdefault(one.epoch, one.at)
+    for it in here.commits:
+        newer = [epoch for epoch, at in first_at.items() if epoch > it.epoch and at < it.begun_at]
+        if it.confirmed_at is not None and newer:
+            detail = f"{it.process} committed under {it.epoch}; {min(newer)} was read already"
+            yield GroupViolation(GroupAnomaly.UNFENCED, it.partition, it.offset, detail)
+
+
+def _ahead(here: _Partition) -> Iterator[GroupViolation]:
+    """No commit is stored of what its member was not given before it began."""
+    known: dict[int, tuple[list[int], list[int]]] = {}  # by claim: times, and how far it was given
+    for one in here.given:
+        times, reached = known.setdefault(one.epoch, ([], []))
+        times.append(one.at)
+        reached.append(max([one.end, *reached[-1:]]))
+    for it in here.commits:
+        times, reached = known.get(it.epoch, ([], []))
+        before = bisect_right(times, it.begun_at)
+        if it.confirmed_at is not None and before and it.offset > reached[before - 1]:
+            detail = f"{it.process} committed {it.offset}, above what it was given"
+            yield GroupViolation(GroupAnomaly.AHEAD, it.partition, it.offset, detail)
 
 
 def _seen(

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from clusterkit import forked_brokers
 from clusterkit.running import Cluster
 from headwater.local import embedded
 from headwater.local.embedded import LOOPBACK, free_port, start_nats
@@ -20,15 +19,13 @@ from headwater.local.runtime_file import RuntimeFile
 def serve_liftbridge(cluster: Cluster) -> dict[str, int]:
     """Let each broker of a cluster serve Liftbridge's API from its next start; return the ports."""
     ports = {cluster.name(number): free_port() for number in range(3)}
-
-    def spawn(command: list[str], log: Path) -> subprocess.Popen[bytes]:
-        config = Path(command[-1])
-        with config.open("a", encoding="utf-8") as file:
-            file.write(f"\n[liftbridge]\nenabled = true\nport = {ports[config.stem]}\n")
-        return forked_brokers.spawn(command, log)
-
-    cluster.plan.spawn = spawn
+    cluster.plan.own_settings = {name: liftbridge_at(port) for name, port in ports.items()}
     return ports
+
+
+def liftbridge_at(port: int) -> dict[str, dict[str, Any]]:
+    """Return the settings of a broker that serves Liftbridge's API."""
+    return {"liftbridge": {"enabled": True, "port": port}}
 
 
 class LiftCluster:

@@ -108,6 +108,23 @@ class RecordMaker:
             timestamp_us=self._random.choice([None, _FIRST_US + self._random.randrange(_SPAN_US)]),
         )
 
+    def for_liftbridge(self) -> TestRecord:
+        """Return a record that Liftbridge's API can carry; its correlation id is its name.
+
+        Without null parts and repeated headers, and without a header that is the API's own.
+        """
+        sequence, name = self._name()
+        headers = self._random.choice([None, (("a", b""), ("b", self._random.randbytes(4)))])
+        return TestRecord(
+            name=name,
+            sequence=sequence,
+            key=self._random.choice([None, b"k%d" % (sequence % 50)]),
+            value=self._payload(),
+            headers=headers,
+            subject=self._subject,
+            correlation_id=name,
+        )
+
     def _name(self) -> tuple[int, str]:
         sequence = self._next
         self._next += 1

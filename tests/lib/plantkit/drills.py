@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from checkkit.anomalies import Anomaly
+from checkkit.check_groups import GroupAnomaly
 from projectfiles import ROOT
 
 Campaign = Literal["crash", "crash-stream", "chaos"]
@@ -72,6 +73,7 @@ DRILLS: Final = (
     _chaos("commit_alone", "cut the leader off", "lost", "SequenceGapError", times=2),
     _chaos("show_uncommitted", "cut the leader off", "withdrawn", times=2),
     _chaos("lead_on_after_a_restart", "restored disk", "lost", "SequenceGapError", times=2),
+    _chaos("tell_old_positions", "kill a follower", "again", times=6),
     _chaos("forget_ids", "kill the leader", "doubled", times=4),
     _chaos("ship_milliseconds", "restart nats-server", "table_differs", "other_time"),
 )
@@ -121,5 +123,5 @@ def run(drill: Drill, folder: Path, *, first_seed: int = 1) -> Result:
 def words_in(violations: str) -> frozenset[str]:
     """Return the kinds of violation and the names of errors that a campaign's report has."""
     words = re.findall(r"^ *([a-z_]+):", violations, re.MULTILINE)
-    kinds = {one.value for one in Anomaly} & set(words)
+    kinds = {one.value for one in (*Anomaly, *GroupAnomaly)} & set(words)
     return frozenset([*kinds, *re.findall(r"\b([A-Z][A-Za-z]*Error)\b", violations)])

@@ -100,3 +100,39 @@ def test_who_is_heard_is_not_expelled() -> None:
     assert kinds(history) == set()
     history.expelled.append((A, 19, 10))
     assert kinds(history) == {GroupAnomaly.EXPELLED_ALIVE}
+
+
+def test_who_asks_for_its_position_has_to_know_what_was_committed_before() -> None:
+    """What is committed between the question and the first record may come again."""
+    history = read_by_two()
+    history.commit(P, A, epoch=1, offset=6, at=4).confirmed_at = 5
+    assert kinds(history) == {GroupAnomaly.AGAIN}
+    history.asked.append((P, B, 4))
+    assert kinds(history) == set()
+    history.asked.append((P, B, 5))
+    assert kinds(history) == {GroupAnomaly.AGAIN}
+
+
+def test_liftbridges_members_are_fenced_less() -> None:
+    """The former owner may have records in its hands, and commits them; all else holds."""
+    history = read_by_two()
+    history.give(P, A, epoch=1, start=6, end=7, at=7)
+    history.commit(P, A, epoch=1, offset=7, at=8).confirmed_at = 9
+    assert kinds(history) == {GroupAnomaly.OLD_READER, GroupAnomaly.UNFENCED}
+    assert judge_group(history, {P: 9}, fenced=False) == []
+    history.give(P, B, epoch=1, start=9, end=10, at=10)
+    history.commit(P, A, epoch=1, offset=11, at=11).confirmed_at = 12
+    found = {one.kind for one in judge_group(history, {P: 12}, fenced=False)}
+    assert found == {
+        GroupAnomaly.TWO_READERS,
+        GroupAnomaly.STEP,
+        GroupAnomaly.AHEAD,
+        GroupAnomaly.UNSEEN,
+    }
+
+
+def test_notes_of_members_may_come_in_any_order() -> None:
+    """Each process has its own; their times order them."""
+    history = read_by_two()
+    history.given.reverse()
+    assert kinds(history) == set()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from checkkit.anomalies import Anomaly, Verdict, Violation
+from checkkit.check_groups import GroupAnomaly
 from plantkit.drills import DRILLS, words_in
 from plantkit.planting import known_plants
 
@@ -18,7 +19,7 @@ def test_every_planted_bug_has_to_be_found() -> None:
 
 def test_a_bug_is_known_by_what_the_judge_or_an_error_says() -> None:
     """The texts that a drill expects are those of the reports."""
-    anomalies = {one.value for one in Anomaly}
+    anomalies = {one.value for one in (*Anomaly, *GroupAnomaly)}
     for one in DRILLS:
         assert one.words
         assert all(word in anomalies or word.endswith("Error") for word in one.words)

@@ -149,6 +149,24 @@ def lead_on_after_a_restart() -> None:
     broker_apply._restarted = restarted
 
 
+def tell_old_positions() -> None:
+    """A group's coordinator tells of each partition the position that it told first."""
+    from dataclasses import replace
+
+    from broker.runtime.api import members
+
+    original: Any = members.told_claims
+    first: dict[tuple[str, str], Any] = {}
+
+    def told_claims(state: Any, group: str, member: str) -> Any:
+        return [
+            replace(one, position=first.setdefault((group, one.key), one.position))
+            for one in original(state, group, member)
+        ]
+
+    vars(members)["told_claims"] = told_claims
+
+
 # ---------------------------------------------------------------------------- in a query's planner
 
 
@@ -202,6 +220,7 @@ BROKER: Final[tuple[Plant, ...]] = (
     commit_alone,
     show_uncommitted,
     lead_on_after_a_restart,
+    tell_old_positions,
 )
 PLANNER: Final[tuple[Plant, ...]] = (slices_end_early, begin_behind_the_checkpoint)
 _FORKS_BROKERS: Final = "/clusterkit/fork_server.py"

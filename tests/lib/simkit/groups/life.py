@@ -208,10 +208,7 @@ def live(seed: int) -> GroupLife:
     ends = {partition_key(UUID, number): end for number, end in enumerate(world.ends)}
     life = GroupLife(seed, met=world.met, given_count=len(world.history.given))
     life.moves_count = len({(one.partition, one.epoch) for one in world.history.given})
-    life.wrong = [
-        f"{one.kind.value}: {one.partition} {one.offset}: {one.detail}"
-        for one in judge_group(world.history, ends)
-    ]
+    life.wrong = [str(one) for one in judge_group(world.history, ends)]
     life.wrong += world.metadata.wrong
     if not world.is_read():
         life.wrong.append("the group does not come to the end of its streams")

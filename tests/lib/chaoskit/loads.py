@@ -1,0 +1,189 @@
+"""Every client of a chaos run: publishers, followers and subscribers, and the groups.
+
+Of each partition: two NATS publishers, a Flight producer, a publisher and a subscriber of
+Liftbridge's API, and a follower. Of the whole stream: a group of Headwater's clients, and one of
+Liftbridge's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from chaoskit.actors.group_load import GroupLoad, GroupLoadConfig, GroupVerdict
+from chaoskit.actors.lift_load import LiftFollow, LiftLoad, LiftLoadConfig
+from chaoskit.cluster import ChaosError
+from chaoskit.follow_load import FollowLoad
+from chaoskit.recorder import ChaosRecorder
+from crashkit.flight_load import FlightLoad, FlightLoadConfig
+from crashkit.nats_load import NatsLoad, NatsLoadConfig
+from crashkit.records import RecordMaker
+from headwater.client import Client
+
+_LARGE_BYTES_MAX: Final = 8192
+_BATCHES_PER_S: Final = 30
+_BATCH_RECORDS_MAX: Final = 20
+_NATS_WINDOWS: Final = (1, 64)
+
+Publisher = NatsLoad | FlightLoad | LiftLoad
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadsConfig:
+    """Whom the clients talk to, and how much."""
+
+    url: str
+    liftbridge: str
+    nats_port: int
+    stream: str
+    subject: str
+    partitions: int
+    records_per_s: int  # of each publisher but Flight's
+    folder: Path  # for what members note
+    seed: int
+
+    def subject_of(self, partition: int) -> str:
+        """Return the subject of a partition."""
+        return self.subject if partition == 0 else f"{self.subject}.{partition}"
+
+
+class Loads:
+    """All clients of a run."""
+
+    def __init__(self, config: LoadsConfig, recorder: ChaosRecorder) -> None:
+        self._config, self._recorder = config, recorder
+        numbers = range(config.partitions)
+        self._publishers = [one for number in numbers for one in self._publishers_of(number)]
+        self._followers = [
+            FollowLoad(config.url, config.stream, number, recorder) for number in numbers
+        ]
+        self._subscribers = [
+            LiftFollow(config.liftbridge, config.stream, number) for number in numbers
+        ]
+        self._groups = [
+            GroupLoad(
+                GroupLoadConfig(
+                    kind="headwater",
+                    addresses=config.url,
+                    url=config.url,
+                    stream=config.stream,
+                    folder=config.folder,
+                    seed=f"{config.seed}/headwater",
+                )
+            ),
+            GroupLoad(
+                GroupLoadConfig(
+                    kind="liftbridge",
+                    addresses=config.liftbridge,
+                    url=config.url,
+                    stream=config.stream,
+                    folder=config.folder,
+                    seed=f"{config.seed}/liftbridge",
+                )
+            ),
+        ]
+
+    def _publishers_of(self, partition: int) -> list[Publisher]:
+        config = self._config
+        made: list[Publisher] = []
+        for window in _NATS_WINDOWS:
+            nats = NatsLoadConfig(
+                port=config.nats_port,
+                partition=partition,
+                subject=config.subject_of(partition),
+                window=window,
+                records_per_s=config.records_per_s,
+            )
+            maker, seed = self._maker(f"nats{partition}w{window}", partition)
+            made.append(NatsLoad(nats, maker, self._recorder, seed=seed))
+        flight = FlightLoadConfig(
+            url=config.url,
+            stream=config.stream,
+            partition=partition,
+            batches_per_s=_BATCHES_PER_S,
+            batch_records_max=_BATCH_RECORDS_MAX,
+        )
+        maker, seed = self._maker(f"flight{partition}w0", partition)
+        made.append(FlightLoad(flight, maker, self._recorder, seed=seed))
+        lift = LiftLoadConfig(
+            addresses=config.liftbridge,
+            stream=config.stream,
+            partition=partition,
+            records_per_s=config.records_per_s,
+        )
+        maker, seed = self._maker(f"liftbridge{partition}", partition)
+        made.append(LiftLoad(lift, maker, self._recorder, seed=seed))
+        return made
+
+    def _maker(self, name: str, partition: int) -> tuple[RecordMaker, str]:
+        seed = f"{self._config.seed}/{name}"
+        subject = self._config.subject_of(partition)
+        return RecordMaker(name, subject, seed=seed, large_bytes_max=_LARGE_BYTES_MAX), seed
+
+    # ------------------------------------------------------------------ while stories are told
+
+    def start(self) -> None:
+        """Let all of them begin."""
+        for one in (*self._publishers, *self._followers, *self._subscribers, *self._groups):
+            one.start()
+
+    def stop(self) -> None:
+        """End all of them; a second call does nothing. Blocks."""
+        for one in (*self._publishers, *self._followers, *self._subscribers, *self._groups):
+            one.stop()
+        self._publishers.clear()
+        self._followers.clear()
+        self._subscribers.clear()
+
+    def complain(self) -> None:
+        """Raise ChaosError if one of them has failed."""
+        for one in (*self._publishers, *self._followers, *self._subscribers, *self._groups):
+            if one.failure is not None:
+                raise ChaosError(one.failure)
+
+    def allow_gaps(self) -> None:
+        """Let producers go on though the log misses records of theirs: an operator chose that."""
+        for one in self._publishers:
+            if isinstance(one, FlightLoad):
+                one.allow_gap()
+
+    # ------------------------------------------------------------------ the end
+
+    def drain(self, patience_s: float) -> None:
+        """Publish nothing new, and wait until everything is answered. Blocks."""
+        for one in self._publishers:
+            one.pause()
+        deadline_s = time.monotonic() + patience_s
+        while left := sum(one.unanswered for one in self._publishers):
+            self.complain()
+            if time.monotonic() > deadline_s:
+                raise ChaosError(f"{left} unanswered {patience_s:.0f} s after all was healed")
+            time.sleep(0.05)
+
+    def read_to(self, ends: Mapping[int, int], patience_s: float) -> None:
+        """Wait until every reader and group has come to the ends. Blocks."""
+        for number, follower in enumerate(self._followers):
+            if not follower.wait_for(ends[number], patience_s):
+                raise ChaosError(f"{follower.name} is at {follower.position} of {ends[number]}")
+            self._recorder.follow_to_the_end(follower.name, number)
+        for number, subscriber in enumerate(self._subscribers):
+            if not subscriber.wait_for(ends[number], patience_s):
+                self.complain()
+                raise ChaosError(f"{subscriber.name} is at {subscriber.position} of {ends[number]}")
+        for group in self._groups:
+            if not group.wait_for(ends, patience_s):
+                self.complain()
+                raise ChaosError(f"group {group.name} is at {group.positions()} of {dict(ends)}")
+
+    def tell(self, client: Client) -> None:
+        """Tell the recorder what subscribers saw, after all load."""
+        for subscriber in self._subscribers:
+            subscriber.tell(client, self._recorder)
+
+    def judge_groups(self, ends: Mapping[int, int]) -> list[GroupVerdict]:
+        """Return what became of the groups; call it after :meth:`stop`."""
+        self.complain()  # a member that did not end well
+        return [group.judge(ends) for group in self._groups]
