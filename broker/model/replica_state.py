@@ -14,6 +14,7 @@ class ReplicaState(StrEnum):
     REPLACED = "replaced"  # by a claim in the lake, another process leads this history; no writes
     LOCKED = "locked"  # its stream is encrypted, and this broker cannot use a key of it; not open
     OPENING = "opening"  # has no view of the metadata yet, or its log could not be opened yet
+    FULL = "full"  # its disk has no room; records are taken again once there is, without a restart
     CLAIMING = "claiming"  # leads, but its claim on the history in the lake is not settled yet
     PAUSED = "paused"  # leads, and takes no writes until the partition is resumed
     READONLY = "readonly"  # leads, and takes no writes until an operator allows them

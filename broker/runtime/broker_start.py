@@ -8,7 +8,7 @@ step blocks.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 import structlog
 
@@ -18,8 +18,11 @@ from broker.model.ids import PartitionId
 from broker.ports.pumps import NEVER_MS, PumpTurn
 from broker.runtime.cluster.membership import Membership
 from broker.runtime.hosted_partitions import CLOSE_S, Closing, HostedPartitions
+from broker.storage.no_room import lacks_room
 
 _log = structlog.get_logger(__name__)
+
+_AGAIN_MS: Final = 1_000  # until a retry, after a full disk
 
 
 class StartedBroker(Protocol):
@@ -126,7 +129,14 @@ class BrokerStart:
         if not self._closing.is_over and now_ms < self._deadline_ms:
             return self._deadline_ms
         assert self._given_up is not None, "it was decided what is to be set aside"
-        if self._hosted.set_aside(self._given_up, self._closing):
+        try:
+            closed_whole = self._hosted.set_aside(self._given_up, self._closing)
+        except OSError as cause:
+            if not lacks_room(cause):
+                raise
+            _log.warning("not_all_opened", reason=f"a damaged log cannot be set aside: {cause}")
+            return now_ms + _AGAIN_MS
+        if closed_whole:
             self._membership.logs_closed()
         self._step = self._begin
         return NEVER_MS

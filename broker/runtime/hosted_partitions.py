@@ -30,6 +30,7 @@ from broker.runtime.partition.driver import PartitionDriver
 from broker.runtime.partition.queue import OwnerCall
 from broker.runtime.replica_folders import ReplicaFolders
 from broker.runtime.replica_opener import ReplicaOpener
+from broker.storage.no_room import lacks_room
 
 _OWN_STREAMS: Final = RESERVED_STREAMS | {AUDIT_STREAM}
 _log = structlog.get_logger(__name__)
@@ -89,6 +90,7 @@ class HostedPartitions:
         self._streams: dict[StreamUuid, Stream] = {}
         self._led: dict[StreamUuid, LedPartitions] = {}
         self._late: dict[PartitionId, OwnerCall] = {}  # views that the replica has not taken yet
+        self._unremoved = False  # whether a closed log waits for room for its removal
         self._closing: dict[PartitionId, tuple[PartitionDriver, OwnerCall]] = {}
         self._lock = threading.RLock()
 
@@ -115,6 +117,11 @@ class HostedPartitions:
     def unopened(self) -> Mapping[PartitionId, HeadwaterError]:
         """Return the replicas that belong here and could not be opened so far, and why."""
         return dict(self._refused)
+
+    @property
+    def wait_for_room(self) -> bool:
+        """Whether :meth:`reconcile` has to run again, because it could not open or remove a log."""
+        return bool(self._refused) or self._unremoved
 
     def all(self) -> list[PartitionDriver]:
         """Return every open replica."""
@@ -265,6 +272,7 @@ class HostedPartitions:
 
     def _remove_closed(self, patience_s: float) -> None:
         """Delete the logs of removed replicas, once they are closed."""
+        self._unremoved = False
         deadline_s = time.monotonic() + patience_s
         for partition_id, (driver, call) in list(self._closing.items()):
             if not call.is_over(max(0.0, deadline_s - time.monotonic())):
@@ -273,8 +281,15 @@ class HostedPartitions:
                 continue
             with suppress(HeadwaterError):  # its disk failed; it is removed nevertheless
                 driver.closed(call)
+            try:
+                self._folders.remove(partition_id)
+            except OSError as cause:
+                if not lacks_room(cause):
+                    raise
+                _log.warning("log_not_removed", partition=str(partition_id), reason=str(cause))
+                self._unremoved = True
+                continue
             del self._closing[partition_id]
-            self._folders.remove(partition_id)
             self._marks.forget(partition_id)
 
     def begin_close(self, wake: Callable[[], None] = lambda: None) -> Closing:

@@ -27,7 +27,7 @@ from broker.errors import (
 from broker.model.ids import PartitionId
 from broker.model.offsets import Offset
 from broker.ports.system import File, Files
-from broker.storage.no_room import PROCESS_LIMITS, lacks_room, no_room
+from broker.storage.no_room import PROCESS_LIMITS, datasync, lacks_room, no_room
 from broker.storage.whole_file import replace_whole
 
 EPOCHS_NAME: Final = "epochs"
@@ -158,7 +158,7 @@ class RecoveryPointFile:
         """
         slot = point.sequence % 2
         self._file.write_at(slot * SLOT_STRIDE, [encode_recovery_point(point)])
-        self._file.datasync()
+        datasync(self._file)
         self._sequence = point.sequence
 
     def close(self) -> None:

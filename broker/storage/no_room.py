@@ -1,7 +1,9 @@
 """Errors of the operating system that are a lack of room, not a failure of the disk.
 
-No room on the disk, or no free file descriptor in the process. Both heal without a restart, and in
-both cases the refused call has changed nothing. Any other OSError says that the disk has failed.
+No room on the disk, or no free file descriptor in the process. Both heal without a restart. The
+refused call has changed nothing, or has written a part of what the caller writes again. Any other
+OSError says that the disk has failed. So does every error of a sync, also a lack of room: after it
+nobody knows which bytes are on the disk, and a second sync may succeed without them.
 """
 
 from __future__ import annotations
@@ -12,14 +14,15 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from broker.errors import DescriptorsExhaustedError, DiskFullError, NoRoomError
+from broker.ports.system import File
 
-FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 NO_DESCRIPTOR: Final = frozenset({errno.EMFILE, errno.ENFILE})
 PROCESS_LIMITS: Final = NO_DESCRIPTOR | {errno.ENOMEM}  # not errors of the disk
 
 
 def is_full(error: OSError) -> bool:
-    """Tell whether the disk is full or the user's quota is used up."""
+    """Tell whether the disk is full, the user's quota is used up, or a file may not grow."""
     return error.errno in FULL
 
 
@@ -41,9 +44,25 @@ def no_room(what: str, cause: OSError, **facts: Any) -> NoRoomError:
             "files are open, try again",
             **facts,
         )
+    if cause.errno == errno.EFBIG:
+        return DiskFullError(
+            f"a file of the broker may not grow: {what}: {cause}; raise the limit of the process "
+            "(ulimit -f), or make segment_bytes_max of the stream smaller",
+            **facts,
+        )
     return DiskFullError(
         f"the broker's disk is full: {what}: {cause}; free space, then try again", **facts
     )
+
+
+def datasync(file: File) -> None:
+    """Sync a file that is written in place; a lack of room is a failure like any other (EIO)."""
+    try:
+        file.datasync()
+    except OSError as cause:
+        if is_full(cause):
+            raise OSError(errno.EIO, f"a sync failed: {cause}") from cause
+        raise
 
 
 @contextmanager

@@ -33,6 +33,7 @@ _PASSING_BYTES_MIN: Final = 256 * 1024  # below this size the hint costs more th
 _NO_HINT: Final = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 _NO_DESCRIPTOR: Final = (errno.EMFILE, errno.ENFILE)
 _NO_FOLDER_LOCKS: Final = (errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.EOPNOTSUPP)  # e.g. NFS
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _NO_PREALLOCATION: Final = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 
 _T = TypeVar("_T")
@@ -73,6 +74,8 @@ class DiskFile:
         written = self._write(position, views[:_VECTOR_MAX], passing=passing)
         count = written
         while written < total:
+            if not count:
+                raise OSError(errno.EIO, "the file system wrote nothing and told no error")
             views = _after(views, count)
             count = self._write(position + written, views[:_VECTOR_MAX], passing=passing)
             written += count
@@ -301,8 +304,13 @@ def _after(views: list[memoryview], count: int) -> list[memoryview]:
 
 
 def _sync_folder(folder: Path) -> None:
+    """Sync a folder. A lack of room in the sync is raised as EIO: no sync may be tried again."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
+    except OSError as cause:
+        if cause.errno in _FULL:
+            raise OSError(errno.EIO, f"a sync failed: {cause}", str(folder)) from cause
+        raise
     finally:
         os.close(descriptor)

@@ -4,6 +4,11 @@ The writes of one turn are one group: it is planned, appended, offered to follow
 then the retry tables are updated, so a turn that fails earlier leaves them unchanged. Publishers
 that wait for the high watermark wait in the ``AckQueue``. The driver decides whether a write is
 accepted.
+
+A full disk may refuse the append: then nothing was written, and the publishers hear so. Or it may
+refuse the promise of records that are written and durable: then their publishers wait, the
+partition's maintenance makes the promise when there is room, and later writes are refused until it
+has.
 """
 
 from __future__ import annotations
@@ -12,14 +17,12 @@ import time
 from collections.abc import Callable, Sequence
 
 import pyarrow as pa
-import structlog
 
 from broker.codec.record_batch import PreparedBatch, prepare
 from broker.core.replication.acks import AckQueue
 from broker.core.replication.leader import PartitionLeader
 from broker.errors import (
     CorruptDataError,
-    DiskFullError,
     HeadwaterError,
     LogFailedError,
     NoRoomError,
@@ -32,8 +35,7 @@ from broker.runtime.partition.counters import OnCommit, PartitionCounters
 from broker.runtime.partition.groups import Answer, CommitGroup, Write
 from broker.runtime.partition.local_log import LocalLog
 from broker.runtime.partition.replica_shell import ReplicaShell
-
-_log = structlog.get_logger(__name__)
+from broker.runtime.partition.room import LogRoom
 
 
 class Commits:
@@ -46,6 +48,7 @@ class Commits:
         config: StreamConfig,
         counters: PartitionCounters,
         local: LocalLog,
+        room: LogRoom,
         clock: Clock,
         fail: Callable[[HeadwaterError], None],
         on_commit: OnCommit,
@@ -57,7 +60,7 @@ class Commits:
         no publisher is answered.
         """
         self._name = name
-        self._disk_full = False  # of the last group that was written, or was to be
+        self._room = room
         self._is_held = is_held
         self._config = config
         self._counters = counters
@@ -101,8 +104,6 @@ class Commits:
         failure = self._append(shell, group) if group.batches else None
         self._local.tier.settle(writes)  # before an answer: its publisher may write again at once
         self._counters.duplicate_records += group.duplicates_count
-        if group.batches:
-            self._note_room(failure)
         if failure is not None:
             self._counters.refused_writes += len(writes)
         for answer in group.answers():
@@ -126,22 +127,26 @@ class Commits:
             self._acks.add(answer.write.policy, answer.end, answer)
 
     def _append(self, shell: ReplicaShell, group: CommitGroup) -> HeadwaterError | None:
+        """Write a group and sync it; return why it was not written, or None."""
         log = self._local.log
+        size = sum(batch.size for batch in group.batches)
         try:
             batches = self._local.cipher.sealed(group.batches, group.start, group.leader_epoch)
             log.append(batches, leader_epoch=group.leader_epoch, now_us=group.now_us)
             assert log.log_end == group.end, "the log has another end than the plan"
-            shell.appended()
-            if self._config.flush == "always":
-                shell.sync()
-            else:
-                shell.written()
+            unpromised = self._sync(shell)
         except HeadwaterError as error:
             if isinstance(error, LogFailedError | CorruptDataError):
                 self._fail(error)
+            elif isinstance(error, NoRoomError):
+                self._room.lacks(error, size)
             return error
+        if unpromised is None:
+            self._room.found()
+        else:
+            self._room.lacks(unpromised)
         group.written()
-        size = sum(batch.size for batch in batches)
+        size = sum(batch.size for batch in batches)  # sealed batches are larger
         self._counters.appended_records += group.end - group.start
         self._counters.appended_bytes += size
         self._counters.received_first_us = self._counters.received_first_us or group.now_us
@@ -150,19 +155,20 @@ class Commits:
         self._counters.syncs = shell.sync_count
         return None
 
-    def _note_room(self, failure: HeadwaterError | None) -> None:
-        """Log once that there is no room, and once that there is room again."""
-        full = isinstance(failure, NoRoomError)
-        if full and not self._disk_full and failure is not None:
-            if isinstance(failure, DiskFullError):
-                _log.warning("disk_full", partition=self._name, reason=failure.message)
-            else:
-                _log.warning("no_descriptor", partition=self._name, reason=failure.message)
-        elif self._disk_full and failure is None:
-            _log.warning("disk_has_room", partition=self._name)
-        elif failure is not None and not full:
-            return
-        self._disk_full = full
+    def _sync(self, shell: ReplicaShell) -> NoRoomError | None:
+        """Offer the written group to the followers, and sync it as the stream says.
+
+        Returns why the promise of the group has to wait, or None. The group is durable in any case.
+        """
+        shell.appended()
+        if self._config.flush != "always":
+            shell.written()
+            return None
+        try:
+            shell.sync()
+        except NoRoomError as error:
+            return error
+        return None
 
     def settle(self, leader: PartitionLeader | None) -> None:
         """Answer the publishers that the leader allows; its lease is checked immediately before."""

@@ -18,6 +18,7 @@ from broker.runtime.partition.leadership_gate import Claims
 from broker.runtime.partition.local_log import BeginLog, LocalLog
 from broker.runtime.partition.queue import TurnQueue
 from broker.runtime.partition.replica_shell import ReplicaLinks
+from broker.runtime.partition.room import LogRoom
 from broker.runtime.partition.tier_view import RecordColdEnd
 from broker.runtime.stream_keys import StreamKeys
 from broker.storage.log.partition_log import PartitionLog
@@ -94,3 +95,4 @@ class PartitionContext:
     queue: TurnQueue
     local: LocalLog
     health: PartitionHealth
+    room: LogRoom

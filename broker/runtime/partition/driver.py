@@ -41,6 +41,7 @@ from broker.runtime.partition.reads import PartitionReads
 from broker.runtime.partition.replica_shell import ReplicaIdentity
 from broker.runtime.partition.replication import Replication
 from broker.runtime.partition.retry_tables import MessageIdCounts
+from broker.runtime.partition.room import LogRoom
 from broker.runtime.partition.tier_source import LocalTierSource
 from broker.runtime.partition.writes import PartitionWrites
 from broker.runtime.stream_keys import PartitionCipher
@@ -95,6 +96,7 @@ class PartitionDriver:
             queue=self._queue,
             local=self._local,
             health=self.health,
+            room=LogRoom(partition.name),
         )
         self._committed = CommittedEnd(self._local.committed_for_certain())
         self._gate = gate = Gatekeeper(self.partition_id, ports.clock, notices.claims)
@@ -104,6 +106,7 @@ class PartitionDriver:
             config=self.stream.config,
             counters=self.counters,
             local=self._local,
+            room=context.room,
             clock=ports.clock,
             fail=self.health.fail,
             on_commit=notices.on_commit,
@@ -187,7 +190,7 @@ class PartitionDriver:
     @property
     def may_free(self) -> bool:
         """See ``FreesOwner``."""
-        return not self._queue.closing and self.refusal is None
+        return not self._queue.closing and self.refusal is None and self._local.is_there
 
     @property
     def state(self) -> ReplicaState:
@@ -203,6 +206,8 @@ class PartitionDriver:
         if self.replication.view is None:
             return ReplicaState.OPENING
         role = self.replication.role
+        if self._context.room.is_disk_full:
+            return ReplicaState.FULL
         if role != "leader":
             return _STATES[role]
         if self._gate.due_ms is not None:
@@ -269,7 +274,7 @@ class PartitionDriver:
     def _close_log(self) -> None:
         reason = f"partition {self._context.name} closed before these records were committed"
         self._commits.abandon(ShuttingDownError(reason))
-        if self.health.failure is None:
+        if self.health.failure is None and self._local.is_there:
             self._local.save_producers()
         self._local.end_leading()
         self._local.log.close()

@@ -93,6 +93,7 @@ class LocalLog:
             remote_start=remote_start,
         )
         self._begin_log = begin_log
+        self._waiting: tuple[Offset, LogPrefix] | None = None  # for room for a log that begins so
         self._config = config
         self._clock = clock
         self._counters = counters
@@ -267,17 +268,31 @@ class LocalLog:
         """Return the producers' state of records below ``start``, for a log that begins there."""
         return self.retries.before(start)
 
-    def replace(self, start: Offset, prefix: LogPrefix) -> PartitionLog:
-        """Replace the log by an empty log that begins at ``start``; return the new log.
+    @property
+    def is_there(self) -> bool:
+        """Whether there is a log: one that was replaced may wait for room for the new one."""
+        return self._waiting is None
+
+    def replace(self, start: Offset, prefix: LogPrefix) -> None:
+        """Replace the log by an empty log that begins at ``start``.
 
         Readers of the old log find it closed, and read again.
 
         Raises:
-            DiskFullError: the disk has no room for an empty log.
+            NoRoomError: there is no room for an empty log; :meth:`begin_waiting` tries again, and
+                nothing else may use the log until then.
         """
+        self._waiting = start, prefix
         self.log.close()
+        self.begin_waiting()
+
+    def begin_waiting(self) -> None:
+        """Begin the log that waits for room, if one does. Raises as :meth:`replace` does."""
+        if self._waiting is None:
+            return
+        start, prefix = self._waiting
         self.log = self._begin_log(start, EpochHistory.of(prefix.epochs))
+        self._waiting = None
         self.log.configure(log_config(self._config))  # the stream may have been changed since
         self.retries.begin_at(self.log, prefix.producers)
         self.watch_segments()
-        return self.log

@@ -1,4 +1,4 @@
-"""The periodic work of a partition: roll by age, sync by interval, expire ids; tell of segments."""
+"""The periodic work of a partition: roll by age, sync by interval, expire ids, look for room."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from collections.abc import Callable
 import structlog
 
 from broker.core.idleness import Idleness
-from broker.errors import LogFailedError
+from broker.errors import DiskFullError, LogFailedError, NoRoomError
 from broker.model.epochs import LeaderEpoch
 from broker.model.ids import PartitionId
 from broker.model.offsets import Offset
 from broker.model.stream import StreamConfig
 from broker.runtime.partition.context import PartitionContext
+from broker.runtime.partition.replica_shell import ReplicaShell
 from broker.runtime.partition.replication import Replication
 
 _log = structlog.get_logger(__name__)
@@ -41,6 +42,7 @@ class Maintenance:
         self._queue = context.queue
         self._local = context.local
         self._health = context.health
+        self._room = context.room
         self._replication = replication
         self._on_sealed = on_sealed
         self._on_idle = on_idle
@@ -65,6 +67,7 @@ class Maintenance:
         Any thread; blocks until it is done.
 
         Raises:
+            NoRoomError: the records are durable, and the disk has no room for their promise.
             LogFailedError: the disk failed.
             CommitTimeoutError: the disk hangs.
         """
@@ -75,7 +78,7 @@ class Maintenance:
 
     def _sync(self) -> None:
         shell = self._replication.shell
-        if shell is not None and self._health.failure is None:
+        if shell is not None and self._health.failure is None and self._local.is_there:
             shell.sync()
             self._counters.syncs = shell.sync_count
 
@@ -94,16 +97,30 @@ class Maintenance:
         now_us = self._clock.now_us()
         self._expire_ids(now_us)
         shell = self._replication.shell
-        if shell is None or self._health.failure is not None:
+        if shell is None or self._health.failure is not None or not self._local.is_there:
             return
         self._look_idle()
         waited_ms = self._clock.monotonic_ms() - shell.synced_ms
         log = self._local.log
-        if log.synced_end < log.log_end and waited_ms >= self._config.flush_interval_ms:
-            self._sync()
-        self._local.log.roll_if_due(now_us)
-        self._local.seal_purged()
+        try:
+            if log.synced_end < log.log_end and waited_ms >= self._config.flush_interval_ms:
+                self._sync()
+            log.roll_if_due(now_us)
+            self._local.seal_purged()
+            self._look_for_room(shell)
+        except NoRoomError as error:  # the next run tries again
+            self._room.lacks(error, follows=shell.leader is None)
         self.notice_roll()
+
+    def _look_for_room(self, shell: ReplicaShell) -> None:
+        """Do what a full disk had prevented, if there is room now; publishers may wait for it."""
+        lack = self._room.lack
+        if lack is None:
+            return
+        self._local.log.find_room(self._room.wanted_bytes)
+        shell.written()
+        if isinstance(lack, DiskFullError):  # only a write shows that there is a descriptor
+            self._room.found()
 
     def _look_idle(self) -> None:
         """Ask for a pause of a partition that has been idle for long, if its stream says so."""

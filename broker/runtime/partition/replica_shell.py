@@ -38,6 +38,7 @@ from broker.errors import (
     NoRoomError,
     NotLeaderError,
     OffsetOutOfRangeError,
+    OverloadedError,
 )
 from broker.model.epochs import BrokerEpoch, LeaderEpoch
 from broker.model.ids import BrokerId
@@ -48,13 +49,14 @@ from broker.ports.partition import StoredBatch
 from broker.ports.system import Clock
 from broker.runtime.partition.committed import CommittedEnd
 from broker.runtime.partition.local_log import LocalLog, batch_start
+from broker.runtime.partition.room import LogRoom
 from broker.runtime.partition.tier_view import below_floor
 
 _log = structlog.get_logger(__name__)
 
 FETCH_BYTES_MAX: Final = 4 * 1024 * 1024  # of batches in an answer; one batch may be larger
 NEVER_MS: Final = 1 << 62
-_TRUNCATE_AGAIN_MS: Final = 100
+_AGAIN_MS: Final = 100  # until a retry, after a full disk
 
 
 class ReplicaLinks(Protocol):
@@ -157,6 +159,7 @@ class ReplicaShell:
         links: ReplicaLinks,
         clock: Clock,
         committed: CommittedEnd,
+        room: LogRoom,
     ) -> None:
         """Start without a role; the first view brings one. Readers see what ``committed`` says."""
         self._owner = owner
@@ -165,7 +168,7 @@ class ReplicaShell:
         self._links = links
         self._clock = clock
         self._name = name
-        self._disk_full = False  # as the log was told
+        self._room = room
         self._replica = PartitionReplica(
             me=identity.me,
             broker_epoch=identity.broker_epoch,
@@ -201,7 +204,10 @@ class ReplicaShell:
     # ------------------------------------------------------------------ events, owner thread
 
     def view_changed(self, view: PartitionView | None) -> None:
-        """Take a newer view."""
+        """Take a newer view; it waits while a log that begins anew waits for room."""
+        if view is not None and not self._has_log():
+            self._owner.later(_AGAIN_MS, lambda: self.view_changed(view))
+            return
         self.refresh_lease()
         before = self._replica.role
         self._do(self._replica.step(ViewChanged(view, self._now_ms())))
@@ -210,7 +216,9 @@ class ReplicaShell:
             self._links.lead_changed(leads=role == "leader")
 
     def message(self, message: ReplicaMessage) -> None:
-        """Take a message of another replica."""
+        """Take a message of another replica; it comes again if there is no log now."""
+        if not self._has_log():
+            return
         self.refresh_lease()
         self._do(self._replica.step(MessageCame(message, self._now_ms())))
 
@@ -228,6 +236,8 @@ class ReplicaShell:
 
     def tick(self) -> None:
         """Time has passed."""
+        if not self._has_log():
+            return
         self.refresh_lease()
         self._do(self._replica.step(TickElapsed(self._now_ms())))
 
@@ -239,7 +249,7 @@ class ReplicaShell:
         """Sync the log and tell the replication core.
 
         Raises:
-            LogFailedError: see ``PartitionLog.sync``.
+            NoRoomError, LogFailedError: see ``PartitionLog.sync``.
         """
         self._sync()
         self.written()
@@ -297,8 +307,7 @@ class ReplicaShell:
             case does.ProposeIsr():
                 self._propose_isr(effect)
             case does.ProposeLeadership(leader_epoch):
-                self._sync()
-                self._links.confirm_leader(leader_epoch, self._local.log.synced_end)
+                self._confirm_leader(leader_epoch)
             case does.ReportLeader(_, leader_epoch):
                 self._links.report_leader(leader_epoch)
             case does.StartLeading(leader_epoch):
@@ -311,6 +320,17 @@ class ReplicaShell:
                 self._committed.lower(end)
                 _log.error("records_lost", partition=self._name, start=end, end=committed)
 
+    def _confirm_leader(self, leader_epoch: LeaderEpoch) -> None:
+        """Confirm with a synced log; while the disk has no room, the candidate asks again later."""
+        if not self._local.is_there:
+            return
+        try:
+            self._sync()
+        except NoRoomError as error:
+            self._room.lacks(error, follows=True)
+            return
+        self._links.confirm_leader(leader_epoch, self._local.log.synced_end)
+
     def _send_records(self, effect: does.SendRecords) -> None:
         request = effect.request
         log_end = self._local.log.log_end
@@ -321,6 +341,9 @@ class ReplicaShell:
             return
         except CorruptDataError as error:
             self._owner.fail(error)
+            return
+        except OverloadedError as error:  # no descriptor or memory now: the follower asks again
+            _log.warning("records_not_sent", partition=self._name, reason=error.message)
             return
         answer = FetchAnswer(
             leader_epoch=request.leader_epoch,
@@ -366,21 +389,36 @@ class ReplicaShell:
             ),
         )
 
-    def _reset(self, start: Offset, prefix: LogPrefix) -> None:
-        """Replace the log by an empty one; on a full disk try again later."""
-        follower = self._replica.follower
-        if follower is None or follower.phase != "truncating":
-            return
-        _log.warning(
-            "log_begins_anew", partition=self._name, log_end=self._local.log.log_end, start=start
-        )
+    def _has_log(self) -> bool:
+        """Tell whether there is a log. One that waits for room is begun as soon as there is."""
+        if self._local.is_there:
+            return True
+        try:
+            self._local.begin_waiting()
+        except NoRoomError as error:
+            self._room.lacks(error, follows=True)
+            return False
+        self._room.found()
+        self._do(self._replica.step(LogTruncated(self._now_ms())))
+        return True
+
+    def _replace(self, start: Offset, prefix: LogPrefix) -> bool:
+        """Replace the log by an empty one; return False if it waits for room."""
         try:
             self._local.replace(start, prefix)
         except NoRoomError as error:
             _log.warning("new_log_waits", partition=self._name, reason=error.message)
-            self._owner.later(_TRUNCATE_AGAIN_MS, lambda: self._reset(start, prefix))
-            return
-        self._do(self._replica.step(LogTruncated(self._now_ms())))
+            self._room.lacks(error, follows=True)
+            return False
+        return True
+
+    def _reset(self, start: Offset, prefix: LogPrefix) -> None:
+        """Replace the log of a follower by an empty one."""
+        _log.warning(
+            "log_begins_anew", partition=self._name, log_end=self._local.log.log_end, start=start
+        )
+        if self._replace(start, prefix):
+            self._do(self._replica.step(LogTruncated(self._now_ms())))
 
     def _begin_at(self, start: Offset) -> None:
         """Replace the log by an empty one at the cold end, after an unclean election."""
@@ -389,7 +427,7 @@ class ReplicaShell:
             "log_begins_at_cold_end", partition=self._name, log_end=log.log_end, start=start
         )
         prefix = LogPrefix(epochs=(), producers=self._local.producers_before(log.log_end))
-        self._local.replace(start, prefix)
+        self._replace(start, prefix)
 
     def _append_stored(self, batches: Sequence[StoredBatch]) -> None:
         """Write fetched batches in runs, so that a torn tail never looks like rot; then sync."""
@@ -402,17 +440,14 @@ class ReplicaShell:
                 self._local.log.append_stored(part, now_us=self._clock.now_us())
                 self._local.copied(part)
                 first += len(run)
-        except NoRoomError as error:
-            if not self._disk_full:  # once: the records are asked for again and again
-                _log.warning("follower_disk_full", partition=self._name, reason=error.message)
-            self._disk_full = True
+            self._sync()
+        except NoRoomError as error:  # what was written is durable; only its promise may wait
+            self._room.lacks(error, sum(one.header.size for one in batches), follows=True)
             self._local.shrunk()
             self._do(self._replica.step(AppendRefused(self._now_ms())))
             return
-        if self._disk_full:
-            _log.warning("disk_has_room", partition=self._name)
-        self._disk_full = False
-        self.sync()
+        self._room.found()
+        self.written()
 
     def _truncate(self, end: Offset) -> None:
         """Truncate the log; if a full disk refuses the epoch history, try again later."""
@@ -429,7 +464,7 @@ class ReplicaShell:
             self._local.truncate(end)
         except NoRoomError as error:
             _log.warning("truncation_waits", partition=self._name, reason=error.message)
-            self._owner.later(_TRUNCATE_AGAIN_MS, lambda: self._truncate(end))
+            self._owner.later(_AGAIN_MS, lambda: self._truncate(end))
             return
         if end < log_end:
             _log.info("log_truncated", partition=self._name, start=end, end=log_end)

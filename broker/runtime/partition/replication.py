@@ -62,6 +62,7 @@ class Replication:
                 links=links,
                 clock=context.clock,
                 committed=committed,
+                room=context.room,
             )
 
     # ------------------------------------------------------------------ any thread reads
@@ -109,6 +110,8 @@ class Replication:
     def synced_position(self) -> tuple[LeaderEpoch, Offset]:
         """The last record's leader epoch and the log end, for an election."""
         log = self._local.log
+        if not self._local.is_there:
+            return LeaderEpoch(0), Offset(0)
         end = log.synced_end if self._flushes_always else log.log_end
         return (log.epochs.epoch_of(Offset(end - 1)) if end else LeaderEpoch(0)), end
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from broker.errors import LogFailedError
-from broker.storage.no_room import lacks_descriptor, lacks_room, no_room
+from broker.storage.no_room import lacks_room, no_room
 
 
 class DiskErrors:
@@ -15,7 +15,7 @@ class DiskErrors:
     three times as much.
     """
 
-    __slots__ = ("_fail", "_fatal", "_path", "_retried", "_what")
+    __slots__ = ("_fail", "_fatal", "_path", "_what")
 
     def __init__(
         self,
@@ -24,16 +24,13 @@ class DiskErrors:
         what: str,
         *,
         fatal: bool,
-        retried: bool = False,
     ) -> None:
         """Translate the errors of one operation, ``what``, on the log in the folder ``path``.
 
         ``fail`` is called with the reason if the log takes no more writes from now on. With
-        ``fatal`` a lack of room has this effect too. With ``retried`` a lack of descriptors has
-        not: the caller does the whole operation again.
+        ``fatal`` a lack of room has this effect too.
         """
-        self._fail, self._path, self._what = fail, path, what
-        self._fatal, self._retried = fatal, retried
+        self._fail, self._path, self._what, self._fatal = fail, path, what, fatal
 
     def __enter__(self) -> None:
         """Do nothing."""
@@ -50,7 +47,7 @@ class DiskErrors:
         if not isinstance(cause, OSError):
             return
         path = self._path
-        if (lacks_room(cause) and not self._fatal) or (self._retried and lacks_descriptor(cause)):
+        if lacks_room(cause) and not self._fatal:
             raise no_room(f"{self._what} of {path}", cause, path=path) from cause
         reason = f"{self._what} of {path} failed: {cause}"
         self._fail(reason)

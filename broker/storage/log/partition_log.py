@@ -17,6 +17,7 @@ from typing import Final
 from broker.codec.disk.log_state_format import encode_epochs
 from broker.codec.record_batch import PreparedBatch
 from broker.errors import (
+    DiskFullError,
     HeadwaterError,
     LogFailedError,
     NoRoomError,
@@ -267,6 +268,8 @@ class PartitionLog:
         """Make everything written durable; return the new synced end. Blocks.
 
         Raises:
+            NoRoomError: the records are durable, but the disk has no room for their promise, so the
+                synced end stays; call again.
             LogFailedError: the disk did not confirm; unsynced records may or may not survive, and
                 the log takes no more writes until it is opened again.
         """
@@ -282,6 +285,25 @@ class PartitionLog:
             with suppress(NoRoomError):  # the sync itself succeeded
                 self.checkpoint()
         return end
+
+    def find_room(self, size: int) -> None:
+        """Do what a full disk had prevented, and reserve ``size`` bytes for the next records.
+
+        Raises:
+            NoRoomError: there is no room, or no descriptor; call again.
+            LogFailedError: the log takes no more writes.
+        """
+        active = self._writable()
+        if self._folder.files.free_bytes() < size:  # some file systems reserve nothing
+            raise DiskFullError(
+                f"the broker's disk is full: {self._folder.path} waits for {size} bytes; free "
+                "space",
+                path=self._folder.path,
+            )
+        left = self._config.segment_bytes_max - active.segment.size_bytes
+        if min(size, left) > 0:
+            with self._errors("reserving"):
+                active.reserve(min(size, left))
 
     def seal_active(self, now_us: int) -> bool:  # noqa: ARG002 - a parameter of the port
         """Seal the active segment and start the next; False when it holds no record."""
@@ -357,8 +379,8 @@ class PartitionLog:
         a truncation at or below the first damage makes the log writable again.
 
         Raises:
-            NoRoomError: the epoch history must be cut and there is no room: nothing changed; or the
-                process has no free descriptor: call again.
+            NoRoomError: there is no room, or no descriptor: call again. A write meanwhile goes on
+                with the truncation first, unless nothing was changed yet.
             LogFailedError: the disk failed.
         """
         self._cut(end, self._epochs.truncated(end))
@@ -367,15 +389,18 @@ class PartitionLog:
         assert self.log_start <= end <= self.log_end, f"{end} is not within the log"
         if self._failure is not None:
             raise LogFailedError(self._failure, path=self._folder.path)
-        # This step is first because it is the only one that may need room on the disk.
+        # First the only step that needs a new file. The others write over present bytes, which a
+        # copy-on-write file system may refuse: then the next call goes on with them.
         self._write_epochs(epochs)
         self._unfinished_cut = end, epochs
-        with self._errors("truncate", fatal=True, retried=True):
+        self._state.log_end = end  # readers of dropped batches try again, and see the new end
+        self._state.generation += 1
+        with self._errors("a promise"):
             self._promise.lower(end, epochs)
+        with self._errors("fsync", fatal=True):
             if self._active is not None and self._active.dirty:
                 self._active.datasync()
-            self._state.log_end = end  # readers of dropped batches try again, and see the new end
-            self._state.generation += 1
+        with self._errors("truncate"):
             assert self._point is not None, "an open log has a recovery point"
             truncate_files(
                 self._folder, self._point, self._state.segments, log_start=self.log_start, end=end
@@ -433,13 +458,17 @@ class PartitionLog:
         self._failure = self._failure or reason
 
     def close(self) -> None:
-        """Sync, move the recovery point to the end, close the files. A failed log only closes."""
+        """Sync, move the recovery point to the end, close the files. A failed log only closes.
+
+        On a full disk the recovery point may stay: the next opening scans a little more.
+        """
         try:
             if self._failure is None and self._active is not None and not self._unfinished_cut:
-                with self._errors("close"):
+                with suppress(NoRoomError), self._errors("close"):
                     self._active.trim()
-                self.sync()
-                self.checkpoint()
+                with suppress(NoRoomError):  # all records are durable nevertheless
+                    self.sync()
+                    self.checkpoint()
         finally:
             self._active = None
             self._failure = self._failure or f"{self._folder.path} is closed"
@@ -469,7 +498,11 @@ class PartitionLog:
         """
         self._check_healthy()
         self._begin_promise()
-        return self._begin_segment() if self._active is None else self._active
+        if self._active is None:
+            return self._begin_segment()
+        if self._synced_end < self.log_end and not self._active.dirty:
+            self._note_synced(self.log_end)  # durable records whose promise had no room
+        return self._active
 
     def _begin_promise(self) -> None:
         """Note in the promises that the replica is held, and its end, unless it is damaged."""
@@ -485,8 +518,8 @@ class PartitionLog:
             self._promise.synced(self.log_start, end, self._epochs)
         self._synced_end = end
 
-    def _errors(self, what: str, *, fatal: bool = False, retried: bool = False) -> DiskErrors:
-        return DiskErrors(self._fail, self._folder.path, what, fatal=fatal, retried=retried)
+    def _errors(self, what: str, *, fatal: bool = False) -> DiskErrors:
+        return DiskErrors(self._fail, self._folder.path, what, fatal=fatal)
 
     def _fail(self, reason: str) -> None:
         self._failure = reason
@@ -557,7 +590,6 @@ class PartitionLog:
         with self._errors("the next segment"):
             if not self._folder.files.exists(self._folder.segment_file(self.log_end, "log")):
                 self._folder.create_segment(self.log_end)
-        with self._errors("the next segment", fatal=True, retried=True):
             self._folder.sync()
             segment = Segment(self.log_end, SegmentIndex(self._config.index_interval_bytes))
             self._active = successor = self._open_active(segment)

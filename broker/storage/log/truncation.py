@@ -20,7 +20,7 @@ from broker.model.offsets import Offset
 from broker.ports.system import File
 from broker.storage.log.producer_state import remove_producer_state_above
 from broker.storage.log_folder import CUT_NAME, LogFolder, RecoveryPointFile
-from broker.storage.no_room import ignoring_no_room
+from broker.storage.no_room import datasync, ignoring_no_room
 from broker.storage.promises.promises import Promised
 from broker.storage.segments.scan import ValidBatch, Window, scan
 from broker.storage.segments.segment import Segment
@@ -37,7 +37,8 @@ def truncate_files(
     """Remove all records from ``end`` on, durably. All records below must be durable before.
 
     Raises:
-        OSError: the disk failed; the log can be opened again.
+        OSError: the disk has no room, or the process no descriptor: call again; or the disk failed,
+            and the log can be opened again.
     """
     kept = [segment for segment in segments if segment.base_offset <= end]
     assert kept, f"{end} is below the first segment"
@@ -55,11 +56,11 @@ def truncate_files(
             folder.sync()
         folder.remove_if_there(folder.segment_file(last.base_offset, "index"))
         with ignoring_no_room():  # the file only prevents a false alarm
-            if not folder.files.exists(folder.file(CUT_NAME)):  # of a try without descriptors
+            if not folder.files.exists(folder.file(CUT_NAME)):  # of an earlier try
                 folder.files.open(folder.file(CUT_NAME), create=True).close()
         folder.sync()
         file.truncate(position)
-        file.datasync()
+        datasync(file)
         folder.remove_if_there(folder.file(CUT_NAME))
         folder.sync()  # before a batch is written behind the recovery point again
     finally:
@@ -92,7 +93,7 @@ def finish_cut(
             try:
                 if file.size() > point.position:
                     file.truncate(point.position)
-                file.datasync()
+                datasync(file)
             finally:
                 file.close()
     folder.files.remove(folder.file(CUT_NAME))

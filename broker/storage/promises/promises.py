@@ -13,6 +13,10 @@ a false alarm. For the same reason a promise is lowered durably before its log i
 
 A slot has two copies; a write never goes to the copy that the last sync made durable. Each slot has
 one owner who writes it. :meth:`Promises.sync` may run at the same time, on any thread.
+
+A full disk may refuse the write of a slot, because some file systems need room also for a write
+over present bytes. Then the slot keeps its values, and the owner writes it again when there is
+room. No other error is ever tried again.
 """
 
 from __future__ import annotations
@@ -32,6 +36,7 @@ from broker.model.epochs import LeaderEpoch
 from broker.model.ids import PartitionId
 from broker.model.offsets import Offset
 from broker.ports.system import File, Files
+from broker.storage.no_room import is_full
 from broker.storage.whole_file import write_whole
 
 PROMISES_NAME: Final = "promises"
@@ -59,7 +64,7 @@ HELD: Final = Promised(Offset(0), Offset(0), LeaderEpoch(0))
 class _Slot:
     """One slot, and which of its two copies may be written next."""
 
-    __slots__ = ("copy", "durable", "index", "queued", "values")
+    __slots__ = ("copy", "durable", "index", "queued", "torn", "values")
 
     def __init__(self, index: int, values: SlotValues, copy: int, durable: int) -> None:
         self.index = index
@@ -67,6 +72,7 @@ class _Slot:
         self.copy = copy  # the copy that holds ``values``
         self.durable = durable  # the newest sequence that is known to be on the disk
         self.queued = False  # whether the next sync covers this slot
+        self.torn = False  # the last write may have ended in its middle
 
 
 class Promises:
@@ -121,7 +127,7 @@ class Promises:
         """Note a counter's values, e.g. the end of a journal, before it is acknowledged. Cheap.
 
         Raises:
-            OSError: the disk has no room for a new slot (only the first time).
+            OSError: the disk has no room.
             LogFailedError: the file has failed.
         """
         key = _counter_key(name)
@@ -163,7 +169,8 @@ class Promises:
                 self._fail("fdatasync", cause)
             self._require_still_here(*covered[0])
             for slot, sequence in covered:
-                slot.durable = max(slot.durable, sequence)
+                if not slot.torn:
+                    slot.durable = max(slot.durable, sequence)
 
     def _require_still_here(self, slot: _Slot, sequence: int) -> None:
         """Fail if the file with this name is no longer the file that is open.
@@ -191,7 +198,7 @@ class Promises:
                 return
             finally:
                 file.close()
-        if newest < sequence:
+        if newest < sequence and not slot.torn:
             self._failure = (
                 f"the file {PROMISES_NAME}, and perhaps the whole data folder, was exchanged or "
                 "removed while the broker runs. No restart would find records that are written "
@@ -230,16 +237,22 @@ class Promises:
     def free_slot(self, partition_id: PartitionId) -> None:
         """Free a replica's slot; durable with the next sync."""
         with self._lock:
-            slot = self._replicas.pop(partition_id, None)
+            slot = self._replicas.get(partition_id)
             if slot is not None:
                 self.write(slot, kind=bytes_of.KIND_FREE, key=_NO_KEY)
+                del self._replicas[partition_id]
                 self._free.append(slot)
 
     def write(
         self, slot: _Slot, *, kind: int, key: bytes, number: int = 0, flags: int = 0,
         first: int = 0, second: int = 0, third: int = 0,
     ) -> None:  # fmt: skip
-        """Write a slot's values into the copy that is not the durable one. Not durable yet."""
+        """Write a slot's values into the copy that is not the durable one. Not durable yet.
+
+        Raises:
+            OSError: the disk has no room; the slot keeps its values.
+            LogFailedError: the file has failed.
+        """
         self._refuse_if_failed()
         file = self._file
         assert file is not None, "there is no slot before the file is made"
@@ -249,11 +262,15 @@ class Promises:
             kind=kind, sequence=before + 1, key=key, number=number, flags=flags, first=first,
             second=second, third=third,
         )  # fmt: skip
+        slot.torn = True  # a sync meanwhile must not count on the copy that is written over
         try:
             file.write_at(bytes_of.slot_position(slot.index, copy), [bytes_of.encode_slot(values)])
         except OSError as cause:
+            if is_full(cause):
+                slot.torn = copy == slot.copy
+                raise
             self._fail("a write", cause)
-        slot.values, slot.copy = values, copy
+        slot.values, slot.copy, slot.torn = values, copy, False
         if not slot.queued:
             slot.queued = True
             self._written.append(slot)
@@ -338,7 +355,10 @@ class Promises:
             self._file = self._files.open(PROMISES_NAME)
         else:
             self._file.write_at(bytes_of.slot_position(count, 0), [zeros])
-            self._file.datasync()
+            try:
+                self._file.datasync()
+            except OSError as cause:
+                self._fail("fdatasync", cause)
         free = SlotValues(kind=bytes_of.KIND_FREE, sequence=0, key=_NO_KEY)
         made = [
             _Slot(index, free, 0, 0) for index in range(count, count + bytes_of.SLOTS_PER_BLOCK)
@@ -374,7 +394,7 @@ class ReplicaPromise:
         """Note that this broker holds the replica; durable once :meth:`Promises.sync` has returned.
 
         Raises:
-            OSError: the disk has no room for one more slot.
+            OSError: the disk has no room.
             LogFailedError: the file has failed.
         """
         if self._slot is None:
@@ -387,6 +407,7 @@ class ReplicaPromise:
         Without a ``mark`` an earlier mark for the same end stays.
 
         Raises:
+            OSError: the disk has no room: no record may be acknowledged before it has.
             LogFailedError: the file has failed: no more records may be acknowledged.
         """
         slot = self._slot
@@ -401,7 +422,11 @@ class ReplicaPromise:
         self._write(start, end, last_epoch, flags)
 
     def lower(self, end: Offset, last_epoch: LeaderEpoch) -> None:
-        """Lower the promise to ``end``, durably, because the log is about to be cut. Blocks."""
+        """Lower the promise to ``end``, durably, because the log is about to be cut. Blocks.
+
+        Raises:
+            OSError, LogFailedError: see :meth:`begin`.
+        """
         slot = self._slot
         if slot is not None and slot.values.second > end:
             self._write(Offset(min(slot.values.first, end)), end, last_epoch)
@@ -419,9 +444,13 @@ class ReplicaPromise:
         self._promises.sync()
 
     def remove(self) -> None:
-        """Note durably that this broker no longer holds the replica. Blocks."""
-        self._slot = None
+        """Note durably that this broker no longer holds the replica. Blocks.
+
+        Raises:
+            OSError, LogFailedError: see :meth:`begin`.
+        """
         self._promises.free_slot(self._partition_id)
+        self._slot = None
         self._promises.sync()
 
     def _write(self, start: Offset, end: Offset, last_epoch: LeaderEpoch, flags: int = 0) -> None:

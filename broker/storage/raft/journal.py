@@ -154,12 +154,15 @@ class RaftJournal:
     def _note(self) -> None:
         """Note term and last record in the promises file, before another member hears of them.
 
-        A full disk may refuse the first note. Then the noted values are too low, which is safe.
+        A full disk may refuse the note. Then the noted values are too low, which detects less,
+        until the next :meth:`save` or :meth:`checkpoint`.
         """
-        if self._promises is not None:
-            term = max(self._meta.slot.hard.term, self.stored.hard.term)
+        if self._promises is None:
+            return
+        values = max(self._meta.slot.hard.term, self.stored.hard.term), self._journal.synced
+        if self._promises.noted(COUNTER) != values:
             with ignoring_no_room():
-                self._promises.note(COUNTER, term, self._journal.synced)
+                self._promises.note(COUNTER, *values)
 
     def _open_journal(self, synced: int, snapshot: Snapshot | None) -> tuple[JournalFile, Found]:
         def examine(found: Found) -> None:
@@ -355,6 +358,7 @@ class RaftJournal:
     def checkpoint(self, commit: int) -> None:
         """Write the durable end of the journal to the meta file; called now and then when idle."""
         self._folder.require_healthy()
+        self._note()
         hard = self._meta.slot.hard
         if self._meta.slot.synced != self._journal.synced or commit > hard.commit:
             try:

@@ -90,6 +90,10 @@ class ActiveSegment:
             self.segment.note_batch(batch.header, position)
             position += batch.header.size
 
+    def reserve(self, size: int) -> None:
+        """Reserve disk for ``size`` more bytes."""
+        self._reserve(max(self.segment.size_bytes, SEGMENT_HEADER_SIZE) + size)
+
     def datasync(self) -> None:
         """Make all written bytes durable."""
         size = self.segment.size_bytes

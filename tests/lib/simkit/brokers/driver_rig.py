@@ -33,6 +33,7 @@ from broker.runtime.partition.leadership_gate import Claims
 from broker.runtime.partition.replica_shell import AloneLinks, ReplicaIdentity, ReplicaLinks
 from broker.storage.log.partition_log import LogConfig, PartitionLog
 from broker.storage.log.replacement import replace_log
+from broker.storage.promises.promises import Promises
 from simkit.brokers.memory_broker import FakeClock
 
 ME = BrokerId("me")
@@ -117,6 +118,7 @@ class DriverRig:
         cold_end: int = 0,
         claims: Claims | None = None,
         id_budget: IdBudget | None = None,
+        promises: Promises | None = None,
         **settings: Any,
     ) -> None:
         self.files = files
@@ -136,11 +138,13 @@ class DriverRig:
         )
         self.recorded: list[int] = []
 
-        def begin_log(start: Offset, epochs: EpochHistory) -> PartitionLog:
-            replace_log(files, FOLDER, partition_id, start=start, epochs=epochs)
-            return PartitionLog.open(files, FOLDER, partition_id, config)
+        promise = None if promises is None else promises.replica(partition_id)
 
-        self.log = PartitionLog.open(files, FOLDER, partition_id, config)
+        def begin_log(start: Offset, epochs: EpochHistory) -> PartitionLog:
+            replace_log(files, FOLDER, partition_id, start=start, epochs=epochs, promise=promise)
+            return PartitionLog.open(files, FOLDER, partition_id, config, promise=promise)
+
+        self.log = PartitionLog.open(files, FOLDER, partition_id, config, promise=promise)
         self.driver = PartitionDriver(
             StreamPartition(stream, 0),
             OpenedLog(log=self.log, begin_log=begin_log, cold_end=Offset(cold_end)),

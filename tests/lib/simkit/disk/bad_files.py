@@ -1,4 +1,4 @@
-"""The Files port over a real disk with bad sectors, or without room, for a whole broker."""
+"""The Files port over a disk with bad sectors, or without room, for a whole broker."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import errno
 from collections.abc import Sequence
 from typing import Any
 
-from broker.adapters.disk.files import DiskFiles
-from broker.ports.system import File
+from broker.ports.system import File, Files
 
 
 class BadFiles:
-    """Passes everything on; :attr:`unreadable` and :attr:`full` say what goes wrong."""
+    """Passes everything on; the sets of paths and :attr:`full` say what goes wrong."""
 
-    def __init__(self, files: DiskFiles) -> None:
+    def __init__(self, files: Files) -> None:
         self._files = files
         self.unreadable: set[str] = set()  # ends of the paths whose reads fail
+        self.unwritable: dict[str, int] = {}  # ends of paths: the errno of their writes
         self.full = False
         self.given_bytes = 0  # room that a cut of the ballast gave back
         self.exists, self.list, self.make_folder = files.exists, files.list, files.make_folder
@@ -46,6 +46,9 @@ class _BadFile:
 
     def write_at(self, position: int, buffers: Sequence[Any], *, read_soon: bool = True) -> int:
         """Write; on a full disk only over existing bytes, or into freed ballast."""
+        for end, number in self._files.unwritable.items():
+            if self._path.endswith(end):
+                raise OSError(number, "simulated: the write is refused", self._path)
         size = sum(len(memoryview(one).cast("B")) for one in buffers)
         if self._files.full and position + size > self._file.size() and not _ballast(self._files):
             raise OSError(errno.ENOSPC, "simulated: no space left", self._path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from contextlib import suppress
 
 import pytest
@@ -151,6 +152,26 @@ def test_a_data_folder_without_promises_opens_on_a_full_disk(at: Killed) -> None
     with running(at.folder, wrap=_BadDisk(full=True)) as live:
         assert live.rows() == at.values
         assert isinstance(live.put(b"x"), DiskFullError)
+
+
+def test_a_promise_that_cannot_be_written_stops_nothing(at: Killed) -> None:
+    """As on btrfs, ZFS or over a quota: a stream is made, written and deleted once there is room.
+
+    While there is none, the start, reads and the deletion from the metadata work.
+    """
+    disk = _BadDisk(unwritable={"promises": errno.EDQUOT})
+    with capture_logs() as logged, running(at.folder, wrap=disk) as live:
+        assert live.rows() == at.values
+        assert live.broker.streams.delete(STREAM).name == STREAM
+        assert at.uuid in {one.stream_uuid for one in live.broker._promises.replicas()}
+        disk.files.unwritable.clear()
+        live.broker._open_what_waits()
+        assert not at.log.exists()
+        assert live.broker._promises.replicas() == []
+        _other_stream_works(live)
+    assert [one["event"] for one in logged if one["log_level"] != "info"] == ["log_not_removed"]
+    with running(at.folder) as live:
+        assert [one.name for one in live.broker.streams.all()] == ["other"]
 
 
 def test_a_stream_without_room_for_its_log_is_opened_once_there_is(at: Killed) -> None:

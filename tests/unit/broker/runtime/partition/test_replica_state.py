@@ -3,54 +3,26 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from broker.adapters.disk.files import DiskFiles
-from broker.core.replication.effects import ProposeIsr
 from broker.errors import HeadwaterError, HistoryClaimedError
 from broker.model.cluster_status import PartitionStatus
 from broker.model.epochs import BrokerEpoch, LeaderEpoch
 from broker.model.ids import BrokerId
 from broker.model.lineage import Leadership
 from broker.model.offsets import Offset
-from broker.model.replica_messages import ReplicaMessage
 from broker.model.replica_state import ReplicaState
 from broker.runtime.partition.leadership_gate import SETTLE_MS, Claims
 from simkit.brokers.driver_rig import FOLDER, ME, DriverRig, alone_view
+from simkit.brokers.quiet_links import OTHER, QuietLinks
 from simkit.disk.disk import SimDisk
 
-OTHER = BrokerId("other")
 LINEAGE = "1" * 32
-
-
-class QuietLinks:
-    """Links to brokers that never answer."""
-
-    def send(self, to: BrokerId, message: ReplicaMessage) -> None:
-        """Nobody hears it."""
-
-    def propose_isr(self, wanted: ProposeIsr, answered: Callable[[bool], None]) -> None:
-        """Nobody answers."""
-
-    def confirm_leader(self, leader_epoch: LeaderEpoch, log_end: Offset) -> None:
-        """Nobody hears it."""
-
-    def report_leader(self, leader_epoch: LeaderEpoch) -> None:
-        """Nobody hears it."""
-
-    def lease_until_ms(self) -> int:
-        """Return a lease that lasts for a long time."""
-        return 1 << 40
-
-    def withdraw(self, reason: HeadwaterError) -> None:
-        """Nobody hears it."""
-
-    def lead_changed(self, *, leads: bool) -> None:
-        """Nobody listens."""
 
 
 @pytest.fixture
