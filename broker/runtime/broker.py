@@ -289,7 +289,7 @@ class Broker:
                 raise found.failure
 
     def _open_what_waits(self) -> None:
-        if self.replicas.wait_for_room:
+        if self.replicas.unopened() or self.replicas.removal_waits:
             self.reconcile()
 
     def _tell(self, led: LedPartitions) -> None:

@@ -90,7 +90,7 @@ class HostedPartitions:
         self._streams: dict[StreamUuid, Stream] = {}
         self._led: dict[StreamUuid, LedPartitions] = {}
         self._late: dict[PartitionId, OwnerCall] = {}  # views that the replica has not taken yet
-        self._unremoved = False  # whether a closed log waits for room for its removal
+        self.removal_waits = False  # a closed log waits for room for its removal
         self._closing: dict[PartitionId, tuple[PartitionDriver, OwnerCall]] = {}
         self._lock = threading.RLock()
 
@@ -117,11 +117,6 @@ class HostedPartitions:
     def unopened(self) -> Mapping[PartitionId, HeadwaterError]:
         """Return the replicas that belong here and could not be opened so far, and why."""
         return dict(self._refused)
-
-    @property
-    def wait_for_room(self) -> bool:
-        """Whether :meth:`reconcile` has to run again, because it could not open or remove a log."""
-        return bool(self._refused) or self._unremoved
 
     def all(self) -> list[PartitionDriver]:
         """Return every open replica."""
@@ -272,7 +267,7 @@ class HostedPartitions:
 
     def _remove_closed(self, patience_s: float) -> None:
         """Delete the logs of removed replicas, once they are closed."""
-        self._unremoved = False
+        self.removal_waits = False
         deadline_s = time.monotonic() + patience_s
         for partition_id, (driver, call) in list(self._closing.items()):
             if not call.is_over(max(0.0, deadline_s - time.monotonic())):
@@ -287,7 +282,7 @@ class HostedPartitions:
                 if not lacks_room(cause):
                     raise
                 _log.warning("log_not_removed", partition=str(partition_id), reason=str(cause))
-                self._unremoved = True
+                self.removal_waits = True
                 continue
             del self._closing[partition_id]
             self._marks.forget(partition_id)

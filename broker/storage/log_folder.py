@@ -91,6 +91,13 @@ class LogFolder:
             self.sync()
         self.files.open(self.segment_file(base_offset, "log"), create=True).close()
 
+    def mark_suspect(self) -> None:
+        """Make the next opening trust no index, durably."""
+        path = self.file(SUSPECT_NAME)
+        if not self.files.exists(path):
+            self.files.open(path, create=True).close()
+            self.sync()
+
     def remove_if_there(self, path: str) -> None:
         """Remove a file that may be absent."""
         if self.files.exists(path):

@@ -30,43 +30,26 @@ from broker.errors import (
 from broker.model.epochs import LeaderEpoch
 from broker.model.records import AckPolicy
 from broker.model.stream import StreamConfig
-from broker.ports.system import Clock
-from broker.runtime.partition.counters import OnCommit, PartitionCounters
+from broker.runtime.partition.context import PartitionContext
+from broker.runtime.partition.counters import OnCommit
 from broker.runtime.partition.groups import Answer, CommitGroup, Write
-from broker.runtime.partition.local_log import LocalLog
 from broker.runtime.partition.replica_shell import ReplicaShell
-from broker.runtime.partition.room import LogRoom
 
 
 class Commits:
     """Writes groups, and keeps the publishers that wait. Owner: the partition's turns."""
 
     def __init__(
-        self,
-        *,
-        name: str,
-        config: StreamConfig,
-        counters: PartitionCounters,
-        local: LocalLog,
-        room: LogRoom,
-        clock: Clock,
-        fail: Callable[[HeadwaterError], None],
-        on_commit: OnCommit,
-        is_held: Callable[[], bool],
+        self, context: PartitionContext, *, on_commit: OnCommit, is_held: Callable[[], bool]
     ) -> None:
-        """Start without waiting publishers.
-
-        ``fail`` is called first when the log takes no more writes. While ``is_held`` returns true,
-        no publisher is answered.
-        """
-        self._name = name
-        self._room = room
+        """Start without waiting publishers; while ``is_held`` returns true, none is answered."""
+        self._room = context.room
         self._is_held = is_held
-        self._config = config
-        self._counters = counters
-        self._local = local
-        self._clock = clock
-        self._fail = fail
+        self._config = context.stream.config
+        self._counters = context.counters
+        self._local = context.local
+        self._clock = context.clock
+        self._fail = context.health.fail  # called first when the log takes no more writes
         self._on_commit = on_commit
         self._acks: AckQueue[Answer] = AckQueue()
 

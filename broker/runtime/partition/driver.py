@@ -102,15 +102,7 @@ class PartitionDriver:
         self._gate = gate = Gatekeeper(self.partition_id, ports.clock, notices.claims)
         self._closed = False  # the log is: nothing that is queued later touches it
         self._commits = commits = Commits(
-            name=context.name,
-            config=self.stream.config,
-            counters=self.counters,
-            local=self._local,
-            room=context.room,
-            clock=ports.clock,
-            fail=self.health.fail,
-            on_commit=notices.on_commit,
-            is_held=gate.is_held,
+            context, on_commit=notices.on_commit, is_held=gate.is_held
         )
         self.replication = Replication(
             context,

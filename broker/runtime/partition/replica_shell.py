@@ -146,7 +146,10 @@ class ReplicaIdentity:
 
 
 class ReplicaShell:
-    """Drives one ``PartitionReplica`` over an open, healthy log. Owner: the partition's turns."""
+    """Drives one ``PartitionReplica`` over an open, healthy log. Owner: the partition's turns.
+
+    The class is not split: it has a method for each effect of the core, and one order for all.
+    """
 
     def __init__(
         self,

@@ -16,13 +16,7 @@ from typing import Final
 
 from broker.codec.disk.log_state_format import encode_epochs
 from broker.codec.record_batch import PreparedBatch
-from broker.errors import (
-    DiskFullError,
-    HeadwaterError,
-    LogFailedError,
-    NoRoomError,
-    StaleLeaderEpochError,
-)
+from broker.errors import HeadwaterError, LogFailedError, NoRoomError
 from broker.model.epoch_history import EpochHistory
 from broker.model.epochs import LeaderEpoch
 from broker.model.ids import PartitionId
@@ -35,13 +29,9 @@ from broker.storage.log.config import LogConfig
 from broker.storage.log.disk_errors import DiskErrors
 from broker.storage.log.producer_state import read_producer_state, write_producer_state
 from broker.storage.log.recovery import recover
+from broker.storage.log.refusals import stale_epoch, takes_no_writes, waits_for_room
 from broker.storage.log.truncation import truncate_files
-from broker.storage.log_folder import (
-    EPOCHS_NAME,
-    SUSPECT_NAME,
-    LogFolder,
-    cannot_open,
-)
+from broker.storage.log_folder import EPOCHS_NAME, LogFolder, cannot_open
 from broker.storage.no_room import ignoring_no_room
 from broker.storage.promises.log_promise import LogPromise
 from broker.storage.promises.lost_log import RecoveredLog, unreadable
@@ -289,21 +279,13 @@ class PartitionLog:
     def find_room(self, size: int) -> None:
         """Do what a full disk had prevented, and reserve ``size`` bytes for the next records.
 
-        Raises:
-            NoRoomError: there is no room, or no descriptor; call again.
-            LogFailedError: the log takes no more writes.
+        Raises NoRoomError (call again) and LogFailedError (the log takes no more writes).
         """
         active = self._writable()
         if self._folder.files.free_bytes() < size:  # some file systems reserve nothing
-            raise DiskFullError(
-                f"the broker's disk is full: {self._folder.path} waits for {size} bytes; free "
-                "space",
-                path=self._folder.path,
-            )
-        left = self._config.segment_bytes_max - active.segment.size_bytes
-        if min(size, left) > 0:
-            with self._errors("reserving"):
-                active.reserve(min(size, left))
+            raise waits_for_room(self._folder.path, size)
+        with self._errors("reserving"):
+            active.reserve(min(size, self._config.segment_bytes_max - active.segment.size_bytes))
 
     def seal_active(self, now_us: int) -> bool:  # noqa: ARG002 - a parameter of the port
         """Seal the active segment and start the next; False when it holds no record."""
@@ -414,11 +396,8 @@ class PartitionLog:
         A scan without damage removes the mark. May be called again, also on a damaged log. Raises
         NoRoomError (no room for the mark's name) and LogFailedError (the disk failed).
         """
-        path = self._folder.file(SUSPECT_NAME)
         with self._errors("marking"):
-            if not self._folder.files.exists(path):
-                self._folder.files.open(path, create=True).close()
-                self._folder.sync()
+            self._folder.mark_suspect()
 
     def checkpoint(self) -> None:
         """Move the recovery point to the synced end, so that a restart scans from there."""
@@ -482,11 +461,7 @@ class PartitionLog:
         if self._failure is not None:
             raise LogFailedError(self._failure, path=self._folder.path)
         if self._state.damaged:
-            damage = self._state.damaged[0].error()
-            raise LogFailedError(
-                f"{self._folder.path} takes no writes because it is damaged: {damage.message}",
-                **damage.facts,
-            ) from damage
+            raise takes_no_writes(self._folder.path, self._state.damaged[0])
         if self._unfinished_cut is not None:
             self._cut(*self._unfinished_cut)
 
@@ -531,13 +506,7 @@ class PartitionLog:
     def _begin_epoch(self, leader_epoch: LeaderEpoch) -> None:
         """Record a new leader epoch durably, before a record is written under it."""
         if leader_epoch < self._epochs.latest:
-            raise StaleLeaderEpochError(
-                f"{self._folder.path} was written under leader epoch {self._epochs.latest}, but "
-                f"the metadata says {leader_epoch}. Either another broker leads by now, or an "
-                "older copy of this broker's metadata was put back: put the newest metadata back",
-                got=leader_epoch,
-                current=self._epochs.latest,
-            )
+            raise stale_epoch(self._folder.path, self._epochs.latest, leader_epoch)
         self._write_epochs(self._epochs.begun(leader_epoch, self.log_end))
 
     def _write_epochs(self, history: EpochHistory) -> None:
