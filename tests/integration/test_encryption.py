@@ -112,5 +112,6 @@ def test_nothing_on_any_disk_shows_a_record(
     deadline_s = time.monotonic() + WAIT_S
     told = "EncryptionKeyError"  # the only reason, until the broker asks for the key again
     while "EncryptionKeyError" in told and time.monotonic() < deadline_s:
+        time.sleep(0.5)  # each try is a process
         told = run("read", "safe", "--format", "jsonl", fails=None)
     assert values(told) == sent  # without a restart

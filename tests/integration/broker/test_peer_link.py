@@ -172,7 +172,7 @@ def test_a_heartbeat_overtakes_batches_that_wait(rig: PeerRig) -> None:
     transport, inbox = _control(rig.links[B])
     sender, _ = _control(rig.links[A])
     while rig.links[A].connected() != {B, C}:
-        pass
+        time.sleep(0.01)
     arrived_before: list[int] = []
     big = answer(1, (stored(0, bytes(4_000_000)),))
     for number in range(15):

@@ -180,5 +180,6 @@ def test_a_member_that_talks_nonsense_is_hung_up_on(group: RaftGroup, tmp_path: 
     deadline_s = time.monotonic() + 10
     while group.transports[target].refused["malformed"] < 3:  # counted after it is closed
         assert time.monotonic() < deadline_s, group.transports[target].refused
+        time.sleep(0.01)
     group.start(group.names[1])
     assert _register(group, 1) == [2]

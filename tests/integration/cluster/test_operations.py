@@ -264,6 +264,7 @@ def test_up_runs_a_cluster_and_ctrl_c_ends_it(tmp_path: Path) -> None:
                 server, "was restarted."
             ):
                 assert time.monotonic() < deadline_s, "the killed broker was not started again"
+                time.sleep(0.05)
         children = psutil.Process(server.process.pid).children(recursive=True)
         server.process.send_signal(signal.SIGINT)
         assert server.process.wait(60) == 0

@@ -40,6 +40,7 @@ class Rig:
             except grpc.RpcError:
                 if time.monotonic() > deadline:
                     raise
+                time.sleep(0.02)
 
     def leader(self, number: int) -> int:
         """Return the broker that leads the partition, as broker ``number`` knows."""
@@ -57,6 +58,7 @@ class Rig:
             except (ValueError, grpc.RpcError):
                 if time.monotonic() > deadline:
                     raise
+                time.sleep(0.02)
 
     @property
     def names(self) -> list[str]:

@@ -32,7 +32,7 @@ from headwater.local import embedded
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 RESIDENT_BYTES_MAX: Final = 350 * 1024 * 1024
-FLOOD_S: Final = 2.0
+FLOOD_S: Final = 0.7
 STRANGERS: Final = 8
 LIFTBRIDGE_PORT: Final = embedded.free_port()
 Attack = Callable[[BrokerProcess, int], object]  # one try of stranger number so

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,6 +46,7 @@ def test_spark_reads_what_is_left_and_an_old_cut_whole(
     for _ in range(600):
         if client.tier_status("s")[0].cold.start:
             break
+        time.sleep(0.05)
     with client.producer("s") as producer:
         producer.send([b"tail"]).result(60)
     start = int(client.describe("s").partitions[0].start)

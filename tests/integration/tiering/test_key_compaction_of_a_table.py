@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,7 @@ def _until_compacted(url: str) -> Hole:
         _, proof = headwater.read_table("s", columns=["offset"], server=url)
         if holes := proof.partitions[0].holes:
             return holes[0]
+        time.sleep(0.05)
     raise AssertionError("no record has left the table")
 
 
@@ -47,7 +49,7 @@ def _require_left(client: Client, url: str, hole: Hole) -> None:
     newest, _ = headwater.read_table("s", latest=True, server=url)
     assert newest.column("value").to_pylist() == values[-5:]
     while client.tier_status("s")[0].gone_count is None:
-        pass  # the leader has just begun, and has not read the table yet
+        time.sleep(0.02)  # the leader has just begun, and has not read the table yet
     assert f"{len(left)} of {len(SENT)} offsets" in _run(url, "stream", "list")
     counted = json.loads(_run(url, "stream", "list", "--json"))
     assert counted["records_count"] == counted["table_rows_count"] == len(left)

@@ -152,6 +152,7 @@ class _Builder:
         with Client(broker.url) as client:
             while not _answers(client):  # on a busy machine a first connection may take too long
                 assert time.monotonic() < deadline_s, "the broker serves and does not answer"
+                time.sleep(0.02)
         return broker
 
     def _stop(self) -> None:
