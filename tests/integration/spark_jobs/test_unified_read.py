@@ -36,11 +36,10 @@ from tiering.store.location import StoreConfig
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.integration,
-    pytest.mark.usefixtures("codegen"),
-]
+pytestmark = [pytest.mark.spark, pytest.mark.integration]
+
+# With code generated, as users have it: what is about the plan and the rows of both tiers together.
+as_users = pytest.mark.usefixtures("codegen")
 
 
 def publish(served: Served, start: int, count: int, partition: int = 0) -> None:
@@ -71,6 +70,7 @@ def offsets(rows: DataFrame) -> dict[int, list[int]]:
     return {partition: sorted(values) for partition, values in found.items()}
 
 
+@as_users
 def test_every_record_is_there_once(spark: SparkSession, stream: Served) -> None:
     """Both tiers together are each offset up to the high watermark, once, under a certificate."""
     rows = read(spark, "s", server=stream.server)
@@ -84,6 +84,7 @@ def test_every_record_is_there_once(spark: SparkSession, stream: Served) -> None
     assert cut_of(rows).records_count == 900
 
 
+@as_users
 def test_the_cold_side_stays_a_native_vectorised_scan(spark: SparkSession, stream: Served) -> None:
     """The plan has one Parquet scan in batches without a filter, and the source beside it."""
     plan = read(spark, "s", server=stream.server)._jdf.queryExecution().toString()
@@ -94,6 +95,7 @@ def test_the_cold_side_stays_a_native_vectorised_scan(spark: SparkSession, strea
     assert "BatchScan headwater" in plan
 
 
+@as_users
 def test_one_tier_alone_and_none_at_all(spark: SparkSession, served: Served) -> None:
     """An empty stream, a stream without a table and one without a tail read as what they are."""
     Client(served.server).create_stream("s", partitions=2)
@@ -111,6 +113,7 @@ def test_one_tier_alone_and_none_at_all(spark: SparkSession, served: Served) -> 
     assert "headwater" not in cold._jdf.queryExecution().toString()
 
 
+@as_users
 def test_cold_rows_equal_those_of_plain_delta_readers(spark: SparkSession, stream: Served) -> None:
     """Below the cold end, our rows are delta-spark's and delta-rs's own, nothing of ours loaded."""
     rows = read(spark, "s", server=stream.server)
@@ -127,6 +130,7 @@ def test_cold_rows_equal_those_of_plain_delta_readers(spark: SparkSession, strea
     assert from_spark.equals(from_rust)
 
 
+@as_users
 def test_columns_are_projected_on_both_sides(spark: SparkSession, stream: Served) -> None:
     """The selected columns come in the given order from both tiers."""
     rows = read(spark, "s", columns=["value", "offset", "partition"], server=stream.server)
@@ -137,6 +141,7 @@ def test_columns_are_projected_on_both_sides(spark: SparkSession, stream: Served
         read(spark, "s", columns=["ofset"], server=stream.server)
 
 
+@as_users
 def test_a_later_select_and_filter_narrow_the_log(spark: SparkSession, stream: Served) -> None:
     """The broker is asked for what an action needs; the next action has needs of its own."""
     rows = read(spark, "s", server=stream.server)
@@ -164,6 +169,7 @@ def test_new_commits_and_records_do_not_move_a_read(spark: SparkSession, stream:
     assert offsets(read(spark, "s", server=stream.server))[0] == list(range(741))
 
 
+@as_users
 def test_optimize_leaves_every_read_exact(spark: SparkSession, stream: Served) -> None:
     """Spark rewrites the table's files; old cuts read the old files, new reads the new ones."""
     before = cut("s", server=stream.server)
@@ -225,6 +231,7 @@ def test_damage_fails_the_next_read_by_name(
     assert set(KEEPER.held()) == held, "a read that failed must not hold a lease"
 
 
+@as_users
 def test_rows_that_the_broker_never_committed_fail_the_read(
     spark: SparkSession, stream: Served
 ) -> None:
@@ -375,6 +382,7 @@ def _until(holds: Callable[[], bool], seconds: float = 10.0) -> bool:
     return True
 
 
+@as_users
 def test_an_encrypted_table_is_read_by_tasks_that_decrypt(
     spark: SparkSession, tmp_path: Path
 ) -> None:
