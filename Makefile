@@ -251,7 +251,7 @@ fuzz: $(STAMP) ## bytes that nobody should send, for every decoder and every doo
 	$(PYTHON) tests/fuzz/run.py --minutes $(MINUTES) $(FUZZ_ARGS)
 
 .PHONY: chaos
-chaos: $(STAMP) ## real brokers killed, paused, cut off, filled up and wiped under load (MINUTES=5)
+chaos: $(STAMP) ## real brokers killed, paused, cut off, filled up and wiped under load (MINUTES=5 CHAOS_ARGS=--secure)
 	@cd $(ROOT)
 	$(PYTHON) tests/chaos/run.py --minutes $(MINUTES) $(CHAOS_ARGS)
 

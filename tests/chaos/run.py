@@ -48,6 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
         stories=chosen,
         times=options.times,
         raft=options.raft,
+        secure=options.secure,
         forked=options.forked,
     )
     began_s, stopped = time.monotonic(), None
@@ -65,6 +66,10 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"  {tally.reached[name]:3d} of {tally.told[name]:3d} reached: {name}{worst}")
     for group in campaign.groups:
         print(f"  {group}")
+    if campaign.cluster.guards is not None:
+        took_s = campaign.cluster.guards.took_s
+        slowest_s = max(took_s, default=0.0)
+        print(f"  {len(took_s)} changes of access, in force after {slowest_s:.2f} s at most")
     unreached = tally.unreached(campaign.schedule)
     of_groups = sum(len(group.violations) for group in campaign.groups)
     good = verdict.ok and stopped is None and not unreached and not of_groups
@@ -94,7 +99,7 @@ def _print_plan(options: argparse.Namespace, seed: int, chosen: tuple[Story, ...
         minutes=options.minutes,
         brokers=options.brokers,
         partitions=options.partitions,
-        refused=refused_needs(),
+        refused=refused_needs(secure=options.secure),
         stories=chosen,
         times=options.times,
     )
@@ -121,6 +126,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--times", type=int, default=0, help="tell so many stories at least")
     parser.add_argument("--plan", action="store_true", help="print what would be done")
     parser.add_argument("--plant", choices=known_plants(), help="a bug to be found")
+    parser.add_argument("--secure", action="store_true", help="TLS, identities, grants, quotas")
     parser.add_argument("--folder", type=Path, help="keep everything here")
     parser.add_argument("--forked", action="store_true", help="brokers start by a fork: less CPU")
     parser.add_argument("--keep", action="store_true", help="keep the files also when all is good")

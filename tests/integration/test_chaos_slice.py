@@ -15,19 +15,19 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(280
 
 
 @pytest.mark.parametrize(
-    ("story", "all_killed", "raft"),
+    ("story", "all_killed", "options"),
     [
-        ("kill the leader, start it at once", 0, "own"),
-        ("kill every broker and nats-server", 1, "own"),
-        ("kill the controller", 0, "pysyncobj"),
+        ("kill the leader, start it at once", 0, ["--secure"]),
+        ("kill every broker and nats-server", 1, []),
+        ("kill the controller", 0, ["--raft", "pysyncobj"]),
     ],
 )
 def test_acked_records_survive_kills(
-    tmp_path: Path, story: str, all_killed: int, raft: str
+    tmp_path: Path, story: str, all_killed: int, options: list[str]
 ) -> None:
     """Three brokers, killed under load: nothing lost, doubled or different anywhere."""
     command = [sys.executable, str(ROOT / "tests" / "chaos" / "run.py"), "--minutes", "0"]
-    command += ["--brokers", "3", "--seed", "2", "--only", story, "--raft", raft]
+    command += ["--brokers", "3", "--seed", "2", "--only", story, *options]
     done = subprocess.run(
         [*command, "--forked", "--folder", str(tmp_path / "chaos")],
         capture_output=True,

@@ -18,6 +18,7 @@ from broker.errors import HeadwaterError
 from broker.model.raft import RaftName
 from chaoskit.actors.group_load import GroupVerdict
 from chaoskit.cluster import ChaosError
+from chaoskit.guards import ACTOR
 from chaoskit.loads import Loads, LoadsConfig
 from chaoskit.permits import refused_needs
 from chaoskit.process_cluster import ProcessCluster
@@ -52,6 +53,7 @@ class ChaosConfig:
     stories: tuple[Story, ...] = STORIES
     times: int = 0  # how many stories at least
     small_disks: bool = True  # where the machine permits them
+    secure: bool = False  # TLS and identities at the doors, grants, quotas; their stories
     forked: bool = False  # brokers start by a fork, not as `python -m broker`
 
 
@@ -63,7 +65,7 @@ class ChaosCampaign:
         self.recorder = ChaosRecorder()
         self.verdict = Verdict()
         self.tally = Tally()
-        refused = refused_needs()
+        refused = refused_needs(secure=config.secure)
         if not config.small_disks:
             refused.setdefault(Need.SMALL_DISKS, "not wanted in this run")
         self.schedule: Schedule = plan(
@@ -84,6 +86,7 @@ class ChaosCampaign:
                 "cluster": {"session_ms": config.session_ms, "raft": config.raft},
             },
             forked=config.forked,
+            guarded=config.secure,
             small_disk_bytes=None if Need.SMALL_DISKS in refused else _SMALL_DISK_BYTES,
         )
         self.groups: list[GroupVerdict] = []
@@ -124,7 +127,7 @@ class ChaosCampaign:
 
     def _create_stream(self) -> None:
         dice = random.Random(self._config.seed)
-        with Client(self.cluster.url) as client:
+        with self.cluster.client() as client:
             client.create_stream(
                 STREAM,
                 subject=_SUBJECT,
@@ -149,6 +152,7 @@ class ChaosCampaign:
                 records_per_s=config.records_per_s,
                 folder=config.folder / "members",
                 seed=config.seed,
+                login=self.cluster.login(ACTOR),
             ),
             self.recorder,
         )
@@ -163,7 +167,7 @@ class ChaosCampaign:
     def _read_everything(self, loads: Loads) -> list[Reading]:
         """Read both tiers, the table, and, with all brokers stopped, each replica's disk."""
         loads.drain(_DRAIN_S)
-        with Client(self.cluster.url) as client:
+        with self.cluster.client() as client:
             ends = {
                 one.partition: int(one.high_watermark) for one in client.describe(STREAM).partitions
             }

@@ -143,6 +143,9 @@ class ClusterUnderTest(Protocol):
     def elect_unclean(self, partition: int, broker: str) -> int:
         """Let a replica lead that lacks records; return the end above which some may be lost."""
 
+    def change_access(self, what: str) -> None:
+        """Change who may do what, or the certificates; return once that was seen in force."""
+
     def flush_tier(self) -> None:
         """Ship everything that can be shipped."""
 

@@ -242,6 +242,10 @@ class FakeCluster:
         self._partitions[partition] = replace(one, replicas=frozenset(replicas))
         self._note("reassign", ",".join(replicas))
 
+    def change_access(self, what: str) -> None:
+        """See ClusterUnderTest."""
+        self._note("access", what)
+
     def flush_tier(self) -> None:
         """See ClusterUnderTest."""
         self._note("flush", "")

@@ -16,6 +16,7 @@ import pyarrow as pa
 from broker.errors import FencedError, HeadwaterError, TruncatedError, UnavailableError
 from chaoskit.recorder import ChaosRecorder
 from checkkit.arrow import COLUMNS, columns_by_partition
+from clusterkit.login import OPEN, Login
 from headwater.client import Client, Fetch
 
 _PAUSE_S = 0.1
@@ -24,8 +25,16 @@ _PAUSE_S = 0.1
 class FollowLoad:
     """One consumer in a thread of its own."""
 
-    def __init__(self, url: str, stream: str, partition: int, recorder: ChaosRecorder) -> None:
+    def __init__(
+        self,
+        url: str,
+        stream: str,
+        partition: int,
+        recorder: ChaosRecorder,
+        login: Login = OPEN,
+    ) -> None:
         self._url, self._stream, self._partition = url, stream, partition
+        self._login = login
         self._recorder = recorder
         self.name = f"follower{partition}"
         self.position = 0
@@ -58,7 +67,10 @@ class FollowLoad:
     def _run(self) -> None:
         while not self._ending.is_set():
             try:
-                with suppress(UnavailableError, FencedError), Client(self._url) as client:
+                with (
+                    suppress(UnavailableError, FencedError),
+                    self._login.client(self._url) as client,
+                ):
                     self._follow(client)
             except TruncatedError as error:  # an operator gave up what it had read
                 self._recorder.truncated(self.name, self._partition, int(error.end))

@@ -1,8 +1,8 @@
 """Every client of a chaos run: publishers, followers and subscribers, and the groups.
 
-Of each partition: two NATS publishers, a Flight producer, a publisher and a subscriber of
-Liftbridge's API, and a follower. Of the whole stream: a group of Headwater's clients, and one of
-Liftbridge's.
+Of each partition: two NATS publishers, a Flight producer, a publisher of Liftbridge's API, and a
+follower. Of the first one: a subscriber of Liftbridge's API. Of the whole stream: a group of
+Headwater's clients, and one of Liftbridge's.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from chaoskit.actors.lift_load import LiftFollow, LiftLoad, LiftLoadConfig
 from chaoskit.cluster import ChaosError
 from chaoskit.follow_load import FollowLoad
 from chaoskit.recorder import ChaosRecorder
+from clusterkit.login import OPEN, Login
 from crashkit.flight_load import FlightLoad, FlightLoadConfig
 from crashkit.nats_load import NatsLoad, NatsLoadConfig
 from crashkit.records import RecordMaker
@@ -27,6 +28,9 @@ _LARGE_BYTES_MAX: Final = 8192
 _BATCHES_PER_S: Final = 30
 _BATCH_RECORDS_MAX: Final = 20
 _NATS_WINDOWS: Final = (1, 64)
+# A message costs these clients ten times as much CPU as a row costs the others.
+_LIFT_RECORDS_PER_S: Final = 25
+_LIFT_SUBSCRIBED: Final = (0,)  # partitions
 
 Publisher = NatsLoad | FlightLoad | LiftLoad
 
@@ -41,9 +45,10 @@ class LoadsConfig:
     stream: str
     subject: str
     partitions: int
-    records_per_s: int  # of each publisher but Flight's
+    records_per_s: int  # of each NATS publisher
     folder: Path  # for what members note
     seed: int
+    login: Login = OPEN  # of all of them; NATS has its own
 
     def subject_of(self, partition: int) -> str:
         """Return the subject of a partition."""
@@ -58,10 +63,12 @@ class Loads:
         numbers = range(config.partitions)
         self._publishers = [one for number in numbers for one in self._publishers_of(number)]
         self._followers = [
-            FollowLoad(config.url, config.stream, number, recorder) for number in numbers
+            FollowLoad(config.url, config.stream, number, recorder, config.login)
+            for number in numbers
         ]
         self._subscribers = [
-            LiftFollow(config.liftbridge, config.stream, number) for number in numbers
+            LiftFollow(config.liftbridge, config.stream, number, config.login)
+            for number in _LIFT_SUBSCRIBED
         ]
         self._groups = [
             GroupLoad(
@@ -72,6 +79,7 @@ class Loads:
                     stream=config.stream,
                     folder=config.folder,
                     seed=f"{config.seed}/headwater",
+                    login=config.login,
                 )
             ),
             GroupLoad(
@@ -82,6 +90,7 @@ class Loads:
                     stream=config.stream,
                     folder=config.folder,
                     seed=f"{config.seed}/liftbridge",
+                    login=config.login,
                 )
             ),
         ]
@@ -105,6 +114,7 @@ class Loads:
             partition=partition,
             batches_per_s=_BATCHES_PER_S,
             batch_records_max=_BATCH_RECORDS_MAX,
+            login=config.login,
         )
         maker, seed = self._maker(f"flight{partition}w0", partition)
         made.append(FlightLoad(flight, maker, self._recorder, seed=seed))
@@ -112,7 +122,8 @@ class Loads:
             addresses=config.liftbridge,
             stream=config.stream,
             partition=partition,
-            records_per_s=config.records_per_s,
+            records_per_s=_LIFT_RECORDS_PER_S,
+            login=config.login,
         )
         maker, seed = self._maker(f"liftbridge{partition}", partition)
         made.append(LiftLoad(lift, maker, self._recorder, seed=seed))
@@ -169,7 +180,7 @@ class Loads:
             if not follower.wait_for(ends[number], patience_s):
                 raise ChaosError(f"{follower.name} is at {follower.position} of {ends[number]}")
             self._recorder.follow_to_the_end(follower.name, number)
-        for number, subscriber in enumerate(self._subscribers):
+        for number, subscriber in zip(_LIFT_SUBSCRIBED, self._subscribers, strict=True):
             if not subscriber.wait_for(ends[number], patience_s):
                 self.complain()
                 raise ChaosError(f"{subscriber.name} is at {subscriber.position} of {ends[number]}")

@@ -14,9 +14,11 @@ from chaoskit.stories import Need
 _TIMEOUT_S = 10.0
 
 
-def refused_needs() -> dict[Need, str]:
-    """Return what stories need and this machine does not permit, with the reason."""
+def refused_needs(*, secure: bool = False) -> dict[Need, str]:
+    """Return what stories need and this machine or run does not permit, with the reason."""
     refused = {Need.CLIENT_LINKS: "brokers tell clients their own ports, not a proxy's"}
+    if not secure:
+        refused[Need.ACCESS] = "told with --secure"
     if why := small_disks_refused():
         refused[Need.SMALL_DISKS] = why
     return refused

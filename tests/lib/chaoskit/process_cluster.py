@@ -22,11 +22,13 @@ from broker.model.cluster_status import ClusterStatus
 from broker.model.ids import PartitionId, PartitionNumber
 from broker.model.stream import Stream
 from chaoskit.cluster import ChaosError, ClusterState, PartitionState, Ports
+from chaoskit.guards import OPERATOR, Guards
 from chaoskit.proxy import ProxyMesh
 from chaoskit.replica_reads import read_replica
 from checkkit.readings import Reading, Source
 from clusterkit import forked_brokers
 from clusterkit.lift_brokers import liftbridge_at
+from clusterkit.login import OPEN, Login
 from freezing import freeze
 from headwater.client import Client
 from headwater.client.operations import Operations, known_broker
@@ -58,8 +60,13 @@ class ProcessCluster:
         settings: Mapping[str, Mapping[str, Any]] | None = None,
         small_disk_bytes: int | None = None,
         forked: bool = False,
+        guarded: bool = False,
     ) -> None:
-        """Plan a cluster; ``forked``: brokers start by a fork, not as ``python -m broker``."""
+        """Plan a cluster.
+
+        ``forked``: brokers start by a fork, not as ``python -m broker``. ``guarded``: its doors
+        have TLS, and ask who calls.
+        """
         self.folder, self.stream = folder, stream
         self.lake_uri = lake_uri or str(folder / "lake")
         folder.mkdir(parents=True, exist_ok=True)
@@ -75,8 +82,9 @@ class ProcessCluster:
         if forked:
             self._plan.spawn = forked_brokers.spawn
         self._lift_ports = {broker: embedded.free_port() for broker in self._plan.brokers}
+        self.guards = Guards(folder / "access", tuple(self._plan.brokers)) if guarded else None
         self._plan.own_settings = {
-            broker: liftbridge_at(port) for broker, port in self._lift_ports.items()
+            broker: self._settings(broker, port) for broker, port in self._lift_ports.items()
         }
         self.brokers: Sequence[str] = tuple(self._plan.brokers)
         self._plan.dialled = {
@@ -98,7 +106,30 @@ class ProcessCluster:
     @property
     def url(self) -> str:
         """All brokers, as a client takes them."""
-        return self._plan.flight_url
+        return (
+            self._plan.flight_url
+            if self.guards is None
+            else ",".join(self._url_of(broker) for broker in self.brokers)
+        )
+
+    def _url_of(self, broker: str) -> str:
+        scheme = "grpc" if self.guards is None else "grpc+tls"
+        return f"{scheme}://{embedded.LOOPBACK}:{self._plan.ports[broker].flight}"
+
+    def _settings(self, broker: str, lift_port: int) -> dict[str, dict[str, Any]]:
+        settings = liftbridge_at(lift_port)
+        if self.guards is not None:
+            for section, values in self.guards.settings(broker).items():
+                settings.setdefault(section, {}).update(values)
+        return settings
+
+    def client(self) -> Client:
+        """Return a client of an operator, for all brokers."""
+        return self.login(OPERATOR).client(self.url)
+
+    def login(self, principal: str) -> Login:
+        """Return how a principal reaches the brokers."""
+        return OPEN if self.guards is None else self.guards.login(principal)
 
     @property
     def liftbridge(self) -> str:
@@ -111,6 +142,8 @@ class ProcessCluster:
             self.start(broker)
         for server in self._servers.values():
             self._plan.wait_ready(server)
+        if self.guards is not None:
+            self.guards.set_up(self._url_of, self.url, self.stream)
 
     def close(self) -> None:
         """End everything that was started. Blocks."""
@@ -118,6 +151,8 @@ class ProcessCluster:
             with suppress(HeadwaterError, OSError):
                 if self.is_running(broker):
                     self.kill(broker)
+        if self.guards is not None:
+            self.guards.close()
         for client in self._clients.values():
             client.close()
         self._mesh.close()
@@ -180,7 +215,7 @@ class ProcessCluster:
 
     def _client(self, broker: str) -> Client:
         if broker not in self._clients:
-            self._clients[broker] = Client(f"grpc://127.0.0.1:{self._plan.ports[broker].flight}")
+            self._clients[broker] = self.login(OPERATOR).client(self._url_of(broker))
         return self._clients[broker]
 
     def _forget(self, broker: str) -> None:
@@ -339,7 +374,7 @@ class ProcessCluster:
         deadline_s = time.monotonic() + _CHANGE_S
         while True:
             try:
-                with Client(self.url) as client:
+                with self.client() as client:
                     return ask(client)
             except HeadwaterError as error:
                 if time.monotonic() > deadline_s:
@@ -364,7 +399,7 @@ class ProcessCluster:
         """See ClusterUnderTest."""
         assert not self.is_running(broker), f"{broker} runs, and follows"
         self.flush_tier()
-        with Client(self.url) as client:
+        with self.client() as client:
             description = client.describe(self.stream)
         found = read_replica(
             self._plan.folder_of(broker),
@@ -409,16 +444,22 @@ class ProcessCluster:
         )
         return self._cold_end(client.stream(self.stream), partition)
 
+    def change_access(self, what: str) -> None:
+        """See ClusterUnderTest."""
+        assert self.guards is not None, "this story needs a cluster that asks who calls"
+        running = {one: at for one, at in self._lift_ports.items() if self.is_running(one)}
+        self.guards.change(what, running)
+
     def flush_tier(self) -> None:
         """See ClusterUnderTest. That it does not end in time is no fault of the cluster."""
-        with suppress(HeadwaterError), Client(self.url) as client:
+        with suppress(HeadwaterError), self.client() as client:
             client.tier_flush(self.stream, timeout_ms=_FLUSH_MS)
 
     # ------------------------------------------------------------------ the end
 
     def final_reads(self) -> list[Reading]:
         """Stop every broker, and read each replica's log from its disk."""
-        with Client(self.url) as client:
+        with self.client() as client:
             description = client.describe(self.stream)
         status = self.status()
         if status is None:

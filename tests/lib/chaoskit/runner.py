@@ -214,19 +214,29 @@ class ChaosRunner:
                 cluster.heal_network()
             case Do.NATS:
                 cluster.restart_nats(step.ms)
+            case Do.APART:
+                self._apart(step, players.find(step.who)[0], watch)
+            case Do.FLUSH | Do.TRANSFER | Do.ELECT | Do.REASSIGN | Do.ACCESS:
+                self._operate(step, players, watch)
+            case _:
+                self._do_to_brokers(step, players, watch)
+
+    def _operate(self, step: Step, players: Cast, watch: _Watch) -> None:
+        """Do what an operator does."""
+        cluster = self._cluster
+        match step.do:
             case Do.FLUSH:
                 cluster.flush_tier()
             case Do.TRANSFER:
                 cluster.transfer_leader(watch.partition, players.find(step.to)[0])
-            case Do.APART:
-                self._apart(step, players.find(step.who)[0], watch)
             case Do.ELECT:
                 broker = players.find(step.who)[0]
                 self._forgive(watch.partition, cluster.elect_unclean(watch.partition, broker))
             case Do.REASSIGN:
                 self._reassign(players.find(step.who)[0], watch)
             case _:
-                self._do_to_brokers(step, players, watch)
+                cluster.change_access(step.what)
+                watch.seen.add(Evidence.IN_FORCE)
 
     def _do_to_brokers(self, step: Step, players: Cast, watch: _Watch) -> None:
         state = watch.look() if step.who == "now" else None

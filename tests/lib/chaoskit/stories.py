@@ -41,6 +41,7 @@ class Do(Enum):
     TRANSFER = "transfer the leadership"
     REASSIGN = "reassign replicas"
     FLUSH = "flush the tier"
+    ACCESS = "change who may do what, and see it in force"
     WAIT = "wait"
     ACKS = "wait for acknowledgements"
     SYNC = "wait until all replicas are in sync"
@@ -50,6 +51,7 @@ class Need(Enum):
     """What a machine may not permit; see permits.py."""
 
     SMALL_DISKS = "a small disk for each broker"
+    ACCESS = "brokers that ask who calls"
     CLIENT_LINKS = "links between clients and brokers that can be cut"
 
 
@@ -61,6 +63,7 @@ class Evidence(Enum):
     MOVED = "other replicas"
     STALL = "a moment without acks"
     NEW_CONTROLLER = "another controller"
+    IN_FORCE = "a change of access in force"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,7 @@ class Step:
     to: str = ""
     ms: int = 0
     count: int = 0
+    what: str = ""  # of ACCESS: a change that guards.py has
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -326,6 +330,41 @@ _OPERATORS: Final = (
 )  # fmt: skip
 
 
+def _access(name: str, *steps: Step, evidence: tuple[Evidence, ...] = ()) -> Story:
+    seen = (Evidence.IN_FORCE, *evidence)
+    return _story(f"access: {name}", *steps, evidence=seen, needs=(Need.ACCESS,))
+
+
+def _change(what: str) -> Step:
+    return Step(Do.ACCESS, what=what)
+
+
+_TAKE, _GIVE = _change("take the guest's grants"), _change("give the guest its grants")
+# The guest of guards.py, beside all the load.
+_GUARDED: Final = (
+    _access("revoke a principal, and take it back", _TAKE, _wait(500), _GIVE),
+    _access(
+        "revoke a principal while the leader dies",
+        Step(Do.KILL, "leader"), _TAKE, _wait(1_000), Step(Do.START, "leader"), _GIVE,
+    ),
+    _access(
+        "revoke a principal while the controller dies",
+        Step(Do.KILL, "controller"), _wait(2_000), _TAKE, Step(Do.START, "controller"), _GIVE,
+        evidence=_CONTROLLER,
+    ),
+    _access("a writer may only read from now on",
+            _change("take the guest's right to publish"), _wait(500), _GIVE),
+    _access("replace a token under load", _change("replace the guest's token"), _wait(500)),
+    _access("set a quota, and remove it",
+            _change("limit the guest"), _wait(500), _change("end the guest's limit")),
+    _access("replace the certificates of every door",
+            _change("replace the certificates"), _wait(1_000)),
+    _access("replace the certificates, and restart the leader on them",
+            _change("replace the certificates"), Step(Do.STOP, "leader"), _wait(200),
+            Step(Do.START, "leader"), Step(Do.SYNC, ms=30_000), evidence=_FAILOVER),
+)  # fmt: skip
+
+
 def _jetstream(name: str, first: tuple[str, str], third: str, rest: tuple[str, str]) -> Story:
     """Pause two of five, power-fail a third, restart it, resume the two, pause the others.
 
@@ -351,7 +390,9 @@ _JETSTREAM: Final = (
     _jetstream(f"{JETSTREAM_LOST_DATA}, leader fails", ("f1", "f2"), "leader", ("f3", "f4")),
 )
 
-STORIES: Final = (*_PROCESSES, *_NETWORK, *_DISKS, *_FORGETTING, *_OPERATORS, *_JETSTREAM)
+STORIES: Final = (
+    *_PROCESSES, *_NETWORK, *_DISKS, *_FORGETTING, *_OPERATORS, *_GUARDED, *_JETSTREAM,
+)  # fmt: skip
 # What a broker refuses to start on, by name, until an operator gives it an empty disk.
 REFUSED: Final = frozenset({Do.LOSE_RAFT})
 GROUPS: Final = frozenset({"all", "others", "rest"})

@@ -18,9 +18,10 @@ from broker.codec.schema import HEADERS_TYPE
 from broker.errors import CommitTimeoutError, HeadwaterError, SequenceGapError
 from broker.model.ids import ProducerId, StreamUuid
 from broker.model.records import AppendResult
+from clusterkit.login import OPEN, Login
 from crashkit.recorder import Recorder
 from crashkit.records import RecordMaker, TestRecord
-from headwater.client import Client, Producer
+from headwater.client import Producer
 
 _SCHEMA = pa.schema(
     [
@@ -52,6 +53,7 @@ class FlightLoadConfig:
     partition: int
     batches_per_s: int
     batch_records_max: int
+    login: Login = OPEN
     crash_share: float = 0.005  # of batches: the producer is thrown away after it
     away_s_max: float = 4.0  # and the next one comes this much later
 
@@ -66,7 +68,7 @@ class FlightLoad:
         self._maker = maker
         self._recorder = recorder
         self._random = random.Random(seed)
-        self._client = Client(config.url)
+        self._client = config.login.client(config.url)
         self._producer_id = ProducerId(self._random.getrandbits(63))
         self._next_sequence = 0
         self._unsettled: deque[_Batch] = deque()

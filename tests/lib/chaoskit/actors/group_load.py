@@ -25,12 +25,12 @@ from chaoskit.actors import member
 from chaoskit.actors.notes import SUFFIX, read_notes
 from chaoskit.actors.task import Kind, MemberTask
 from checkkit.check_groups import GroupAnomaly, GroupViolation, judge_group
+from clusterkit.login import OPEN, Login
 from freezing import freeze
-from headwater.client import Client
 from headwater.local.embedded import spawn
 
 _MEMBERS: Final = (2, 4)  # at least, at most
-_EVENTS_PER_S: Final = 0.25
+_EVENTS_PER_S: Final = 0.12
 _FROZEN_S: Final = (0.5, 8.0)  # below a session, and well above
 _END_S: Final = 30.0
 _LOOK_S: Final = 0.25
@@ -46,6 +46,7 @@ class GroupLoadConfig:
     stream: str
     folder: Path
     seed: str
+    login: Login = OPEN
 
     @property
     def group(self) -> str:
@@ -141,6 +142,8 @@ class GroupLoad:
             commits_itself=self._random.random() < 0.5,
             notes=str(self._folder / f"{process}{SUFFIX}"),
             seed=f"{config.seed}/{process}",
+            tls_ca_file=config.login.tls_ca_file,
+            token_file=config.login.token_file,
         )
         command = [sys.executable, member.__file__, task.to_json()]
         started = spawn(command, self._folder / f"{process}.log")
@@ -208,7 +211,7 @@ class GroupLoad:
 
     def positions(self) -> dict[int, int]:
         """Return the group's position in each partition of the stream."""
-        with Client(self._config.url) as client:
+        with self._config.login.client(self._config.url) as client:
             told = client.describe_group(self.name).partitions
         return {one.partition: int(one.offset or 0) for one in told}
 

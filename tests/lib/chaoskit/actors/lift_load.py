@@ -24,9 +24,10 @@ from chaoskit.recorder import ChaosRecorder
 from checkkit.arrow import COLUMNS, columns_by_partition
 from checkkit.history import NOBODY
 from checkkit.readings import Row
+from clusterkit.login import OPEN, Login
 from crashkit.records import RecordMaker, TestRecord
 from headwater.client import Client
-from headwater.liftbridge import Liftbridge, Message, PublishAck, Since
+from headwater.liftbridge import Message, PublishAck, Since
 
 _WINDOW: Final = 32
 _LOOK_S: Final = 0.02
@@ -43,6 +44,7 @@ class LiftLoadConfig:
     stream: str
     partition: int
     records_per_s: int
+    login: Login = OPEN
 
 
 class LiftLoad:
@@ -53,7 +55,7 @@ class LiftLoad:
     ) -> None:
         self._config, self._maker, self._recorder = config, maker, recorder
         self._random = random.Random(seed)
-        self._client = Liftbridge(config.addresses)
+        self._client = config.login.liftbridge(config.addresses)
         self._producing = threading.Event()
         self._producing.set()
         self._ending = threading.Event()
@@ -162,9 +164,9 @@ class SeenMessages:
 class LiftFollow:
     """One subscriber, from the first message on, over every failover, in a thread of its own."""
 
-    def __init__(self, addresses: str, stream: str, partition: int) -> None:
+    def __init__(self, addresses: str, stream: str, partition: int, login: Login = OPEN) -> None:
         self._stream, self._partition = stream, partition
-        self._client = Liftbridge(addresses)
+        self._client = login.liftbridge(addresses)
         self.name = f"liftbridge{partition}"
         self.position = 0
         self.failure: str | None = None

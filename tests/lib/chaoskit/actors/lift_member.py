@@ -110,7 +110,7 @@ class _NotingServers:
 
 async def _read(task: MemberTask, over: threading.Event) -> None:
     notes = Notes(Path(task.notes))
-    async with AsyncLiftbridge(task.addresses) as client:
+    async with task.login.async_liftbridge(task.addresses) as client:
         servers = _NotingServers(client, notes)
         consumer = AsyncLiftConsumer(
             servers,

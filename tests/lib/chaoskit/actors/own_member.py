@@ -20,7 +20,7 @@ from broker.errors import (
 )
 from chaoskit.actors.notes import Notes
 from chaoskit.actors.task import MemberTask
-from headwater.client import Client, GroupConsumer
+from headwater.client import GroupConsumer
 from headwater.client.group.records import AssignedPartition
 
 SESSION_MS: Final = 3_000
@@ -49,7 +49,7 @@ class OwnMember:
     def run(self, over: threading.Event) -> None:
         """Read until it is over, or another process takes this member's place."""
         task = self._task
-        with Client(task.addresses) as client:
+        with task.login.client(task.addresses) as client:
             self._consumer = client.consumer(
                 task.stream,
                 group=task.group,

@@ -6,6 +6,8 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Literal
 
+from clusterkit.login import Login
+
 Kind = Literal["headwater", "liftbridge"]
 
 
@@ -21,7 +23,14 @@ class MemberTask:
     member: str = ""  # a name of its own, under which it may come back; Headwater's client only
     commits_itself: bool = False  # the application says when; else the client does
     notes: str  # a path
+    tls_ca_file: str = ""  # as Login has them
+    token_file: str = ""
     seed: str
+
+    @property
+    def login(self) -> Login:
+        """Return how its client reaches the brokers."""
+        return Login(tls_ca_file=self.tls_ca_file, token_file=self.token_file)
 
     def to_json(self) -> str:
         """Return the argument of the program."""
