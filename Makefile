@@ -99,7 +99,7 @@ test: $(STAMP) $(CLASSES) ## run the tests but for `make programs`; pytest's sum
 .PHONY: programs
 programs: $(STAMP) $(CLASSES) ## run the tests that are whole programs: notebook, demo, race
 	@cd $(ROOT)
-	$(PYTHON) -m pytest -n 3 --dist load -m program tests/integration/test_notebook.py \
+	$(PYTHON) -m pytest -n $(CORES) --dist load -m program tests/integration/test_notebook.py \
 		tests/integration/test_demo.py tests/integration/spark_jobs/jvm/test_race.py $(PYTEST_ARGS)
 
 # These tests sync many small files and read them back at once. In a file system in memory, where

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from dataclasses import replace
+from typing import cast
 
 import pytest
 
@@ -112,7 +113,7 @@ def test_answers_do_not_look_at_each_lease() -> None:
             stream_uuid=OURS,
             owner="me",
             expires_us=10**9 + number,
-            floors=tuple(Offset(number + at) for at in range(1024)),
+            floors=cast("tuple[Offset, ...]", tuple(range(number, number + 1024))),
         )
         for number in range(2_000)
     }
