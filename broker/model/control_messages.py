@@ -1,4 +1,4 @@
-"""Messages between brokers and the active controller, besides metadata commands.
+"""Messages between brokers besides metadata commands, most of them with the active controller.
 
 No message is durable, and no message decides anything: the election core proposes, ``apply``
 decides. A message names the broker epoch of its sender, or the request that it answers, so that a
@@ -9,11 +9,14 @@ they let a controller with an empty disk rejoin the Raft group, before it is reg
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from broker.model.epochs import BrokerEpoch, LeaderEpoch
 from broker.model.ids import PartitionId
 from broker.model.offsets import Offset
 from broker.model.raft import Standing
+
+ROLL_GROUPS: Final = 128  # of the fetches that stand between two brokers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +114,26 @@ class MemberTold:
     standing: Standing
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RollCall:
+    """A broker tells a leader's broker which of its fetches stand there.
+
+    ``sums`` has a number of 64 bits for each of the ``ROLL_GROUPS`` groups of fetches. ``number``
+    grows with each roll call of the sender, also beyond its process.
+    """
+
+    number: int
+    sums: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RollAnswer:
+    """In which groups the leader's broker has the same standing fetches."""
+
+    number: int
+    equal: tuple[bool, ...]
+
+
 ControlMessage = (
     Heartbeat
     | HeartbeatAnswer
@@ -121,4 +144,6 @@ ControlMessage = (
     | NewestTold
     | MemberAsked
     | MemberTold
+    | RollCall
+    | RollAnswer
 )

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from broker.model.epochs import BrokerEpoch, LeaderEpoch
 from broker.model.ids import BrokerId
 from broker.model.offsets import Offset
+
+STANDING_MS_MIN: Final = 60_000
 
 # Why a leader refuses a request.
 Refusal = Literal[
@@ -57,6 +59,11 @@ class FetchRequest:
     # If there is nothing to send, the leader keeps the request this long; with 0 it answers at
     # once and sends a NewDataNotice later.
     wait_ms: int = 0
+
+    @property
+    def stands(self) -> bool:
+        """Whether it waits so long that roll calls have to show that its sender lives."""
+        return self.wait_ms >= STANDING_MS_MIN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,7 @@ from broker.core.replication.isr import LagLimits
 from broker.errors import HeadwaterError, InvalidConfigError
 from broker.model.ids import BrokerId, StreamUuid
 from broker.model.raft import NodeId, RaftName
+from broker.model.replica_messages import STANDING_MS_MIN
 from broker.ports.cluster import ReplicaTransport
 from broker.ports.system import Clock, Files
 from broker.process.certificates import peer_files
@@ -47,6 +48,7 @@ from broker.storage.promises.promises import Promises
 _log = structlog.get_logger(__name__)
 
 TICK_MS: Final = 50
+_STAND_MS: Final = 300_000  # after this a follower with nothing to fetch shows itself once more
 
 
 class ClusterNode:
@@ -111,6 +113,8 @@ class ClusterNode:
                 replication_factor=min(cluster.replication_factor, len(members)),
                 min_isr=min(cluster.min_isr, len(members)),
                 timing=timing,
+                following=self.timing,
+                limits=self.limits,
             ),
             files=files,
             metadata=self.metadata,
@@ -371,6 +375,8 @@ def follower_timing(session_ms: int, *, parks: bool) -> FollowerTiming:
         idle_ms=third,
         wait_ms=third if parks else 0,
         leader_ms=session_ms * 4 // 5,
+        stand_ms=_STAND_MS if parks and third < STANDING_MS_MIN else 0,
+        call_ms=third * 4 // 5,
     )
 
 

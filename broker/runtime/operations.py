@@ -451,13 +451,17 @@ def followers_of(driver: PartitionDriver, now_ms: int) -> Iterator[FollowerStatu
     if leader is None:
         return
     log_end = driver.reads.log_end
+    standing = leader.standing
     for broker, progress in sorted(leader.progress().items()):
         end = progress.synced_end
+        heard_ms = progress.heard_ms
+        if broker in standing:  # roll calls say that it lives
+            heard_ms = max(heard_ms, standing[broker].known_ms)
         yield FollowerStatus(
             broker=broker,
             synced_end=end,
             lag_records=None if end is None else max(0, log_end - end),
-            silent_ms=None if end is None else max(0, now_ms - progress.heard_ms),
+            silent_ms=None if end is None else max(0, now_ms - heard_ms),
         )
 
 

@@ -19,6 +19,7 @@ from broker.runtime.partition.driver import PartitionDriver
 _log = structlog.get_logger(__name__)
 
 _MAINTENANCE_MS: Final = 250
+_RESTING_MS: Final = 1_000  # replicas that rest are looked at this often
 
 
 class Upkeep:
@@ -33,17 +34,26 @@ class Upkeep:
         self._clock = clock
         self._floors = LeaseFloors()
         self._every = max(1, _MAINTENANCE_MS // tick_ms)  # ticks from one maintenance to the next
+        self._resting_every = max(1, _RESTING_MS // tick_ms)
 
     def tick(self, count: int) -> None:
-        """Queue the due work of every replica; ``count`` is the number of earlier ticks."""
-        for driver in self._replicas.all():
-            driver.replication.tick()
-            if (count + 1) % self._every == 0:
-                self._maintain(driver)
+        """Queue the due work of every replica; ``count`` is the number of earlier ticks.
 
-    def _maintain(self, driver: PartitionDriver) -> None:
+        Of the replicas that rest, each tick looks at a share.
+        """
+        maintains = (count + 1) % self._every == 0
+        for number, driver in enumerate(self._replicas.all(), count):
+            rests = driver.replication.rests
+            if rests and number % self._resting_every:
+                continue
+            driver.replication.tick()
+            if rests or maintains:
+                self._maintain(driver, rests=rests)
+
+    def _maintain(self, driver: PartitionDriver, *, rests: bool) -> None:
         try:
-            driver.maintenance.tick()
+            if not rests or driver.maintenance.is_due:
+                driver.maintenance.tick()
             driver.frees.soon(partial(self._lease_floor, driver.partition_id))
         except HeadwaterError as error:
             _log.warning("tick_failed", partition=str(driver.partition_id), error=str(error))

@@ -10,6 +10,7 @@ from broker.adapters.nats.replica_messages import (
 from broker.codec.peer import control_messages, replica_answer, replica_messages
 from broker.codec.peer.frames import LaneKind, encode_frame_header
 from broker.model.control_messages import (
+    ROLL_GROUPS,
     Heartbeat,
     HeartbeatAnswer,
     LeaderReport,
@@ -17,6 +18,8 @@ from broker.model.control_messages import (
     LogEndTold,
     NewestAsked,
     NewestTold,
+    RollAnswer,
+    RollCall,
 )
 from broker.model.epochs import BrokerEpoch, LeaderEpoch
 from broker.model.member_uri import member_uri
@@ -117,6 +120,17 @@ def test_control_messages() -> None:
         ),
     )
     assert [control_messages.encode(message).hex() for message in messages] == CONTROL
+
+
+def test_roll_calls() -> None:
+    """The call and its answer: 128 groups, sums of 64 bits."""
+    sums = tuple((1 << 64) - 1 - group for group in range(ROLL_GROUPS))
+    call = control_messages.encode(RollCall(number=0x400000001, sums=sums)).hex()
+    ends = b"".join(one.to_bytes(8, "little") for one in sums).hex()
+    assert call == "020c00000100000004000000" + ends
+    equal = tuple(group < 2 for group in range(ROLL_GROUPS))
+    answer = control_messages.encode(RollAnswer(number=0x400000001, equal=equal)).hex()
+    assert answer == "020d00000100000004000000" + "0101" + "00" * 126
 
 
 FRAME = "05000000e093040001020000"

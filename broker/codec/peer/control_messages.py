@@ -1,4 +1,4 @@
-"""Bytes of the messages between brokers and the active controller.
+"""Bytes of the control messages between brokers.
 
      0         1      2      3
     | version | kind | flag | zero | fields, 8 bytes each, by kind ...              little-endian
@@ -18,6 +18,7 @@ from broker.codec.disk.raft_voters import decode_voters, encode_voters
 from broker.codec.disk.segment_format import pack_partition_id, unpack_partition_id
 from broker.errors import EnvelopeError, MetadataCorruptError
 from broker.model.control_messages import (
+    ROLL_GROUPS,
     ControlMessage,
     Heartbeat,
     HeartbeatAnswer,
@@ -28,6 +29,8 @@ from broker.model.control_messages import (
     MemberTold,
     NewestAsked,
     NewestTold,
+    RollAnswer,
+    RollCall,
 )
 from broker.model.epochs import BrokerEpoch, LeaderEpoch
 from broker.model.ids import PartitionId
@@ -42,7 +45,8 @@ _NUMBER_MAX: Final = 1 << 62  # no real epoch, offset or clock is larger
 (
     _HEARTBEAT, _HEARTBEAT_ANSWER, _LEADER_REPORT, _LOG_END_ASKED, _LOG_END_TOLD, _NEWEST_ASKED,
     _NEWEST_TOLD, _MEMBER_ASKED, _MEMBER_TOLD, _MEMBER_TOLD_OF_VOTERS, _NEWEST_TOLD_OF_COMPACTED,
-) = range(1, 12)  # fmt: skip
+    _ROLL_CALL, _ROLL_ANSWER,
+) = range(1, 14)  # fmt: skip
 _FIELDS: Final = {
     _HEARTBEAT: struct.Struct("<3Q"),
     _HEARTBEAT_ANSWER: struct.Struct("<2Q"),
@@ -55,9 +59,12 @@ _FIELDS: Final = {
     _MEMBER_TOLD: struct.Struct("<6Q"),
     _MEMBER_TOLD_OF_VOTERS: struct.Struct("<6Q"),  # the voters' names follow the numbers
     _NEWEST_TOLD_OF_COMPACTED: struct.Struct("<5Q"),  # the last one: the records that are left
+    _ROLL_CALL: struct.Struct(f"<Q{ROLL_GROUPS}Q"),  # the sums may have all 64 bits
+    _ROLL_ANSWER: struct.Struct(f"<Q{ROLL_GROUPS}B"),  # 1: equal
 }
 _WITHOUT_PARTITION: Final = (
     _HEARTBEAT, _HEARTBEAT_ANSWER, _MEMBER_ASKED, _MEMBER_TOLD, _MEMBER_TOLD_OF_VOTERS,
+    _ROLL_CALL, _ROLL_ANSWER,
 )  # fmt: skip
 _WITH_FLAG: Final = (_HEARTBEAT_ANSWER, _NEWEST_TOLD, _MEMBER_TOLD)
 
@@ -66,7 +73,9 @@ def encode(message: ControlMessage) -> bytes:
     """Return a message's bytes."""
     kind, flag, fields = _fields_of(message)
     head = _HEAD.pack(VERSION, kind, flag, 0)
-    if not isinstance(message, Heartbeat | HeartbeatAnswer | MemberAsked | MemberTold):
+    if not isinstance(
+        message, Heartbeat | HeartbeatAnswer | MemberAsked | MemberTold | RollCall | RollAnswer
+    ):
         head += _PARTITION.pack(*pack_partition_id(message.partition_id))
     data = head + _FIELDS[kind].pack(*fields)
     if isinstance(message, MemberTold) and message.standing.voters:
@@ -104,6 +113,10 @@ def _fields_of(m: ControlMessage) -> tuple[int, bool, tuple[int, ...]]:
             ends = (one.behind, one.term, one.last.term, one.last.index)
             kind = _MEMBER_TOLD_OF_VOTERS if one.voters else _MEMBER_TOLD
             return kind, one.fresh, (m.request_id, m.life, *ends)
+        case RollCall():
+            return _ROLL_CALL, False, (m.number, *m.sums)
+        case RollAnswer():
+            return _ROLL_ANSWER, False, (m.number, *m.equal)
 
 
 def decode(data: bytes) -> ControlMessage:
@@ -119,7 +132,7 @@ def decode(data: bytes) -> ControlMessage:
     if len(data) < end or (len(data) > end and kind != _MEMBER_TOLD_OF_VOTERS):
         raise EnvelopeError(f"a control message of kind {kind} has {len(data)} bytes, not {end}")
     fields = layout.unpack_from(data, at)
-    if max(fields) > _NUMBER_MAX:
+    if max(fields[:1] if kind in (_ROLL_CALL, _ROLL_ANSWER) else fields) > _NUMBER_MAX:
         raise EnvelopeError("a control message's numbers are out of bounds")
     if kind == _HEARTBEAT:
         return Heartbeat(
@@ -135,6 +148,12 @@ def decode(data: bytes) -> ControlMessage:
         return _member_told(fields, (), fresh=bool(flag))
     if kind == _MEMBER_TOLD_OF_VOTERS:
         return _member_told(fields, _voters(data[end:]), fresh=bool(flag))
+    if kind == _ROLL_CALL:
+        return RollCall(number=fields[0], sums=fields[1:])
+    if kind == _ROLL_ANSWER:
+        if max(fields[1:]) > 1:
+            raise EnvelopeError("a control message's groups are equal or not")
+        return RollAnswer(number=fields[0], equal=tuple(map(bool, fields[1:])))
     partition = unpack_partition_id(*_PARTITION.unpack_from(data, _HEAD.size))
     return _about_partition(kind, partition, fields, flag=bool(flag))
 

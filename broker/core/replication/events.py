@@ -81,11 +81,13 @@ class LeaseGranted:
     """The controller answered this broker's heartbeat.
 
     Until ``until_ms``, on this broker's own monotonic clock, no other broker becomes leader because
-    this broker is silent.
+    this broker is silent. ``unbroken``: the broker's lease had not lapsed since the last event of
+    this kind, even if that lease has; so a replica that rests need not take every lease.
     """
 
     until_ms: int
     now_ms: int
+    unbroken: bool = False
 
 
 FollowerEvent = MessageCame | LogSynced | LogTruncated | AppendRefused | TickElapsed

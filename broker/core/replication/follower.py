@@ -1,13 +1,16 @@
 """A follower in one leader epoch: it aligns its log once, then fetches. Events in, effects out.
 
     asking ──▶ truncating ──▶ asking (walk back) … ──▶ fetching ──▶ appending ──▶ fetching …
-                                                          └──▶ idle ──▶ fetching
+                                                          └──▶ idle ──▶ fetching | standing
 
 Each new leader epoch gets a new follower. A follower does not fetch before its log is a prefix of
 the leader's log. To align, it asks where its newest epoch ends in the leader's log, truncates its
 own log there, and goes back epoch by epoch until both logs have the same epoch (KIP-101, 279, 320).
 The high watermark never decides a truncation. One request is in flight at a time; an answer to an
 earlier request is dropped.
+
+A follower that has nothing to fetch lets its fetch stand (``standing.py``): it sends nothing more
+until the leader answers, or until roll calls no longer confirm the fetch.
 """
 
 from __future__ import annotations
@@ -36,10 +39,12 @@ from broker.core.replication.events import (
     LogTruncated,
     MessageCame,
 )
+from broker.core.replication.standing import StandingFetch
 from broker.model.epochs import BrokerEpoch, LeaderEpoch
 from broker.model.ids import BrokerId
 from broker.model.offsets import Offset
 from broker.model.replica_messages import (
+    STANDING_MS_MIN,
     EpochEndAnswer,
     EpochEndRequest,
     FetchAnswer,
@@ -49,9 +54,10 @@ from broker.model.replica_messages import (
 )
 
 _PATIENCE_DOUBLED_MAX: Final = 3
+_STAND_AGAIN_MS: Final = 10_000  # after a standing fetch that no roll call ever confirmed
 _NO_PREFIX: Final = LogPrefix(epochs=(), producers=ProducerTable().to_state())
 
-Phase = Literal["asking", "truncating", "fetching", "appending", "idle"]
+Phase = Literal["asking", "truncating", "fetching", "appending", "idle", "standing"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,10 +69,20 @@ class FollowerTiming:
     idle_ms: int = 500  # a caught-up follower fetches at least this often, to show that it lives
     wait_ms: int = 0  # the leader may keep a fetch this long; 0: it sends a notice instead
     leader_ms: int = 1_500  # a leader that is silent for this long is reported, repeatedly
+    stand_ms: int = 0  # a fetch may stand this long without records; 0: fetches do not stand
+    call_ms: int = 400  # between two roll calls of the standing fetches
+
+    @property
+    def kept_ms(self) -> int:
+        """How long a standing fetch is kept without a roll call that confirms it: two calls."""
+        return self.call_ms * 7 // 4
 
     def __post_init__(self) -> None:
         assert 0 < self.request_ms <= self.leader_ms, "request_ms must not exceed leader_ms"
         assert self.wait_ms <= self.idle_ms < self.leader_ms, "needs wait <= idle < leader"
+        if self.stand_ms:
+            assert self.wait_ms < STANDING_MS_MIN <= self.stand_ms, "needs wait < minimum <= stand"
+            assert 0 < self.kept_ms < self.leader_ms, "needs 7/4 of call_ms < leader_ms"
 
 
 _DEFAULT: Final = FollowerTiming()
@@ -114,6 +130,8 @@ class PartitionFollower:
         self._ask_epoch = self._facts.epochs.latest
         self._fetch_after_truncation = False
         self._leader_high_watermark = Offset(0)  # from the answer that is being appended
+        self._standing: StandingFetch | None = None  # the newest one
+        self._stand_from_ms = now_ms  # no fetch may stand before
         self.walked_back = False  # the leader did not know the newest epoch of this log
         self.dropped_count = 0  # answers of another epoch, request or offset
 
@@ -143,12 +161,20 @@ class PartitionFollower:
         """Repeat a request without an answer, fetch while idle, report a silent leader."""
         effects: list[Effect] = []
         timing = self._timing
+        if (standing := self.standing) is not None:
+            self._heard_ms = max(self._heard_ms, standing.known_ms)
+            if now_ms - standing.known_ms < timing.kept_ms:
+                return effects
+            if standing.known_ms == self._sent_ms:  # perhaps the leader knows no roll calls
+                self._stand_from_ms = now_ms + _STAND_AGAIN_MS
         silent_ms = now_ms - max(self._heard_ms, self._reported_ms)
         if silent_ms >= self._patience_ms:
             self._reported_ms = now_ms
             effects.append(ReportLeader(self.leader, self.leader_epoch))
         waited_ms = now_ms - self._sent_ms
         if self.phase == "idle" and waited_ms >= timing.idle_ms:
+            return [*effects, *self._fetch(now_ms, stands=self._may_stand(now_ms))]
+        if standing is not None:
             return [*effects, *self._fetch(now_ms)]
         if waited_ms >= timing.request_ms + timing.wait_ms:
             if self.phase == "asking":
@@ -161,6 +187,8 @@ class PartitionFollower:
     def due_ms(self) -> int:
         """When the next tick has work to do, unless another event comes before."""
         timing = self._timing
+        if (standing := self.standing) is not None:
+            return standing.known_ms + timing.kept_ms
         due_ms = max(self._heard_ms, self._reported_ms) + self._patience_ms
         if self.phase == "idle":
             return min(due_ms, self._sent_ms + timing.idle_ms)
@@ -178,10 +206,11 @@ class PartitionFollower:
         match message:
             case NewDataNotice():
                 self._hear(now_ms)
-                return self._fetch(now_ms) if self.phase == "idle" else []
+                return self._fetch(now_ms) if self.phase in ("idle", "standing") else []
             case EpochEndAnswer() if self._is_expected(message.request_id, "asking"):
                 return list(self._align(message, now_ms))
-            case FetchAnswer() if self._is_expected(message.request_id, "fetching"):
+            case FetchAnswer() if self._is_expected(message.request_id, "fetching", "standing"):
+                self.phase = "fetching"  # it stands no longer
                 return list(self._take(message, now_ms))
             case _:
                 self.dropped_count += 1
@@ -261,8 +290,22 @@ class PartitionFollower:
 
     # ------------------------------------------------------------------ fetching
 
-    def _fetch(self, now_ms: int) -> list[Effect]:
-        self.phase = "fetching"
+    @property
+    def standing(self) -> StandingFetch | None:
+        """The fetch that stands at the leader, if there is one."""
+        return self._standing if self.phase == "standing" else None
+
+    def _may_stand(self, now_ms: int) -> bool:
+        """Tell whether the next fetch may stand: there is nothing to fetch, nor to be told.
+
+        Readers here have to see the last record: it is committed, as far as this replica knows.
+        """
+        facts = self._facts
+        whole = facts.synced_end == facts.log_end == self.high_watermark
+        return whole and bool(self._timing.stand_ms) and now_ms >= self._stand_from_ms
+
+    def _fetch(self, now_ms: int, *, stands: bool = False) -> list[Effect]:
+        self.phase = "standing" if stands else "fetching"
         facts = self._facts
         at = facts.log_end
         last = facts.epochs.epoch_of(Offset(at - 1)) if at > 0 else LeaderEpoch(0)
@@ -274,8 +317,16 @@ class PartitionFollower:
             fetch_from=at,
             last_epoch=last,
             synced_end=facts.synced_end,
-            wait_ms=self._timing.wait_ms,
+            wait_ms=self._timing.stand_ms if stands else self._timing.wait_ms,
         )
+        if stands:
+            self._standing = StandingFetch(
+                peer=self.leader,
+                is_own=True,
+                leader_epoch=self.leader_epoch,
+                request_id=request.request_id,
+                known_ms=now_ms,
+            )
         return [SendToReplica(self.leader, request)]
 
     def _take(self, answer: FetchAnswer, now_ms: int) -> Iterator[Effect]:
@@ -340,5 +391,5 @@ class PartitionFollower:
         timing = self._timing
         self._sent_ms = now_ms - timing.request_ms - timing.wait_ms + timing.retry_ms
 
-    def _is_expected(self, request_id: int, phase: Phase) -> bool:
-        return self.phase == phase and request_id == self._expected_id
+    def _is_expected(self, request_id: int, *phases: Phase) -> bool:
+        return self.phase in phases and request_id == self._expected_id

@@ -29,6 +29,11 @@ class LagLimits:
     time_ms_max: int = 10_000  # since it was last caught up; Liftbridge has 15 s, Kafka 30 s
     records_max: int | None = None  # records behind the leader's log end, at any moment
 
+    @property
+    def kept_ms(self) -> int:
+        """How long a standing fetch is kept without a roll call that confirms it."""
+        return self.time_ms_max // 4
+
     def __post_init__(self) -> None:
         assert self.time_ms_max > 0, "time_ms_max must be positive"
         assert self.records_max is None or self.records_max > 0, "records_max must be positive"

@@ -29,6 +29,7 @@ from broker.core.replication.events import (
     ViewChanged,
 )
 from broker.core.replication.isr import FollowerProgress, LagLimits, high_watermark
+from broker.core.replication.standing import StandingFetch
 from broker.core.replication.view import PartitionView
 from broker.errors import HeadwaterError, NotEnoughReplicasError, NotLeaderError
 from broker.model.epoch_history import EpochHistory
@@ -94,6 +95,8 @@ class PartitionLeader:
         self._followers: dict[BrokerId, FollowerProgress] = {}
         self._parked: dict[BrokerId, tuple[FetchRequest, int]] = {}  # a fetch and its deadline
         self._waiting: set[BrokerId] = set()  # followers to notify of new records
+        # Which of the parked fetches stand. Replaced, never changed in place.
+        self.standing: Mapping[BrokerId, StandingFetch] = {}
         for follower in sorted(self.isr - {me}):
             self._followers[follower] = FollowerProgress(
                 self._epoch_of(follower), caught_up_ms=now_ms
@@ -152,6 +155,16 @@ class PartitionLeader:
         """When the first parked fetch must be answered; None while no fetch is parked."""
         return min((deadline_ms for _, deadline_ms in self._parked.values()), default=None)
 
+    @property
+    def rests(self) -> bool:
+        """Whether time alone changes nothing as long as roll calls confirm the standing fetches."""
+        return (
+            self._proposed_ms is None
+            and self.isr - {self._me} <= self.standing.keys()
+            and self._proposed <= self.isr
+            and not self._forgotten()
+        )
+
     def refusal(self, policy: AckPolicy, now_ms: int) -> HeadwaterError | None:
         """Return why a publish with this ack policy must be refused now, or None."""
         if self.is_fenced(now_ms):
@@ -191,11 +204,11 @@ class PartitionLeader:
                 if current and not accepted:
                     self._proposed_ms = None  # the proposed members still count: see _proposed
                 return []
-            case LeaseGranted(until_ms, now_ms):
+            case LeaseGranted(until_ms, now_ms, unbroken):
                 self._now_ms = max(self._now_ms, now_ms)
                 before_ms = self._lease_until_ms
                 if before_ms is not None and until_ms > before_ms:
-                    if now_ms >= before_ms:
+                    if now_ms >= before_ms and not unbroken:
                         self._doubted_end = self._log_end
                     self._lease_until_ms = until_ms
                 return list(self._advance())
@@ -223,9 +236,8 @@ class PartitionLeader:
         if log_end <= self._log_end:
             return
         self._log_end = log_end
-        for follower, (request, _) in sorted(self._parked.items()):
-            yield SendRecords(follower, request, self.high_watermark)
-        self._parked.clear()
+        for follower in sorted(self._parked):
+            yield self._answer_parked(follower)
         for follower in sorted(self._waiting):
             yield SendToReplica(follower, NewDataNotice(leader_epoch=self.leader_epoch))
         self._waiting.clear()
@@ -257,13 +269,63 @@ class PartitionLeader:
             progress.owed_end = Offset(0)  # a later message with a lower end is late, not a loss
         yield from self._propose_member(follower, progress)
         self._waiting.discard(follower)
-        self._parked.pop(follower, None)
-        if request.fetch_from == self._log_end and request.wait_ms > 0:
-            self._parked[follower] = (request, self._now_ms + request.wait_ms)
+        self._take_parked(follower)
+        waits = request.wait_ms > 0 and (not request.stands or self._may_stand(follower))
+        if request.fetch_from == self._log_end and waits:
+            self._park(request)
             return
         if request.fetch_from == self._log_end:
             self._waiting.add(follower)
         yield SendRecords(follower, request, self.high_watermark)
+
+    # ------------------------------------------------------------------ parked and standing fetches
+
+    def _park(self, request: FetchRequest) -> None:
+        self._parked[request.follower] = (request, self._now_ms + request.wait_ms)
+        if request.stands:
+            fetch = StandingFetch(
+                peer=request.follower,
+                is_own=False,
+                leader_epoch=request.leader_epoch,
+                request_id=request.request_id,
+                known_ms=self._now_ms,
+            )
+            self.standing = {**self.standing, request.follower: fetch}
+
+    def _take_parked(self, follower: BrokerId) -> FetchRequest | None:
+        """Take a parked fetch away; its follower was caught up while it stood."""
+        request, _ = self._parked.pop(follower, (None, 0))
+        fetch = self.standing.get(follower)
+        if fetch is not None:
+            self._note_known(fetch)
+            self.standing = {one: kept for one, kept in self.standing.items() if one != follower}
+        return request
+
+    def _answer_parked(self, follower: BrokerId) -> SendRecords:
+        request = self._take_parked(follower)
+        assert request is not None, "only a parked fetch is answered late"
+        return SendRecords(follower, request, self.high_watermark)
+
+    def _note_known(self, fetch: StandingFetch) -> None:
+        """Count the time in which roll calls confirmed a fetch as caught up, and as ticks."""
+        progress = self._followers[fetch.peer]
+        progress.caught_up_ms = max(progress.caught_up_ms, fetch.known_ms)
+        self._tick_ms = max(self._tick_ms, fetch.known_ms)
+
+    def _is_unconfirmed(self, follower: BrokerId, now_ms: int) -> bool:
+        fetch = self.standing.get(follower)
+        return fetch is not None and now_ms - fetch.known_ms >= self._limits.kept_ms
+
+    def _may_stand(self, follower: BrokerId) -> bool:
+        """Tell whether the leader needs no other fetch of this follower before records come."""
+        progress, view = self._followers[follower], self._view
+        return (
+            view is not None
+            and follower in self.isr
+            and follower not in view.restarted
+            and not progress.owed_end
+            and progress.synced_end == self._log_end
+        )
 
     def _refusal_of(self, request: FetchRequest | EpochEndRequest) -> Refusal | None:
         """Compare epochs: the follower's may be older or newer than the leader's."""
@@ -327,6 +389,9 @@ class PartitionLeader:
         if view.partition_epoch >= self._view.partition_epoch:
             self._view = view
         yield from self._advance()
+        for follower in sorted(self.standing):
+            if not self._may_stand(follower):
+                yield self._answer_parked(follower)
 
     def _propose_member(
         self, follower: BrokerId, progress: FollowerProgress
@@ -406,18 +471,19 @@ class PartitionLeader:
         )
 
     def _tick(self, now_ms: int) -> Iterator[LeaderEffect]:
+        for fetch in self.standing.values():
+            self._note_known(fetch)
         gap_ms = now_ms - self._tick_ms
         self._now_ms, self._tick_ms = max(self._now_ms, now_ms), now_ms
-        for follower, (request, deadline_ms) in sorted(self._parked.items()):
-            if now_ms >= deadline_ms:
-                del self._parked[follower]
-                yield SendRecords(follower, request, self.high_watermark)
+        for follower, (_, deadline_ms) in sorted(self._parked.items()):
+            if now_ms >= deadline_ms or self._is_unconfirmed(follower, now_ms):
+                yield self._answer_parked(follower)
         if self._view is None:
             return
         if gap_ms > self._limits.time_ms_max // 2:
             # This broker was suspended, not its followers: do not count this time against them.
             for progress in self._followers.values():
-                progress.caught_up_ms += gap_ms
+                progress.caught_up_ms = min(progress.caught_up_ms + gap_ms, now_ms)
         if self._proposed_ms is not None and now_ms - self._proposed_ms < _PROPOSAL_MS:
             return
         self._proposed_ms = None  # the proposal or its answer was lost: propose again

@@ -7,7 +7,7 @@ performs the effects in order, and reports when the log has changed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from broker.core.events import TickElapsed
@@ -38,6 +38,7 @@ from broker.core.replication.events import (
 from broker.core.replication.follower import FollowerTiming, PartitionFollower
 from broker.core.replication.isr import LagLimits
 from broker.core.replication.leader import PartitionLeader
+from broker.core.replication.standing import StandingFetch
 from broker.core.replication.view import PartitionView, Role
 from broker.model.epochs import BrokerEpoch
 from broker.model.ids import BrokerId
@@ -106,6 +107,21 @@ class PartitionReplica:
         """The first offset that is not committed, as far as this replica knows."""
         active = self.leader or self.follower
         return self._known if active is None else active.high_watermark
+
+    @property
+    def standing(self) -> Collection[StandingFetch]:
+        """The fetches that stand: this replica's own one, or its followers'."""
+        if self.leader is not None:
+            return self.leader.standing.values()
+        own = None if self.follower is None else self.follower.standing
+        return () if own is None else (own,)
+
+    @property
+    def rests(self) -> bool:
+        """Whether time alone changes nothing while roll calls confirm all standing fetches."""
+        if self.leader is not None:
+            return self.leader.rests
+        return self.follower is not None and self.follower.standing is not None
 
     def step(self, event: ReplicaEvent) -> list[Effect]:
         """Take one event; return the effects, which the shell performs in this order."""

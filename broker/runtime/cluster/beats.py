@@ -40,6 +40,7 @@ class MemberBeats:
         self._new_reports = Inbox(waiting_max=0)
         self._reports: dict[PartitionId, LeaderEpoch] = {}
         self.lease_until_ms = 0  # this broker may lead until then, on its monotonic clock
+        self.lapses_count = 0  # how often the lease had ended before it was extended
 
     def turn(self, now_ms: int) -> int:
         """Send a heartbeat, and repeat every report that is still true."""
@@ -60,9 +61,15 @@ class MemberBeats:
         self._new_reports.put(partition_id, (partition_id, leader_epoch))
         self._send_report(partition_id, leader_epoch)
 
-    def take_lease(self, answer: HeartbeatAnswer) -> None:
-        """Extend the lease, if a heartbeat of this process was granted. Any thread."""
+    def take_lease(self, answer: HeartbeatAnswer, now_ms: int) -> None:
+        """Extend the lease, if a heartbeat of this process was granted. Any thread.
+
+        A lapse is counted before the new lease can be seen: who reads the lease before the count
+        never misses one.
+        """
         if answer.granted and answer.broker_epoch == self._broker_epoch():
+            if now_ms >= self.lease_until_ms:
+                self.lapses_count += 1
             until_ms = answer.sent_ms + self._timing.lease_ms()
             self.lease_until_ms = max(self.lease_until_ms, until_ms)
 

@@ -9,7 +9,7 @@ blocking method takes such a pump's turns on the caller's thread.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -19,7 +19,10 @@ from broker.core.election import ElectionTiming
 from broker.core.metadata.placement import place
 from broker.core.metadata.state import MetadataState
 from broker.core.replication.effects import ProposeIsr
+from broker.core.replication.follower import FollowerTiming
+from broker.core.replication.isr import LagLimits
 from broker.core.replication.replica import not_leader
+from broker.core.replication.standing import StandingFetch, StandingReplica
 from broker.errors import (
     HeadwaterError,
     NotLeaderError,
@@ -30,6 +33,8 @@ from broker.model.control_messages import (
     LogEndAsked,
     NewestAsked,
     NewestTold,
+    RollAnswer,
+    RollCall,
 )
 from broker.model.epochs import BrokerEpoch, LeaderEpoch
 from broker.model.ids import BrokerId, PartitionId
@@ -53,6 +58,7 @@ from broker.runtime.cluster.membership import CONFIRM_MS
 from broker.runtime.cluster.proposals import MemberProposals
 from broker.runtime.cluster.questions import LogEndAnswers, NewestQuestions
 from broker.runtime.cluster.registration import Registration
+from broker.runtime.cluster.roll_calls import RollCalls
 from broker.runtime.hosted_partitions import HostedPartitions
 from broker.runtime.ingest.sessions import note_clean_stop
 from broker.runtime.metadata.follower import MetadataFollower
@@ -83,6 +89,8 @@ class MemberSetting:
     replication_factor: int = 3
     min_isr: int = 2
     timing: ElectionTiming = field(default_factory=ElectionTiming)
+    following: FollowerTiming = field(default_factory=FollowerTiming)
+    limits: LagLimits = field(default_factory=LagLimits)
 
 
 class ClusterMember:
@@ -146,6 +154,16 @@ class ClusterMember:
         self._follower = MetadataFollower(self._follow, wake=self._wake_follower)
         self._following = drive("metadata", self._follower.turn)
         self._driven: list[Driven] = [drive("heartbeat", self._beats.turn), self._following]
+        self._rolls = RollCalls(
+            control=control,
+            clock=clock,
+            broker_epoch=lambda: self._broker_epoch,
+            call_ms=setting.following.call_ms,
+            own_kept_ms=setting.following.kept_ms,
+            kept_ms=setting.limits.kept_ms,
+        )
+        if setting.following.stand_ms:
+            self._driven.append(drive("roll-calls", self._rolls.turn))
         if self._writes is not None:
             self._driven.append(drive("forwarded-writes", self._writes.turn))
 
@@ -323,6 +341,20 @@ class ClusterMember:
         """The end of this broker's lease, on its monotonic clock."""
         return self._beats.lease_until_ms
 
+    @property
+    def lease_lapses(self) -> int:
+        """How often this broker's lease had ended before it was extended."""
+        return self._beats.lapses_count
+
+    def keep(
+        self,
+        partition_id: PartitionId,
+        replica: StandingReplica,
+        standing: Collection[StandingFetch],
+    ) -> None:
+        """See ``RollCalls.keep``."""
+        self._rolls.keep(partition_id, replica, standing)
+
     def send(self, to: BrokerId, address: ReplicaAddress, message: ReplicaMessage) -> None:
         """Send a replica's message."""
         self._replicas.send(to, address, message)
@@ -374,7 +406,11 @@ class ClusterMember:
     def _control_message(self, sender: BrokerId, message: ControlMessage) -> None:
         match message:
             case HeartbeatAnswer():
-                self._beats.take_lease(message)
+                self._beats.take_lease(message, self._clock.monotonic_ms())
+            case RollCall():
+                self._rolls.called(sender, message)
+            case RollAnswer():
+                self._rolls.answered(sender, message)
             case LogEndAsked():
                 self._log_ends.asked(sender, message)
             case NewestAsked():
@@ -420,6 +456,14 @@ class MemberLinks:
     def lease_until_ms(self) -> int:
         """See ``ReplicaLinks.lease_until_ms``."""
         return self._member.lease_until_ms
+
+    def lease_lapses(self) -> int:
+        """See ``ReplicaLinks.lease_lapses``."""
+        return self._member.lease_lapses
+
+    def keep(self, replica: StandingReplica, standing: Collection[StandingFetch]) -> None:
+        """See ``ReplicaLinks.keep``."""
+        self._member.keep(self._address.partition_id, replica, standing)
 
     def withdraw(self, reason: HeadwaterError) -> None:  # noqa: ARG002 - said by the driver
         """See ``ReplicaLinks.withdraw``."""

@@ -269,6 +269,7 @@ class PartitionDriver:
         if self.health.failure is None and self._local.is_there:
             self._local.save_producers()
         self._local.end_leading()
+        self.replication.end()
         self._local.log.close()
         self._closed = True
 
@@ -282,8 +283,9 @@ class PartitionDriver:
             for call in work.calls:
                 self._run_call(call)
             if work.writes:
+                self.maintenance.is_done = False
                 self.writes.commit(work.writes)
-            self.replication.end_turn()
+            self.replication.end_turn(idle=self.maintenance.is_done)
             self._queue.end_turn(held=held and self._holds_writes())
         except BaseException:
             self._poison(work)
@@ -296,6 +298,7 @@ class PartitionDriver:
         try:
             if self._closed:  # e.g. a message of another replica came after the close
                 raise ShuttingDownError(f"partition {self._context.name} is closed")
+            self.maintenance.is_done = False
             call.result = call.function()
         except HeadwaterError as error:
             call.error = error

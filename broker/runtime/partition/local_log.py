@@ -146,6 +146,10 @@ class LocalLog:
         """Return the segments that neither local retention nor a lease keeps."""
         return self.tier.plan_frees(self.log.segments, lease_floor, self._clock.now_us())
 
+    def is_aged(self, created_us: int) -> bool:
+        """Tell whether a segment whose first batch was written then has to be sealed."""
+        return log_config(self._config).is_aged(created_us, self._clock.now_us())
+
     def watch_segments(self) -> None:
         """Count again the bytes that are not in the table."""
         self.tier.watch(self.log.segments())

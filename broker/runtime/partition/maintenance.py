@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 import structlog
 
@@ -17,6 +18,8 @@ from broker.runtime.partition.replica_shell import ReplicaShell
 from broker.runtime.partition.replication import Replication
 
 _log = structlog.get_logger(__name__)
+
+CHECKPOINTED_MS: Final = 20_000  # after its last record a log has a checkpoint: see ``LogConfig``
 
 
 class Maintenance:
@@ -48,12 +51,24 @@ class Maintenance:
         self._on_idle = on_idle
         self._idleness = Idleness()
         self._queued = False  # whether a run is in the queue; a second one would do nothing more
+        # Whether a later run would do nothing, unless a turn does other work before or `is_due`.
+        self.is_done = False
+        self._log_end = Offset(0)  # when it was last seen to have moved, and where to
+        self._moved_ms = 0
+        self._begun_us: int | None = None  # when the first record of the active segment came
         self._forgotten_ids = 0  # message ids that left the window early, at the last look
         self._told_until_us = 0  # no further warning before this time
 
     def configure(self, config: StreamConfig) -> None:
         """Take changed settings."""
         self._config = config
+
+    @property
+    def is_due(self) -> bool:
+        """Whether time alone has brought work to a partition that rests. Any thread."""
+        begun_us = self._begun_us
+        aged = begun_us is not None and self._local.is_aged(begun_us)
+        return aged or len(self._local.retries.window) > 0
 
     def tick(self) -> None:
         """Queue the work, unless it is queued. Any thread; does not block."""
@@ -111,6 +126,21 @@ class Maintenance:
         except NoRoomError as error:  # the next run tries again
             self._room.lacks(error, follows=shell.leader is None)
         self.notice_roll()
+        self.is_done = self._may_rest()
+
+    def _may_rest(self) -> bool:
+        """Tell whether only new work, or the age of a segment or of ids, brings work again."""
+        log, now_ms = self._local.log, self._clock.monotonic_ms()
+        if log.log_end != self._log_end:
+            self._log_end, self._moved_ms = log.log_end, now_ms
+        last = log.segments()[-1]
+        self._begun_us = None if last.sealed or last.base_offset == log.log_end else last.created_us
+        return (
+            log.synced_end == log.log_end
+            and self._room.lack is None
+            and now_ms - self._moved_ms >= CHECKPOINTED_MS
+            and self._config.auto_pause_ms is None
+        )
 
     def _look_for_room(self, shell: ReplicaShell) -> None:
         """Do what a full disk had prevented, if there is room now; publishers may wait for it."""

@@ -106,6 +106,7 @@ class TurnQueue:
         self._queued_bytes = 0
         self._messages = self._message_bytes = 0  # of the messages that wait
         self._scheduled = False
+        self._turns = 0  # that have ended
         self.closing = False
         self._poison: HeadwaterError | None = None
 
@@ -113,6 +114,11 @@ class TurnQueue:
     def poisoned(self) -> bool:
         """Whether a turn crashed: then no more work is done."""
         return self._poison is not None
+
+    @property
+    def waiting_turn(self) -> int | None:
+        """The number of the turn that is queued or runs now; None if there is none."""
+        return self._turns if self._scheduled else None
 
     def put(self, write: Write, *, may_block: bool) -> None:
         """Queue a write; with ``may_block`` an idle partition's turn runs on this thread.
@@ -231,6 +237,7 @@ class TurnQueue:
         """Let the next turn be scheduled; the owner calls it at the end of its turn."""
         with self._lock:
             self._scheduled = False
+            self._turns += 1
             if any(isinstance(one, OwnerCall) for one in self._queue) if held else self._queue:
                 self._schedule_locked()
 

@@ -6,7 +6,7 @@ The effects of messages, ticks and new views of the metadata are performed in th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol
@@ -31,6 +31,7 @@ from broker.core.replication.isr import LagLimits
 from broker.core.replication.leader import PartitionLeader
 from broker.core.replication.replica import PartitionReplica
 from broker.core.replication.runs import append_runs
+from broker.core.replication.standing import StandingFetch, StandingReplica
 from broker.core.replication.view import PartitionView, Role
 from broker.errors import (
     CorruptDataError,
@@ -77,6 +78,12 @@ class ReplicaLinks(Protocol):
     def lease_until_ms(self) -> int:
         """Return until when this broker may lead, on its monotonic clock."""
 
+    def lease_lapses(self) -> int:
+        """Return how often the lease had ended before it was extended."""
+
+    def keep(self, replica: StandingReplica, standing: Collection[StandingFetch]) -> None:
+        """Have these fetches of the partition confirmed by roll calls, instead of the earlier."""
+
     def withdraw(self, reason: HeadwaterError) -> None:
         """Tell the controller that this replica cannot vouch for its log."""
 
@@ -107,6 +114,13 @@ class AloneLinks:
         """Return a lease that never ends: no other broker could become leader."""
         return NEVER_MS
 
+    def lease_lapses(self) -> int:
+        """Return 0: the lease never ends."""
+        return 0
+
+    def keep(self, replica: StandingReplica, standing: Collection[StandingFetch]) -> None:
+        """Do nothing: without followers no fetch stands."""
+
     def withdraw(self, reason: HeadwaterError) -> None:
         """Do nothing: no other broker could lead. The partition refuses writes with the reason."""
 
@@ -129,6 +143,13 @@ class ReplicaOwner(Protocol):
     def later(self, delay_ms: int, function: Callable[[], None]) -> None:
         """Call ``function`` in a turn after at least ``delay_ms``."""
 
+    @property
+    def waiting_turn(self) -> int | None:
+        """See ``StandingReplica``."""
+
+    def wake(self) -> None:
+        """See ``StandingReplica``."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaIdentity:
@@ -143,6 +164,11 @@ class ReplicaIdentity:
     def quiet_ms(self) -> int:
         """How long an idle replica needs no turn: most replicas are idle, and a turn is costly."""
         return (self.timing or FollowerTiming()).idle_ms // 2
+
+    @property
+    def may_rest(self) -> bool:
+        """Whether a replica without work needs no turns at all: roll calls wake it."""
+        return bool(self.timing and self.timing.stand_ms)
 
 
 class ReplicaShell:
@@ -181,7 +207,8 @@ class ReplicaShell:
             timing=identity.timing,
             known_high_watermark=local.log.log_start,
         )
-        self._lease_until_ms = links.lease_until_ms()
+        self._lease_until_ms, self._lapses = links.lease_until_ms(), links.lease_lapses()
+        self._standing: tuple[StandingFetch, ...] = ()
         self._committed = committed
         self._shared: tuple[Offset, Offset, list[StoredBatch]] | None = None  # within one event
         self.sync_count = 0
@@ -203,6 +230,11 @@ class ReplicaShell:
     def view(self) -> PartitionView | None:
         """The newest view of the partition's metadata on this broker."""
         return self._replica.view
+
+    @property
+    def granted_until_ms(self) -> int:
+        """The end of the broker's lease, which this replica may not have taken yet."""
+        return self._links.lease_until_ms()
 
     # ------------------------------------------------------------------ events, owner thread
 
@@ -227,15 +259,26 @@ class ReplicaShell:
 
     def refresh_lease(self) -> None:
         """Take the broker's lease, if it has been extended."""
-        until_ms = self._links.lease_until_ms()
+        until_ms = self._links.lease_until_ms()  # before the lapses: see MemberBeats.take_lease
         if until_ms > self._lease_until_ms:
+            lapses, self._lapses = self._lapses, self._links.lease_lapses()
             self._lease_until_ms = until_ms
-            self._do(self._replica.step(LeaseGranted(until_ms, self._now_ms())))
+            granted = LeaseGranted(until_ms, self._now_ms(), unbroken=lapses == self._lapses)
+            self._do(self._replica.step(granted))
 
     @property
     def due_ms(self) -> int | None:
         """When the next timer of the replication core ends; None if none runs."""
         return self._replica.due_ms
+
+    @property
+    def rests(self) -> bool:
+        """Whether no timer of the replication core runs as long as nobody wakes the replica."""
+        return self._replica.rests
+
+    def end(self) -> None:
+        """Let no fetch stand any more: the log has failed or is closed."""
+        self._links.keep(self._owner, ())
 
     def tick(self) -> None:
         """Time has passed."""
@@ -283,6 +326,10 @@ class ReplicaShell:
         self.synced_ms = self._now_ms()
 
     def _do(self, effects: Sequence[does.Effect]) -> None:
+        # First the roll: a fetch that an effect answers must not be confirmed if the effect hangs.
+        if (standing := tuple(self._replica.standing)) != self._standing:
+            self._standing = standing
+            self._links.keep(self._owner, standing)
         try:
             for effect in effects:
                 self._do_one(effect)

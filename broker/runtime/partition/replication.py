@@ -20,7 +20,12 @@ from broker.runtime.partition.committed import CommittedEnd
 from broker.runtime.partition.context import PartitionContext
 from broker.runtime.partition.leadership_gate import Gatekeeper
 from broker.runtime.partition.queue import Deferred, Newest, OwnerCall
-from broker.runtime.partition.replica_shell import ReplicaIdentity, ReplicaLinks, ReplicaShell
+from broker.runtime.partition.replica_shell import (
+    NEVER_MS,
+    ReplicaIdentity,
+    ReplicaLinks,
+    ReplicaShell,
+)
 
 
 class Replication:
@@ -51,6 +56,8 @@ class Replication:
         self._postponed = Deferred()
         self._tick_queued = False  # so that only one is queued
         self._quiet_ms, self._ticked_ms, self._due_ms = identity.quiet_ms, 0, 0
+        self._may_rest = identity.may_rest
+        self.rests = False  # whether no timer runs: the ticker passes over it most of the time
         self.shell: ReplicaShell | None = None  # None: the log was found damaged
         if not context.health.is_damaged:
             self.shell = ReplicaShell(
@@ -64,6 +71,7 @@ class Replication:
                 committed=committed,
                 room=context.room,
             )
+            context.health.when_failed(lambda _: self.end())
 
     # ------------------------------------------------------------------ any thread reads
 
@@ -101,10 +109,12 @@ class Replication:
     @property
     def newest_committed(self) -> Offset | None:
         """The high watermark, or None while an earlier leader may have shown more (KIP-207)."""
-        leader = self.leader
-        if leader is None or leader.is_fenced(self._clock.monotonic_ms()):
+        shell, leader, now_ms = self.shell, self.leader, self._clock.monotonic_ms()
+        if shell is None or leader is None:
             return None
-        return leader.newest_committed
+        # A replica that rests has not taken the broker's newest lease.
+        fenced = now_ms >= shell.granted_until_ms if self.rests else leader.is_fenced(now_ms)
+        return None if fenced else leader.newest_committed
 
     @property
     def synced_position(self) -> tuple[LeaderEpoch, Offset]:
@@ -137,15 +147,32 @@ class Replication:
             self._tick_queued = True
             self._queue.post(self._tick)
 
+    @property
+    def waiting_turn(self) -> int | None:
+        """See ``StandingReplica``."""
+        return self._queue.waiting_turn
+
+    def wake(self) -> None:
+        """See ``StandingReplica``: the next tick looks at the timers."""
+        self._due_ms = 0
+        self.rests = False
+
     # ------------------------------------------------------------------ in a turn
 
     def settle(self) -> None:
         """Answer the publishers that the leader allows."""
         self._commits.settle(self.leader)
 
-    def end_turn(self) -> None:
-        """Note when the next timer is due."""
+    def end_turn(self, *, idle: bool) -> None:
+        """Note when the next timer is due; ``idle``: the partition has no other work either."""
+        self.rests = idle and self._has_no_timer()
         self._due_ms = self._next_due_ms()
+
+    def end(self) -> None:
+        """Let no fetch stand any more: the log has failed or is closed. Any thread."""
+        self.rests = self._may_rest = False
+        if self.shell is not None:
+            self.shell.end()
 
     def _take_view(self, view: PartitionView | None) -> None:
         self._health.is_only_copy = view is not None and view.replicas == (self._me,)
@@ -170,9 +197,22 @@ class Replication:
         self.shell.tick()
         self.settle()
 
+    def _has_no_timer(self) -> bool:
+        return (
+            self._may_rest
+            and self.shell is not None
+            and self.shell.rests
+            and not len(self._commits)
+            and self._postponed.due_ms is None
+            and self._gate.due_ms is None
+        )
+
     def _next_due_ms(self) -> int:
         if len(self._commits):
             return 0  # perhaps they wait only for a renewed lease
+        if self.rests:  # until it is woken, or its followers' fetches have stood long enough
+            leader_ms = None if self.leader is None else self.leader.due_ms
+            return NEVER_MS if leader_ms is None else leader_ms
         shell_ms = None if self.shell is None else self.shell.due_ms
         regular_ms = self._ticked_ms + self._quiet_ms
         due_ms = (regular_ms, shell_ms, self._postponed.due_ms, self._gate.due_ms)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from broker.core.replication.effects import ProposeIsr
+from broker.core.replication.standing import StandingFetch, StandingReplica
 from broker.errors import HeadwaterError
 from broker.model.epochs import BrokerEpoch, LeaderEpoch
 from broker.model.ids import BrokerId
@@ -47,6 +48,13 @@ class QuietLinks:
     def lease_until_ms(self) -> int:
         """Return the lease."""
         return self._lease_until_ms
+
+    def lease_lapses(self) -> int:
+        """Tell of none."""
+        return 0
+
+    def keep(self, replica: StandingReplica, standing: Collection[StandingFetch]) -> None:
+        """Nobody calls a roll."""
 
     def withdraw(self, reason: HeadwaterError) -> None:
         """Nobody hears it."""

@@ -7,7 +7,7 @@ there for: then it has to fail. docs/testing.md has the table.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +17,7 @@ from broker.adapters.disk.files import DiskFiles
 from broker.codec.checksum import crc32c
 from broker.core.metadata.commands import RegisterBroker
 from broker.core.replication.effects import ProposeIsr
+from broker.core.replication.standing import StandingFetch, StandingReplica
 from broker.core.replication.view import PartitionView
 from broker.errors import DiskFullError, HeadwaterError, UnavailableError
 from broker.model.epochs import BrokerEpoch, LeaderEpoch, PartitionEpoch
@@ -215,6 +216,13 @@ class _Links:
     def lease_until_ms(self) -> int:
         """Have one for ever."""
         return 1 << 62
+
+    def lease_lapses(self) -> int:
+        """Tell of none."""
+        return 0
+
+    def keep(self, replica: StandingReplica, standing: Collection[StandingFetch]) -> None:
+        """Keep nothing."""
 
     def withdraw(self, reason: HeadwaterError) -> None:
         """Say nothing."""

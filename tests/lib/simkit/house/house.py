@@ -55,6 +55,7 @@ from simkit.house.pausing import Pausing
 from simkit.house.process import Machine
 from simkit.house.shape import Shape, drawn_policies, drawn_shape
 from simkit.house.situations import Place, counting
+from simkit.house.standing import Standing, standing_timing
 from simkit.network.world import Network, World
 from simkit.replacing import replaced, together
 from tiering.config import TieringConfig
@@ -90,6 +91,7 @@ class Choices(TypedDict, total=False):
     expiring: bool  # an operator lets the tables expire; with a lake
     compacting: bool  # an operator lets superseded records leave the tables; with a lake
     pausing: bool  # an operator pauses streams, resumes them, and makes them read-only
+    standing: bool  # followers' fetches may stand, and publishers fall silent
     encrypted: bool  # streams are encrypted; brokers lack keys now and then, and keys are rotated
     shape: Shape
 
@@ -100,11 +102,7 @@ class House:
     The class is not split: what is drawn at the beginning is needed until the last look.
     """
 
-    def __init__(
-        self,
-        seed: int,
-        **choices: Unpack[Choices],
-    ) -> None:
+    def __init__(self, seed: int, **choices: Unpack[Choices]) -> None:
         """Draw what is not given; see `Choices`."""
         self.mixed = mixed = choices.get("mixed", False)
         self._more = random.Random(f"more {seed}")
@@ -128,7 +126,10 @@ class House:
         machines = {name: Machine(name, world) for name in names}
         self.keys = HouseKeys(self, seed) if choices.get("encrypted") else None
         self.compacting = Compacting(self, seed) if choices.get("compacting") else None
+        self.standing = Standing(self, seed) if choices.get("standing") else None
         self.setting = setting = self._draw_setting()
+        if self.standing is not None:
+            self.setting = setting = replace(setting, timing=standing_timing(setting.timing))
         self.nodes = {
             name: Node(name, world, self.network, setting, machines[name], serve) for name in names
         }
@@ -220,11 +221,12 @@ class House:
         self.damage.restart_the_red()
         if self.mixed:
             self.operator.begin()
-        for one in (self.changes, self.growth, self.expiring, self.compacting, self.pausing):
+        for one in (
+            self.changes, self.growth, self.expiring, self.compacting, self.pausing, self.standing,
+            self.keys,
+        ):  # fmt: skip
             if one is not None:
                 one.begin()
-        if self.keys is not None:
-            self.keys.begin()
         self.run_for(self.world.rng.choice((1500, 2500, 4000, 6000)))
         self.heal()
         self.look()
@@ -360,7 +362,7 @@ class House:
         self.operator.look()
         self.oracle.look()
         self.damage.look()
-        for one in (self.growth, self.pausing):
+        for one in (self.growth, self.pausing, self.standing):
             if one is not None:
                 one.look()
 
@@ -567,10 +569,7 @@ def _rows(part: PartReading) -> list[Row]:
 
 
 @contextmanager
-def opened(
-    seed: int,
-    **choices: Unpack[Choices],
-) -> Iterator[House]:
+def opened(seed: int, **choices: Unpack[Choices]) -> Iterator[House]:
     """Lend a house, and record the effects of its replicas."""
     with own_world(seed, with_flight=choices.get("with_flight", False)):
         house = House(seed, **choices)
@@ -585,10 +584,7 @@ def opened(
                 house.lake.close()
 
 
-def run_seed(
-    seed: int,
-    **choices: Unpack[Choices],
-) -> Result:
+def run_seed(seed: int, **choices: Unpack[Choices]) -> Result:
     """Run one seed; raise AssertionError, with the seed in it, when a promise was broken."""
     with opened(seed, **choices) as house:
         try:

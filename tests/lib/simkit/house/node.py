@@ -227,7 +227,12 @@ class Node:
                 drive=drive,
             )
             self.member = member = ClusterMember(
-                setting=MemberSetting(me=self.name, timing=setting.election),
+                setting=MemberSetting(
+                    me=self.name,
+                    timing=setting.election,
+                    following=setting.timing,
+                    limits=setting.limits,
+                ),
                 files=files,
                 metadata=view,
                 control=control,

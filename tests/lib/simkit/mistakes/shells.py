@@ -276,7 +276,7 @@ def session_is_registered_before_it_is_durable() -> Any:
 def lease_is_for_ever() -> Any:
     """Go on as leader however long ago the last heartbeat was answered."""
 
-    def take_lease(self: Any, answer: Any) -> None:
+    def take_lease(self: Any, answer: Any, _now_ms: int) -> None:
         if answer.granted:
             self.lease_until_ms = NEVER_MS
 

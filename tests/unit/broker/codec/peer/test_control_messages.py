@@ -9,6 +9,7 @@ import pytest
 from broker.codec.peer.control_messages import decode, encode
 from broker.errors import EnvelopeError
 from broker.model.control_messages import (
+    ROLL_GROUPS,
     ControlMessage,
     Heartbeat,
     HeartbeatAnswer,
@@ -19,6 +20,8 @@ from broker.model.control_messages import (
     MemberTold,
     NewestAsked,
     NewestTold,
+    RollAnswer,
+    RollCall,
 )
 from broker.model.epochs import BrokerEpoch, LeaderEpoch
 from broker.model.ids import PartitionId, PartitionNumber, StreamUuid
@@ -59,6 +62,8 @@ MESSAGES: tuple[ControlMessage, ...] = (
     MemberTold(request_id=5, life=6, standing=Standing()),
     MemberTold(request_id=5, life=6, standing=Standing(False, True, 8, Floor(7, 3))),
     MemberTold(request_id=5, life=6, standing=Standing(term=8, voters=(NodeId("a"), NodeId("b")))),
+    RollCall(number=1 << 62, sums=tuple((1 << 64) - 1 - one for one in range(ROLL_GROUPS))),
+    RollAnswer(number=9, equal=tuple(one % 3 == 0 for one in range(ROLL_GROUPS))),
 )
 
 
@@ -113,3 +118,11 @@ def test_damaged_bytes_are_a_message_or_one_typed_error(seed: int) -> None:
     except EnvelopeError:
         return
     assert encode(message) == bytes(data)
+
+
+def test_a_group_of_a_roll_is_equal_or_not() -> None:
+    """Any other byte is refused."""
+    data = bytearray(encode(RollAnswer(number=9, equal=(True,) * ROLL_GROUPS)))
+    data[-1] = 2
+    with pytest.raises(EnvelopeError):
+        decode(bytes(data))

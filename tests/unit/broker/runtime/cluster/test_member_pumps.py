@@ -189,12 +189,12 @@ def test_a_heartbeat_leaves_a_few_times_a_session() -> None:
     beats = _beats(Metadata(), control)
     assert beats.turn(1000) == 1100
     assert control.sent == [(B_C, Heartbeat(broker_epoch=ONE, sent_ms=1000, applied_index=0))]
-    beats.take_lease(HeartbeatAnswer(broker_epoch=ONE, sent_ms=1000, granted=True))
+    beats.take_lease(HeartbeatAnswer(broker_epoch=ONE, sent_ms=1000, granted=True), 1050)
     until_ms = beats.lease_until_ms
     assert until_ms == 1000 + ElectionTiming(session_ms=600).lease_ms()
-    beats.take_lease(HeartbeatAnswer(broker_epoch=ONE, sent_ms=900, granted=True))
-    beats.take_lease(HeartbeatAnswer(broker_epoch=BrokerEpoch(7), sent_ms=5000, granted=True))
-    beats.take_lease(HeartbeatAnswer(broker_epoch=ONE, sent_ms=5000, granted=False))
+    beats.take_lease(HeartbeatAnswer(broker_epoch=ONE, sent_ms=900, granted=True), 1050)
+    beats.take_lease(HeartbeatAnswer(broker_epoch=BrokerEpoch(7), sent_ms=5000, granted=True), 1050)
+    beats.take_lease(HeartbeatAnswer(broker_epoch=ONE, sent_ms=5000, granted=False), 1050)
     assert beats.lease_until_ms == until_ms, "no older, foreign or refused beat changes it"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from broker.adapters.disk.files import DiskFiles
 from broker.codec.record_batch import prepare
 from broker.core.dedup import ProducerTable
 from broker.core.replication.effects import ProposeIsr
+from broker.core.replication.standing import StandingFetch, StandingReplica
 from broker.core.replication.view import PartitionView
 from broker.errors import DiskFullError, HeadwaterError, NotEnoughReplicasError, NotLeaderError
 from broker.model.epochs import BrokerEpoch, LeaderEpoch, PartitionEpoch
@@ -93,7 +94,7 @@ class Links:
     """A broker's links: it loses every message and has the lease that the test gives it."""
 
     def __init__(self) -> None:
-        self.until_ms = 0
+        self.until_ms = self.lapses_count = 0
 
     def send(self, to: BrokerId, message: ReplicaMessage) -> None:
         """Lose it."""
@@ -110,6 +111,13 @@ class Links:
     def lease_until_ms(self) -> int:
         """Return the lease."""
         return self.until_ms
+
+    def lease_lapses(self) -> int:
+        """Return the lapses that the test has counted."""
+        return self.lapses_count
+
+    def keep(self, replica: StandingReplica, standing: Collection[StandingFetch]) -> None:
+        """Keep nothing."""
 
     def withdraw(self, reason: HeadwaterError) -> None:
         """Say nothing."""
@@ -145,7 +153,9 @@ class Scene:
 
     def grant(self) -> None:
         """Give the broker a lease from now on."""
-        self.links.until_ms = self.clock.monotonic_ms() + LEASE_MS
+        now_ms = self.clock.monotonic_ms()
+        self.links.lapses_count += now_ms >= self.links.until_ms
+        self.links.until_ms = now_ms + LEASE_MS
 
     def pass_ms(self, ms: int) -> None:
         """Let time pass."""
