@@ -107,15 +107,7 @@ class ClusterNode:
             metadata=self.metadata, control=control, clock=clock, timing=timing, on_crash=on_crash
         )
         self.member = ClusterMember(
-            setting=MemberSetting(
-                me=me,
-                addresses=_advertised(config, members[me].host),
-                replication_factor=min(cluster.replication_factor, len(members)),
-                min_isr=min(cluster.min_isr, len(members)),
-                timing=timing,
-                following=self.timing,
-                limits=self.limits,
-            ),
+            setting=self._member_setting(config, members, timing),
             files=files,
             metadata=self.metadata,
             control=control,
@@ -125,6 +117,20 @@ class ClusterNode:
             clock=clock,
             on_crash=on_crash,
             stop_asked=stopping,
+        )
+
+    def _member_setting(
+        self, config: BrokerConfig, members: Mapping[BrokerId, PeerAddress], timing: ElectionTiming
+    ) -> MemberSetting:
+        cluster, me = config.cluster, BrokerId(config.node.id)
+        return MemberSetting(
+            me=me,
+            addresses=_advertised(config, members[me].host),
+            replication_factor=min(cluster.replication_factor, len(members)),
+            min_isr=min(cluster.min_isr, len(members)),
+            timing=timing,
+            following=self.timing,
+            limits=self.limits,
         )
 
     def _replica_transport(

@@ -53,7 +53,10 @@ LeaderEffect = AdvanceHighWatermark | SendToReplica | SendRecords | ProposeIsr
 
 
 class PartitionLeader:
-    """Decides the high watermark and the ISR of a partition that this broker leads."""
+    """Decides the high watermark and the ISR of a partition that this broker leads.
+
+    The class is not split: one fetch may move the high watermark, the ISR, and what is parked.
+    """
 
     def __init__(
         self,

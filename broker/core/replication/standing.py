@@ -48,7 +48,7 @@ class StandingReplica(Protocol):
 
 
 @dataclass(slots=True)
-class _Entry:
+class _RollEntry:
     fetch: StandingFetch
     replica: StandingReplica
     key: int
@@ -66,7 +66,7 @@ class Roll:
 
     def __init__(self) -> None:
         """Begin without fetches."""
-        self._entries: dict[StandingFetch, _Entry] = {}
+        self._entries: dict[StandingFetch, _RollEntry] = {}
         self._sums = [0] * ROLL_GROUPS
 
     def __len__(self) -> int:
@@ -77,7 +77,7 @@ class Roll:
     ) -> None:
         """Add a fetch that stands from now on."""
         key = _key(partition_id, fetch)
-        self._entries[fetch] = _Entry(fetch, replica, key)
+        self._entries[fetch] = _RollEntry(fetch, replica, key)
         self._change(key, key)
 
     def remove(self, fetch: StandingFetch) -> None:
@@ -125,4 +125,4 @@ def _key(partition_id: PartitionId, fetch: StandingFetch) -> int:
     number, uuid_bytes = pack_partition_id(partition_id)
     numbers = (number, fetch.leader_epoch, fetch.request_id)
     data = uuid_bytes + b"".join(one.to_bytes(8, "little") for one in numbers)
-    return int.from_bytes(blake2b(data, digest_size=8).digest(), "little")
+    return int(blake2b(data, digest_size=8).hexdigest(), 16)

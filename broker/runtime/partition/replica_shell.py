@@ -1,5 +1,6 @@
 """The shell of one replica: it performs the effects of the replication core, on the owner's thread.
 
+The file is not split: what a replica asks of its broker and its owner is read with the shell.
 docs/replication.md names the effects and their order. Only this shell writes the log of a replica.
 The effects of messages, ticks and new views of the metadata are performed in the partition's turns.
 """

@@ -29,7 +29,10 @@ from broker.runtime.partition.replica_shell import (
 
 
 class Replication:
-    """Implements ``ReplicaOwner``. Owner: the partition's turns, unless a method says otherwise."""
+    """Implements ``ReplicaOwner``. Owner: the partition's turns, unless a method says otherwise.
+
+    The class is not split: what other threads read here, and what turns do, is one replica's state.
+    """
 
     def __init__(
         self,

@@ -16,6 +16,7 @@ from broker.codec.peer import (
 from broker.codec.peer.frames import FrameAssembler, LaneKind, encode_frame_header
 from broker.errors import HeadwaterError, NotLeaderError
 from broker.model.control_messages import (
+    ROLL_GROUPS,
     Heartbeat,
     HeartbeatAnswer,
     LeaderReport,
@@ -25,6 +26,8 @@ from broker.model.control_messages import (
     MemberTold,
     NewestAsked,
     NewestTold,
+    RollAnswer,
+    RollCall,
 )
 from broker.model.epochs import BrokerEpoch, LeaderEpoch
 from broker.model.forwarded_writes import WriteAnswered, WriteForwarded
@@ -132,6 +135,8 @@ def _control() -> list[bytes]:
         ),
         MemberAsked(request_id=1),
         MemberTold(request_id=1, life=2, standing=Standing(False, True, 3, Floor(2, 6), voters)),
+        RollCall(number=1, sums=(1 << 63,) * ROLL_GROUPS),
+        RollAnswer(number=1, equal=(True, False) * (ROLL_GROUPS // 2)),
     )
     return [control_messages.encode(message) for message in messages]
 
