@@ -8,6 +8,7 @@ from broker.core.replication import standing
 from broker.core.replication.follower import PartitionFollower
 from broker.core.replication.leader import PartitionLeader
 from broker.core.replication.standing import Roll
+from broker.model.epochs import LeaderEpoch
 from broker.runtime.cluster.roll_calls import RollCalls
 from simkit.replacing import Mutant, replaced
 
@@ -40,7 +41,11 @@ def former_fetches_confirm() -> Any:
 
     def key(partition_id: Any, fetch: Any) -> Any:
         one = standing.StandingFetch(
-            peer=fetch.peer, is_own=fetch.is_own, leader_epoch=0, request_id=0, known_ms=0
+            peer=fetch.peer,
+            is_own=fetch.is_own,
+            leader_epoch=LeaderEpoch(0),
+            request_id=0,
+            known_ms=0,
         )
         return original(partition_id, one)
 
@@ -76,7 +81,7 @@ def silent_leaders_are_believed() -> Any:
 def stands_before_all_is_committed() -> Any:
     """Let a fetch stand before the follower has heard that its last record is committed."""
 
-    def may_stand(self: Any, _now_ms: int) -> bool:
+    def may_stand(self: Any, _now_ms: int) -> Any:
         return self._facts.synced_end == self._facts.log_end
 
     return replaced(PartitionFollower, "_may_stand", may_stand)

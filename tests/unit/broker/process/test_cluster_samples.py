@@ -58,12 +58,15 @@ class Rig:
         self.clock = FakeClock()
         self.metadata = Metadata()
         progress = FollowerProgress(BrokerEpoch(1), synced_end=Offset(6), heard_ms=self.now_ms - 40)
+        self.standing: dict[BrokerId, Any] = {}
         self.driver: Any = SimpleNamespace(
             stream=SimpleNamespace(name="s"),
             partition_id=PartitionId(UUID, PartitionNumber(0)),
             leads=True,
             reads=SimpleNamespace(high_watermark=Offset(6), log_end=Offset(9)),
-            replication=SimpleNamespace(leader=SimpleNamespace(progress=lambda: {B: progress})),
+            replication=SimpleNamespace(
+                leader=SimpleNamespace(progress=lambda: {B: progress}, standing=self.standing)
+            ),
         )
         node: Any = SimpleNamespace(
             metadata=self.metadata,
@@ -153,3 +156,6 @@ def test_followers_are_told_by_their_leader(rig: Rig) -> None:
     (one,) = rig.samples.follower_samples()
     assert (one.follower, one.lag_records) == ("b", 3)
     assert one.silent_seconds == pytest.approx(0.04)
+    rig.standing[B] = SimpleNamespace(known_ms=rig.now_ms - 10)  # a roll call confirmed its fetch
+    (one,) = rig.samples.follower_samples()
+    assert one.silent_seconds == pytest.approx(0.01)
