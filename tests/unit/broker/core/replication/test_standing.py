@@ -117,8 +117,9 @@ def test_without_roll_calls_it_fetches_again_and_reports_its_leader_in_time(
     """The bound for a silent leader is the one of fetches: counted from the last word of it."""
     scene = Scene()
     scene.tick(101)
-    assert scene.follower.standing is not None
-    scene.follower.standing.known_ms = confirmed_ms
+    standing = scene.follower.standing
+    assert standing is not None
+    standing.known_ms = confirmed_ms
     assert scene.follower.due_ms == confirmed_ms + TIMING.kept_ms
     assert scene.tick(confirmed_ms + TIMING.kept_ms - 1) == []
     scene.tick(confirmed_ms + TIMING.kept_ms)
@@ -192,11 +193,11 @@ def _answered(effects: list[Any]) -> list[BrokerId]:
 def test_a_leader_whose_followers_stand_rests_and_drops_nobody() -> None:
     """While roll calls confirm the fetches no time that passes counts as lag."""
     leader = _leader()
-    assert not leader.rests
-    assert _answered(leader.step(_stand(B))) == []
-    assert not leader.rests
-    leader.step(_stand(C))
-    assert leader.rests
+    rests = [leader.rests]
+    for follower in (B, C):
+        assert _answered(leader.step(_stand(follower))) == []
+        rests.append(leader.rests)
+    assert rests == [False, False, True]
     for now_ms in range(0, 60_000, 200):
         for fetch in leader.standing.values():
             fetch.known_ms = now_ms
