@@ -19,7 +19,7 @@ import pytest
 from projectfiles import ROOT
 from simkit.house.house import run_seed
 from simkit.mistakes import cores
-from simkit.mistakes.shells import BIASED, FIRST_SEEDS, MIXED, MUTANTS, QUICK
+from simkit.mistakes.shells import BIASED, FIRST_SEEDS, FULL_FAULTS, MIXED, MUTANTS, QUICK
 from simkit.mistakes.tiering import FIRST_MIXED_SEEDS, MIXED_MUTANTS
 from simkit.mistakes.tiering import FIRST_SEEDS as FIRST_LAKE_SEEDS
 from simkit.mistakes.tiering import MUTANTS as LAKE_MUTANTS
@@ -28,6 +28,7 @@ from simkit.seed_hunt import Hunt, hunted_here, never_seen, seed_count, seeds_of
 
 SEEDS = seed_count(8, one_in=8)
 LAKE_SEEDS = seed_count(4, one_in=16)
+FULL_SEEDS = seed_count(3, one_in=16)
 MIXED_SEEDS = seed_count(8, one_in=8)
 SIGHT_SEEDS_MAX = 400
 MUTANT_SEEDS_MAX = 260
@@ -72,6 +73,14 @@ def test_only_what_an_operator_gave_up_is_lost(group: int) -> None:
     """
     seeds = seeds_of(group, GROUPS, MIXED_SEEDS)
     assert all(run_seed(seed, mixed=True, with_lake=seed % 4 == 3).seen for seed in seeds)
+
+
+@pytest.mark.seeds
+@pytest.mark.timeout(3600)  # as many seeds as somebody asks for
+def test_disks_that_need_room_for_every_write_stop_nothing_for_good() -> None:
+    """Copy-on-write disks fill up and get room again: nothing is lost, and all heals by itself."""
+    lives = [run_seed(seed, faults=FULL_FAULTS) for seed in seeds_of(0, 1, FULL_SEEDS)]
+    assert all(one.seen["disk full"] for one in lives)
 
 
 def _named_situations() -> set[str]:

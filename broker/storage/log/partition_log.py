@@ -377,6 +377,7 @@ class PartitionLog:
         self._unfinished_cut = end, epochs
         self._state.log_end = end  # readers of dropped batches try again, and see the new end
         self._state.generation += 1
+        self._synced_end = min(self._synced_end, end)
         with self._errors("a promise"):
             self._promise.lower(end, epochs)
         with self._errors("fsync", fatal=True):

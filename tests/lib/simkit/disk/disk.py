@@ -290,8 +290,8 @@ class SimDisk:
     def fitting(self, inode: _Inode, position: int, size: int) -> int:
         """Return how many of ``size`` bytes at ``position`` there is room for."""
         room = self.free_bytes()
-        if self.copies_on_write:
-            return min(size, room)
+        if self.copies_on_write:  # other files take the room, and give it back
+            return min(size, room if room >= ROOMY else self.rng.choice((0, room)))
         if not self.thin:
             return max(0, min(size, len(inode.content) + room - position))
         room -= room % SECTOR

@@ -272,7 +272,15 @@ class Faults:
         self._world.at(self._world.rng.choice((400, 1200)), self._mend, links)
 
     def _full(self) -> None:
+        self._fill(self._some().machine.disk)
+
+    def _full_copying(self) -> None:
+        """Fill a disk that needs room for every write. Only drawn if a test names it."""
         disk = self._some().machine.disk
+        disk.copies_on_write = True
+        self._fill(disk)
+
+    def _fill(self, disk: SimDisk) -> None:
         self._world.note("disk full")
         disk.capacity_bytes = disk.used_bytes() + self._world.rng.choice((0, 0, 600, 5000))
         self._world.at(self._world.rng.choice((200, 600)), self._room, disk)

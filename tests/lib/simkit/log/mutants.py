@@ -7,6 +7,7 @@ its docstring; tests/sim proves that seeds find it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -140,6 +141,17 @@ def forget_the_promise() -> Any:
     return replaced(LogPromise, "synced", lambda *_: None)
 
 
+def promise_without_room_is_skipped() -> Any:
+    """Acknowledge records although a full disk refused their promise."""
+
+    def synced(self: LogPromise, *now: Any) -> None:
+        with suppress(OSError):
+            original(self, *now)
+
+    original = LogPromise.synced
+    return replaced(LogPromise, "synced", synced)
+
+
 def promise_after_the_ack() -> Any:
     """Say that records are durable first, and note it with the next ones."""
 
@@ -191,6 +203,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
         leave_partial_write,
         keep_slots_on_truncate,
         forget_the_promise,
+        promise_without_room_is_skipped,
         promise_after_the_ack,
         keep_the_promise_on_truncate,
         believe_an_absent_folder,
@@ -200,7 +213,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
 
 # The first seed that is known to show each: a hunt begins there.
 FIRST_SEEDS: Final[dict[str, int]] = {
-    "ack_before_sync": 0,
+    "ack_before_sync": 1,
     "cut_at_first_bad_batch": 63,
     "ignore_recovery_point": 40,
     "ignore_what_later_batches_saw": 111,
@@ -210,9 +223,10 @@ FIRST_SEEDS: Final[dict[str, int]] = {
     "serve_before_durable": 24,
     "roll_without_sync": 103,
     "free_before_log_start_moves": 1,
-    "leave_partial_write": 108,
+    "leave_partial_write": 231,
     "keep_slots_on_truncate": 1,
     "forget_the_promise": 51,
+    "promise_without_room_is_skipped": 365,
     "promise_after_the_ack": 5,
     "keep_the_promise_on_truncate": 1,
     "believe_an_absent_folder": 62,

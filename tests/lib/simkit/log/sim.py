@@ -70,6 +70,8 @@ class LogSim:
         self.rng = rng = random.Random(seed)
         self.disk = SimDisk(rng)
         self.disk.thin = rng.random() < 0.3
+        # By a generator of its own, so that the known seeds of other mistakes stay as they are.
+        self.disk.copies_on_write = random.Random(~seed).random() < 0.3
         self.seen: Counter[str] = self.disk.seen
         self.steps = rng.randrange(10, 60)
         self.body_bytes_max = rng.choice((64, 400, 1500))
@@ -102,6 +104,8 @@ class LogSim:
                 return  # a torn sector ended this log: it was reported, and takes no writes
             self.now_us += self.rng.randrange(4000)
         self._end_process()
+        if self.disk.copies_on_write:
+            self.disk.capacity_bytes = ROOMY  # damage is looked at with room
         last = {"lost": self._lose_files, "unreadable": self._meet_bad_sector, "rot": self._rot}
         drawn = [last[name] for name in last if name in self.faults]
         if self._last_end == "power" or not drawn:
@@ -165,12 +169,16 @@ class LogSim:
                 )
             )
             base = Offset(base + batch.records_count)
-        self.history = [one for one in self.history if one.base < before] + planned
+        if self.history and self.history[-1].base >= before:
+            self.log.find_room(0)  # finishes a cut; before that a restart may find its records
+        self._forget_from(before)
+        self.history += planned
         try:
             offsets = self.log.append(batches, leader_epoch=self.leader_epoch, now_us=self.now_us)
         except DiskFullError:
             assert self.log.log_end == before, "a refused append left something behind"
-            self._forget_from(before)
+            if self.log._unfinished_cut is None:  # else a restart may find what is to be cut
+                self._forget_from(before)
             raise
         assert offsets == [one.base for one in planned], "not the offsets that come next"
         assert self.log.log_end == base, "the log end does not follow the append"
@@ -216,7 +224,8 @@ class LogSim:
         self.seen["freed"] += 1
 
     def _truncate(self) -> None:
-        ends = [one.base for one in self.history if one.base >= self.log.log_start]
+        log = self.log
+        ends = [one.base for one in self.history if log.log_start <= one.base < log.log_end]
         if ends:
             end = self.rng.choice(ends[-4:])
             self.promised_end = min(self.promised_end, end)
@@ -473,7 +482,8 @@ class LogSim:
         return found
 
     def _read_some(self) -> None:
-        ends = sorted({one.base for one in self.history} | {self.log.log_end})
+        log_end = self.log.log_end
+        ends = sorted({one.base for one in self.history if one.base < log_end} | {log_end})
         ends = [end for end in ends if end >= self.log.log_start]
         start, end = sorted(self.rng.choices(ends, k=2))
         expected = [one for one in self.history if start <= one.base < end]

@@ -32,6 +32,7 @@ from broker.runtime.partition.queue import Newest, TurnQueue
 from broker.runtime.partition.replica_shell import ReplicaShell
 from broker.runtime.partition.retry_tables import RetryTables
 from broker.runtime.replica_folders import ReplicaFolders
+from broker.storage.promises.promises import Promises
 from broker.storage.stream_folders import log_folder
 from simkit.replacing import replaced, together
 
@@ -346,6 +347,19 @@ def answers_are_not_abandoned() -> Any:
     return replaced(Commits, "abandon", lambda *_: None)
 
 
+def promise_without_room_is_a_failed_disk() -> Any:
+    """Give the file of promises up because a full disk has refused a write of it."""
+
+    def write(self: Any, *slot: Any, **values: Any) -> None:
+        try:
+            original(self, *slot, **values)
+        except OSError as error:
+            self._fail("a write", error)
+
+    original: Any = Promises.write
+    return replaced(Promises, "write", write)
+
+
 MUTANTS: Final[dict[str, Mutant]] = {
     one.__name__: one
     for one in (
@@ -372,6 +386,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
         messages_are_not_counted_out,
         end_of_turn_forgets_what_came,
         answers_are_not_abandoned,
+        promise_without_room_is_a_failed_disk,
     )
 }
 
@@ -393,6 +408,7 @@ MIXED: Final = frozenset(
     }
 )
 LOST_FAULTS: Final = frozenset({"folder", "rot", "kill", "slow"})
+FULL_FAULTS: Final = frozenset({"full-copying", "kill", "power", "cut"})
 # Faults that make a mistake likely to show; without an entry the seed draws them.
 BIASED: Final[dict[str, frozenset[str]]] = {
     "second_epoch_is_not_taken": LOST_FAULTS,
@@ -400,6 +416,7 @@ BIASED: Final[dict[str, frozenset[str]]] = {
     "opened_is_not_marked": LOST_FAULTS,
     "damaged_replica_is_opened_as_new": LOST_FAULTS,
     "session_is_registered_before_it_is_durable": frozenset({"all", "power"}),
+    "promise_without_room_is_a_failed_disk": FULL_FAULTS,
     "lease_is_for_ever": frozenset({"cut", "one-way"}),
     "newest_is_told_without_a_lease": frozenset({"cut", "one-way"}),
     "leases_without_a_barrier": frozenset({"cut", "one-way"}),
@@ -424,6 +441,7 @@ FIRST_SEEDS: Final = {
     "messages_are_not_counted_out": 10,
     "end_of_turn_forgets_what_came": 155,
     "answers_are_not_abandoned": 121,
+    "promise_without_room_is_a_failed_disk": 16,
     "every_other_change_is_missed": 1,
     "followers_forget_producers": 3,
 }
@@ -437,4 +455,5 @@ QUICK: Final = (  # in every `make test`; the others are hunted by `make sim` an
     "messages_are_not_counted_out",
     "lease_is_for_ever",
     "leases_without_a_barrier",
+    "promise_without_room_is_a_failed_disk",
 )
