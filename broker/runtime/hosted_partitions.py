@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -172,7 +172,7 @@ class HostedPartitions:
                         opened = True
                     except HeadwaterError as error:
                         refused[partition_id] = failure = error
-                        _log.warning("replica_not_opened", stream_uuid=uuid, reason=error.message)
+                        _tell_once(partition_id, error, told=self._refused)
                         continue
                 else:
                     if _is_altered(driver, streams[uuid]):
@@ -369,6 +369,15 @@ class HostedPartitions:
             and stream.name not in _OWN_STREAMS  # written by the cluster itself only
         )
         return LedPartitions(stream, frozenset(led))
+
+
+def _tell_once(
+    partition_id: PartitionId, error: HeadwaterError, told: Container[PartitionId]
+) -> None:
+    """Log why a replica is not open, unless it was ``told``: it is tried every second."""
+    if partition_id not in told:
+        uuid = partition_id.stream_uuid
+        _log.warning("replica_not_opened", stream_uuid=uuid, reason=error.message)
 
 
 def _is_altered(driver: PartitionDriver, stream: Stream) -> bool:

@@ -30,6 +30,7 @@ class PromiseKeeper:
         self._promises = promises
         self._open_what_waits = open_what_waits
         self._begun = self._failed = False
+        self._told = ""  # the last reason why a log was not opened
         self._driven = drive("promises", self._turn)
 
     def start(self) -> None:
@@ -56,4 +57,8 @@ class PromiseKeeper:
         try:
             self._open_what_waits()
         except HeadwaterError as error:
-            _log.warning("replica_not_opened", reason=error.message)
+            if error.message != self._told:  # once: it is tried every second
+                _log.warning("replica_not_opened", reason=error.message)
+            self._told = error.message
+        else:
+            self._told = ""

@@ -140,6 +140,28 @@ def test_a_system_that_knows_no_hint_is_asked_once(
     files.close()
 
 
+def test_a_sync_without_room_is_a_failure_and_so_is_a_write_of_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither may be tried again: nobody knows what is on the disk, or when it would end."""
+
+    def refuse(_: int) -> None:
+        raise OSError(errno.ENOSPC, "refused")
+
+    files = DiskFiles(tmp_path)
+    file = files.open("f", create=True)
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(OSError, match="a sync failed") as failed:
+        files.sync_folder("")
+    assert failed.value.errno == errno.EIO
+    monkeypatch.setattr(os, "pwritev", lambda *_: 0)
+    with pytest.raises(OSError, match="wrote nothing") as failed:
+        file.write_at(0, [b"x"])
+    assert failed.value.errno == errno.EIO
+    file.close()
+    files.close()
+
+
 def test_file_systems_without_reservation_still_extend(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,7 +27,7 @@ from broker.storage.log.partition_log import PartitionLog
 from broker.storage.log_folder import CUT_NAME
 from broker.storage.promises.promises import PROMISES_NAME, Promised, Promises, ReplicaPromise
 from cases import each_of, seeds
-from simkit.disk.disk import PowerLostError, SimDisk
+from simkit.disk.disk import ROOMY, PowerLostError, SimDisk
 from simkit.log.batches import FOLDER, PARTITION, SMALL, raw_batch
 
 ROOMY_SEGMENTS = LogConfig(segment_bytes_max=1 << 20, preallocate_bytes=8192)
@@ -267,3 +267,31 @@ def test_a_file_that_cannot_be_opened_a_second_time_is_no_other_file() -> None:
 
 def _no_descriptor(path: str, *, create: bool = False) -> NoReturn:
     raise OSError(errno.EMFILE, f"{path} {create}")
+
+
+@each_of(seeds(200))
+def test_a_refused_write_keeps_what_was_promised(seed: int) -> None:
+    """A full disk may tear the copy that it refuses; a sync must not count on this copy."""
+    rng = random.Random(seed)
+    disk = SimDisk(rng)
+    disk.copies_on_write = True
+    promises = Promises(disk.files())
+    replica = _begun(promises, 0)
+    promises.sync()
+    synced = written = end = 0
+    for end in range(1, rng.randrange(2, 30)):
+        disk.capacity_bytes = rng.choice((ROOMY, disk.used_bytes() + rng.randrange(100)))
+        try:
+            _promise(replica, end)
+            written = end
+        except OSError:
+            assert replica.promised is not None
+            assert replica.promised.end == written
+        if rng.random() < 0.3:
+            promises.sync()
+            synced = written
+    disk.capacity_bytes = ROOMY
+    disk.lose_power()
+    found = _end(Promises(disk.files()), 0)
+    assert found is not None
+    assert synced <= found <= end  # the last byte of a refused write may be the old one
