@@ -16,7 +16,8 @@ one owner who writes it. :meth:`Promises.sync` may run at the same time, on any 
 
 A full disk may refuse the write of a slot, because some file systems need room also for a write
 over present bytes. Then the slot keeps its values, and the owner writes it again when there is
-room. No other error is ever tried again.
+room. (If a part was written, a restart before that may find the last synced values: it detects
+less.) No other error is ever tried again.
 """
 
 from __future__ import annotations
