@@ -181,7 +181,7 @@ func (r *rig) benchGroup(stream string, count int) float64 {
 	<-all
 	took := time.Since(began)
 	for _, member := range members {
-		_ = member.Close()
+		leave(member)
 	}
 	return float64(count) / took.Seconds()
 }

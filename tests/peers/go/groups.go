@@ -237,7 +237,7 @@ func groupConsumer(r *rig) {
 		must(err, "cursor")
 		check(offset == 9, "the cursor of partition %d is %d", partition, offset)
 	}
-	must(first.Close(), "close")
+	leave(first)
 	second, late := consumer()
 	third, later := consumer()
 	time.Sleep(time.Second) // both get their partitions; what comes twice would come now
@@ -252,6 +252,19 @@ func groupConsumer(r *rig) {
 			check((offset >= 10) == (times > 0), "%s came %d times behind the checkpoint", key, times)
 		}
 	}
-	must(second.Close(), "close")
-	must(third.Close(), "close")
+	leave(second)
+	leave(third)
+}
+
+// leave lets a member leave its group, and waits a while for its end. Close of go-liftbridge v2.4.0
+// never returns if it ends a call that asks for assignments: the member's loop then asks again and
+// again, without a look at whether it was closed.
+func leave(member *lift.Consumer) {
+	left := make(chan error, 1)
+	go func() { left <- member.Close() }()
+	select {
+	case err := <-left:
+		must(err, "close")
+	case <-time.After(2 * time.Second):
+	}
 }
