@@ -409,7 +409,8 @@ class GroupConsumer:
                         self._step(GivenUp(tuple(claim.key for claim in claims)))
                 case ClaimsLost(claims):
                     self._stop_reading(claims)
-                    self._core.take_lost()
+                    with self._changed:
+                        self._core.forget_lost({claim.key for claim in claims})
                     _call(self._on_lost, places)
 
     def _stop_reading(self, claims: Sequence[ToldClaim]) -> None:

@@ -15,7 +15,7 @@ higher number, so a late one changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Final, Literal
 
@@ -133,6 +133,10 @@ class MemberCore:
         """Return the partitions that were lost with records given and not committed; once."""
         lost, self._lost = self._lost, []
         return lost
+
+    def forget_lost(self, keys: Collection[str]) -> None:
+        """Note that the application is told of the loss of these partitions."""
+        self._lost = [key for key in self._lost if key not in keys]
 
     @property
     def due_ms(self) -> int:

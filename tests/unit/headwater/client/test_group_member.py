@@ -217,6 +217,17 @@ def test_a_claim_under_another_epoch_is_lost_and_begun_again() -> None:
     assert rig.core.take_lost() == []
 
 
+def test_a_loss_that_the_application_is_told_of_is_not_told_by_a_commit() -> None:
+    """The loss of another partition still is."""
+    rig = Rig(commit_ms=None).joined(claim(0, offset=0), claim(1, offset=0))
+    rig.give(4, claim(0).key)
+    rig.give(4, claim(1).key)
+    rig.step(Ticked(), 2_000)
+    rig.told(claim(0, epoch=7, offset=0), claim(1, epoch=7, offset=0), epoch=7)
+    rig.core.forget_lost({claim(0).key})
+    assert rig.core.take_lost() == [claim(1).key]
+
+
 def test_an_expelled_member_joins_again_and_a_replaced_one_ends() -> None:
     """Both lose what they had at once."""
     rig = Rig().joined(claim(offset=0))
