@@ -62,7 +62,8 @@ class _Got:
 @dataclass(slots=True)
 class _Membership:
     coordinator: str = ""
-    epoch: int = 0
+    epoch: int = 0  # the newest that this member knows
+    assigned_epoch: int = 0  # under which ``readers`` were assigned: they subscribe under this one
     consumer_s: float = 15.0
     coordinator_s: float = 15.0
     heard_s: float = 0.0  # when the coordinator answered last
@@ -226,8 +227,10 @@ class AsyncLiftConsumer:
         member.heard_s = _now()
         member.epoch = told.epoch
         wanted = {(one.stream, number) for one in told.assignments for number in one.partitions}
-        for place in set(member.readers) - wanted:
-            await self._give_up(place)
+        lost = {place: self._drop(place) for place in set(member.readers) - wanted}
+        member.assigned_epoch = told.epoch
+        for place, dropped in lost.items():
+            await self._commit_last(place, dropped)
         for place in sorted(wanted):
             reader = member.readers.get(place)
             if reader is None or reader.task.done():
@@ -292,7 +295,7 @@ class AsyncLiftConsumer:
 
     def _consumer(self) -> api.Consumer:
         return api.Consumer(
-            groupId=self.group, groupEpoch=self._member.epoch, consumerId=self.consumer_id
+            groupId=self.group, groupEpoch=self._member.assigned_epoch, consumerId=self.consumer_id
         )
 
     async def _start(self, stream: str, partition: int) -> Since:
@@ -306,9 +309,8 @@ class AsyncLiftConsumer:
             )
         return Since(self._auto_offset)
 
-    async def _give_up(self, place: Place) -> None:
-        """Let a partition go to another member, behind what was processed."""
-        reader = self._drop(place)
+    async def _commit_last(self, place: Place, reader: _Reader) -> None:
+        """Let the next member of a partition begin behind what was processed here."""
         with suppress(HeadwaterError):  # the next member repeats what was not committed
             await self._commit(place, reader)
 
@@ -331,7 +333,7 @@ class AsyncLiftConsumer:
         for task in self._tasks:
             task.cancel()
         for place in list(self._member.readers):
-            await self._give_up(place)
+            await self._commit_last(place, self._drop(place))
         request: Any = api.LeaveConsumerGroupRequest(
             groupId=self.group, consumerId=self.consumer_id
         )

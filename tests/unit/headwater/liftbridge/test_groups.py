@@ -42,10 +42,17 @@ class Servers:
         place = api.ConsumerGroupMetadata(groupId="g", coordinator="b", epoch=7)
         return SimpleNamespace(groupMetadata=[place])
 
+    async def at_broker(
+        self, broker: str, call: Callable[[Any, float], Awaitable[Any]]
+    ) -> api.FetchConsumerGroupAssignmentsResponse:
+        """See ``GroupServers``: the coordinator assigns two partitions under epoch 6."""
+        given = api.PartitionAssignment(stream="s", partitions=[0, 1])
+        return api.FetchConsumerGroupAssignmentsResponse(epoch=6, assignments=[given])
 
-def join(servers: Servers, *, id_is_new: bool) -> tuple[str, int]:
-    """Join; return the coordinator and the epoch that the member knows."""
-    member = AsyncLiftConsumer(
+
+def member_of(servers: Servers, *, id_is_new: bool = True) -> AsyncLiftConsumer:
+    """Return a member that has not joined yet."""
+    return AsyncLiftConsumer(
         cast("Any", servers),
         "g",
         ["s"],
@@ -55,6 +62,11 @@ def join(servers: Servers, *, id_is_new: bool) -> tuple[str, int]:
         poll_s=None,
         id_is_new=id_is_new,
     )
+
+
+def join(servers: Servers, *, id_is_new: bool) -> tuple[str, int]:
+    """Join; return the coordinator and the epoch that the member knows."""
+    member = member_of(servers, id_is_new=id_is_new)
     asyncio.run(member._join())
     return member._member.coordinator, member._member.epoch
 
@@ -71,3 +83,17 @@ def test_a_member_of_the_same_name_is_an_error(joins: list[CallRefused], id_is_n
     """It may be another process: two of one name would process every message twice."""
     with pytest.raises(NotLeaderError):
         join(Servers(*joins), id_is_new=id_is_new)
+
+
+def test_a_member_reads_under_the_epoch_that_gave_it_the_partition() -> None:
+    """It may know of a newer epoch, in which the partition is another's: chaos saw both read."""
+
+    async def live() -> tuple[int, int]:
+        member = member_of(Servers())
+        await member._fetch_assignments()
+        await member._look_for_coordinator(LOST)
+        for reader in member._member.readers.values():
+            reader.task.cancel()
+        return member._member.epoch, member._consumer().groupEpoch
+
+    assert asyncio.run(live()) == (7, 6)
