@@ -214,7 +214,8 @@ class LogSim:
         self.seen[what] += happened
 
     def _free(self) -> None:
-        sealed = [one for one in self.log.segments() if one.sealed]
+        end = self.log.log_end  # no segment is freed of which a cut, which waits for room, is left
+        sealed = [one for one in self.log.segments() if one.sealed and one.end_offset <= end]
         count = self.rng.randrange(len(sealed) + 1)
         if count == 0:
             return
