@@ -90,17 +90,17 @@ class CompactionSim(LogSim):
 
     def _append(self) -> None:
         self.made = []
-        before = self.log.log_end
-        for base in [base for base in self.senders if base >= before]:
-            del self.senders[base]
+        base = int(self.log.log_end)
         try:
             super()._append()
         finally:
-            base = int(before)
+            bodies = {int(one.base): one.body for one in self.history}
             for one in self.made:
                 self.begun_us[base] = self.now_us
-                if one.producer_id >= 0:
-                    self.senders[base] = one
+                if bodies.get(base) == one.body:  # it was not refused before a waiting cut was done
+                    self.senders.pop(base, None)
+                    if one.producer_id >= 0:
+                        self.senders[base] = one
                 base += one.records_count
             self._recount()
 
@@ -119,8 +119,10 @@ class CompactionSim(LogSim):
 
     def _recount(self) -> None:
         """Let each producer go on behind its newest batch that is still in the model."""
-        written = {one.base for one in self.history}
-        self.senders = {base: one for base, one in self.senders.items() if base in written}
+        bodies = {int(one.base): one.body for one in self.history}
+        self.senders = {
+            base: one for base, one in self.senders.items() if bodies.get(base) == one.body
+        }
         self.next_sequence = {
             one.producer_id: one.base_sequence + one.records_count
             for _, one in sorted(self.senders.items())
