@@ -112,7 +112,6 @@ class Commits:
     def _append(self, shell: ReplicaShell, group: CommitGroup) -> HeadwaterError | None:
         """Write a group and sync it; return why it was not written, or None."""
         log = self._local.log
-        size = sum(batch.size for batch in group.batches)
         try:
             batches = self._local.cipher.sealed(group.batches, group.start, group.leader_epoch)
             log.append(batches, leader_epoch=group.leader_epoch, now_us=group.now_us)
@@ -122,14 +121,14 @@ class Commits:
             if isinstance(error, LogFailedError | CorruptDataError):
                 self._fail(error)
             elif isinstance(error, NoRoomError):
-                self._room.lacks(error, size)
+                self._room.lacks(error, sum(batch.size for batch in group.batches))
             return error
         if unpromised is None:
             self._room.found()
         else:
             self._room.lacks(unpromised)
         group.written()
-        size = sum(batch.size for batch in batches)  # sealed batches are larger
+        size = sum(batch.size for batch in batches)
         self._counters.appended_records += group.end - group.start
         self._counters.appended_bytes += size
         self._counters.received_first_us = self._counters.received_first_us or group.now_us

@@ -15,6 +15,7 @@ from typing import Final
 
 from chaoskit.actors.group_load import GroupLoad, GroupLoadConfig, GroupVerdict
 from chaoskit.actors.lift_load import LiftFollow, LiftLoad, LiftLoadConfig
+from chaoskit.actors.task import Kind
 from chaoskit.cluster import ChaosError
 from chaoskit.follow_load import FollowLoad
 from chaoskit.recorder import ChaosRecorder
@@ -71,29 +72,23 @@ class Loads:
             for number in _LIFT_SUBSCRIBED
         ]
         self._groups = [
-            GroupLoad(
-                GroupLoadConfig(
-                    kind="headwater",
-                    addresses=config.url,
-                    url=config.url,
-                    stream=config.stream,
-                    folder=config.folder,
-                    seed=f"{config.seed}/headwater",
-                    login=config.login,
-                )
-            ),
-            GroupLoad(
-                GroupLoadConfig(
-                    kind="liftbridge",
-                    addresses=config.liftbridge,
-                    url=config.url,
-                    stream=config.stream,
-                    folder=config.folder,
-                    seed=f"{config.seed}/liftbridge",
-                    login=config.login,
-                )
-            ),
+            self._group("headwater", config.url),
+            self._group("liftbridge", config.liftbridge),
         ]
+
+    def _group(self, kind: Kind, addresses: str) -> GroupLoad:
+        config = self._config
+        return GroupLoad(
+            GroupLoadConfig(
+                kind=kind,
+                addresses=addresses,
+                url=config.url,
+                stream=config.stream,
+                folder=config.folder,
+                seed=f"{config.seed}/{kind}",
+                login=config.login,
+            )
+        )
 
     def _publishers_of(self, partition: int) -> list[Publisher]:
         config = self._config
@@ -134,16 +129,19 @@ class Loads:
         subject = self._config.subject_of(partition)
         return RecordMaker(name, subject, seed=seed, large_bytes_max=_LARGE_BYTES_MAX), seed
 
+    def _all(self) -> list[Publisher | FollowLoad | LiftFollow | GroupLoad]:
+        return [*self._publishers, *self._followers, *self._subscribers, *self._groups]
+
     # ------------------------------------------------------------------ while stories are told
 
     def start(self) -> None:
         """Let all of them begin."""
-        for one in (*self._publishers, *self._followers, *self._subscribers, *self._groups):
+        for one in self._all():
             one.start()
 
     def stop(self) -> None:
         """End all of them; a second call does nothing. Blocks."""
-        for one in (*self._publishers, *self._followers, *self._subscribers, *self._groups):
+        for one in self._all():
             one.stop()
         self._publishers.clear()
         self._followers.clear()
@@ -151,7 +149,7 @@ class Loads:
 
     def complain(self) -> None:
         """Raise ChaosError if one of them has failed."""
-        for one in (*self._publishers, *self._followers, *self._subscribers, *self._groups):
+        for one in self._all():
             if one.failure is not None:
                 raise ChaosError(one.failure)
 
