@@ -87,12 +87,17 @@ demo: $(STAMP) $(AIRFLOW_STAMP) ## run the guided tour on this machine, start to
 	@cd $(ROOT)
 	DEMO_AIRFLOW=$(AIRFLOW_VENV)/bin/airflow $(PYTHON) -m headwater.demo $(DEMO_ARGS)
 
-# Each worker has a lane (tests/lib/lanes.py): one has Spark's session, so more workers do not mean
-# more JVMs. HEADWATER_TEST_ORDER=SEED repeats the order of a run.
+# Tests sync many small files and read them back at once. So their folders lie in memory where there
+# is room, and those of tests that failed are here in the end (tests/lib/memory_folders.py).
+FAILED := --failed-to=out/failed
+
+# Each worker has a lane (tests/lib/lanes.py): two have a session of Spark, so more workers do not
+# mean more JVMs. HEADWATER_TEST_ORDER=SEED repeats the order of a run.
 .PHONY: test
 test: $(STAMP) $(CLASSES) ## run the tests but for `make programs`; pytest's summary is the last thing printed
 	@cd $(ROOT)
-	$(PYTHON) -m pytest -n $(PYTEST_WORKERS) --dist loadgroup -m "not program" $(PYTEST_ARGS)
+	$(PYTHON) -m pytest -n $(PYTEST_WORKERS) --dist loadgroup -m "not program" \
+		$(FAILED) $(PYTEST_ARGS)
 
 # The notebook in three modes, the demo and the race start a dozen JVMs of their own. They are a lane
 # beside `make test`; `.ci/run` runs both.
@@ -100,23 +105,15 @@ test: $(STAMP) $(CLASSES) ## run the tests but for `make programs`; pytest's sum
 programs: $(STAMP) $(CLASSES) ## run the tests that are whole programs: notebook, demo, race
 	@cd $(ROOT)
 	$(PYTHON) -m pytest -n $(CORES) --dist load -m program tests/integration/test_notebook.py \
-		tests/integration/test_demo.py tests/integration/spark_jobs/jvm/test_race.py $(PYTEST_ARGS)
-
-# These tests sync many small files and read them back at once. In a file system in memory, where
-# there is room for that, nobody waits for a disk meanwhile.
-MEMORY := /dev/shm
-MEMORY_KIB_MIN := 4194304
+		tests/integration/test_demo.py tests/integration/spark_jobs/jvm/test_race.py \
+		$(FAILED) $(PYTEST_ARGS)
 
 .PHONY: quick
 quick: $(STAMP) ## run in a minute and a half what needs no servers, and a few seeds of each simulation
 	@cd $(ROOT)
-	room=$$(df --output=avail -k $(MEMORY) 2>/dev/null | tail -1 || true)
-	if [ -w $(MEMORY) ] && [ "$${room:-0}" -gt $(MEMORY_KIB_MIN) ]; then
-		export PYTEST_DEBUG_TEMPROOT=$(MEMORY)
-	fi
 	HEADWATER_TEST_EXAMPLES=10 HEADWATER_SIM_SEEDS=8 $(PYTHON) -m pytest -q -n $(CORES) \
 		-m "not (integration or spark or slow)" --dist worksteal \
-		tests/unit tests/property tests/contract tests/golden tests/sim $(PYTEST_ARGS)
+		tests/unit tests/property tests/contract tests/golden tests/sim $(FAILED) $(PYTEST_ARGS)
 
 # Without a JVM and without servers in processes of their own, whose lines would not be counted.
 .PHONY: cover

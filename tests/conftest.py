@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import os
 import random
-from collections.abc import Generator
+import shutil
+import tempfile
+from collections.abc import Generator, Iterator
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,25 +44,50 @@ ORDER = "HEADWATER_TEST_ORDER"
 os.environ.setdefault(ORDER, str(random.SystemRandom().randrange(1, 100_000)))
 
 
+_ROOT = Path(__file__).parents[1]
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """``--cpu-report``: what each test costs, as tests/lib/cpu_report.py describes."""
+    """What tests/lib/cpu_report.py and tests/lib/memory_folders.py describe."""
+    parser.addoption(
+        "--failed-to",
+        metavar="FOLDER",
+        help="run in memory where there is room; keep in FOLDER what failed tests have written",
+    )
     parser.addoption(
         "--cpu-report",
         nargs="?",
-        const=str(Path(__file__).parents[1] / "out/cpu.json"),
+        const=str(_ROOT / "out/cpu.json"),
         metavar="FILE",
         help="write the CPU seconds of each test and of all processes that it starts",
     )
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest takes note of where folders are to be
 def pytest_configure(config: pytest.Config) -> None:
-    """Name known seeds that are stale; count CPU seconds if that is asked for."""
+    """Name known seeds that are stale; count CPU seconds and run in memory if that is asked for."""
     config.pluginmanager.register(StaleSeeds())
     target = config.getoption("--cpu-report")
     if target:
         from cpu_report import CpuReport
 
         config.pluginmanager.register(CpuReport(Path(target)))
+    failed_to = config.getoption("--failed-to")
+    if failed_to and not hasattr(config, "workerinput") and not config.option.collectonly:
+        from memory_folders import MemoryFolders
+
+        folders = MemoryFolders(Path(failed_to))
+        config.pluginmanager.register(folders)
+        config.option.basetemp = str(folders.begin())
+
+
+@pytest.fixture
+def disk_path() -> Iterator[Path]:
+    """A folder on the project's disk, for tests of what a file system on a disk does."""
+    (_ROOT / "out").mkdir(exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="on-disk-", dir=_ROOT / "out"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def pytest_report_header() -> str:
@@ -107,9 +134,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         items.sort(key=_seconds_max, reverse=True)  # what may take long begins first
         for item in items:
             name = item.path.relative_to(item.config.rootpath).as_posix()
+            shares = _shares_with_its_file(item)
             if "spark" in getattr(item, "fixturenames", ()):
-                item.add_marker(pytest.mark.xdist_group(f"session:{name}"))
-            elif _shares_with_its_file(item):
+                group = name if shares else f"{name}::{getattr(item, 'originalname', item.name)}"
+                item.add_marker(pytest.mark.xdist_group(f"session:{group}"))
+            elif shares:
                 item.add_marker(pytest.mark.xdist_group(name))
 
 

@@ -14,14 +14,14 @@ from simkit.disk.disk import SimDisk
 
 
 @pytest.fixture(params=["disk", "simulated"])
-def files(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Files]:
+def files(request: pytest.FixtureRequest, disk_path: Path) -> Iterator[Files]:
     """Each implementation in turn, empty, with one folder in it."""
     if request.param == "simulated":
         simulated = SimDisk(random.Random(1)).files()
         simulated.make_folder("a/b")
         yield simulated
         return
-    disk = DiskFiles(tmp_path / "root")
+    disk = DiskFiles(disk_path / "root")
     disk.make_folder("a/b")
     yield disk
     disk.close()

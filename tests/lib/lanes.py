@@ -1,9 +1,9 @@
 """Which test runs when, and beside which others: four lanes for the workers of `make test`.
 
-A worker has a lane of its own and helps in the others when that is empty. So one worker alone has
-Spark's session, and what waits for time-outs and elections leaves its core to what computes. Tests
-come in a random order, by a seed that the header of a run shows; those that may take long begin
-first, so that none is left at the end.
+A worker has a lane of its own and helps in the others when that is empty. So two workers have a
+session of Spark each, and what waits for time-outs and elections leaves its core to what computes.
+Tests come in a random order, by a seed that the header of a run shows; those that may take long
+begin first, so that none is left at the end.
 
 Used by tests/conftest.py. Nothing here is loaded where pytest runs without workers.
 """
@@ -17,7 +17,7 @@ from xdist.scheduler import LoadGroupScheduling
 if TYPE_CHECKING:
     import pytest
 
-SESSION: Final = "session"  # share one Spark session: one worker only, for another costs a JVM
+SESSION: Final = "session"  # need a session of Spark: two workers at most, for each costs a JVM
 ALONE: Final = "alone"  # programs that start servers and JVMs of their own
 WAITS: Final = "waits"  # real servers: mostly waiting
 COMPUTES: Final = "computes"  # everything else
@@ -37,13 +37,17 @@ PROGRAMS: Final = (
     "tests/packaging/",
 )
 _WAITING: Final = ("tests/integration/", "cluster_")
-# By turns: the first worker, the second, the third …; a fifth finds the session taken.
+# By turns: the first worker, the second, the third …
 _LANES: Final = (
     (SESSION, ALONE, WAITS, COMPUTES),
     (ALONE, WAITS, COMPUTES),
     (WAITS, ALONE, COMPUTES),
     (COMPUTES, WAITS, ALONE),
+    (SESSION, WAITS, ALONE, COMPUTES),
 )
+_SESSIONS_MAX: Final = 2
+# A second session starts for so many units only: what starts it is 12 s of CPU, a unit 2 s.
+_WORTH_A_SESSION: Final = 20
 _QUEUED: Final = 2  # a worker needs to know the test after the one that it runs
 
 
@@ -57,12 +61,12 @@ def lane_of(unit: str) -> str:
 
 
 class LaneScheduling(LoadGroupScheduling):  # type: ignore[misc]  # xdist ships no types
-    """Hands a worker the next unit of its lane; only one worker has the lane of Spark's session."""
+    """Hands a worker the next unit of its lane; two workers at most have a session of Spark."""
 
     def __init__(self, config: pytest.Config, log: Any = None) -> None:
         super().__init__(config, log)
         config.option.loadscopereorder = False  # the order is that of the collection
-        self._has_session: Any = None
+        self._with_session: list[Any] = []
 
     def _split_scope(self, nodeid: str) -> str:
         """Return the unit of a test: its group; else itself where tests are long; else its file."""
@@ -81,8 +85,8 @@ class LaneScheduling(LoadGroupScheduling):  # type: ignore[misc]  # xdist ships 
         unit = self._next_for(node)
         if unit is None:
             return
-        if lane_of(unit) == SESSION:
-            self._has_session = node
+        if lane_of(unit) == SESSION and node not in self._with_session:
+            self._with_session.append(node)
         self._forget_finished(node)
         self.workqueue.move_to_end(unit, last=False)
         super()._assign_work_unit(node)
@@ -90,13 +94,25 @@ class LaneScheduling(LoadGroupScheduling):  # type: ignore[misc]  # xdist ships 
     def _next_for(self, node: Any) -> str | None:
         """Return the unit that a worker gets next, or None if there is none for it."""
         first: dict[str, str] = {}
+        sessions_left = 0
         for unit in self.workqueue:
-            first.setdefault(lane_of(unit), unit)
-        if self._has_session in self.nodes and self._has_session is not node:
-            first.pop(SESSION, None)
+            lane = lane_of(unit)
+            first.setdefault(lane, unit)
+            sessions_left += lane == SESSION
         number = int(node.gateway.id.removeprefix("gw"))
-        lanes = (*_LANES[number % len(_LANES)], SESSION)  # the last: its worker may have crashed
+        own = _LANES[number % len(_LANES)]
+        if not self._may_use_session(node, own, sessions_left):
+            first.pop(SESSION, None)
+        lanes = (*own, SESSION)  # the last: its worker may have crashed
         return next((first[lane] for lane in lanes if lane in first), None)
+
+    def _may_use_session(self, node: Any, own: tuple[str, ...], sessions_left: int) -> bool:
+        """Tell whether a worker has a session, or another one may be started for it."""
+        have = [one for one in self._with_session if one in self.nodes]
+        if node in have or not have:
+            return True
+        is_worth_it = sessions_left >= _WORTH_A_SESSION and len(have) < _SESSIONS_MAX
+        return is_worth_it and own[0] == SESSION
 
     def _forget_finished(self, node: Any) -> None:
         """Forget what a worker has done, which is counted again after each test."""

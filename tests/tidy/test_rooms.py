@@ -43,6 +43,7 @@ PLACES: Final[dict[str, tuple[str, ...]]] = {
     "tests/lib/cpu_report.py": (),
     "tests/lib/freezing.py": (),
     "tests/lib/lanes.py": (),
+    "tests/lib/memory_folders.py": (),
     "tests/lib/lean_jvm.py": ("spark_jobs/*",),
     "tests/lib/stale_seeds.py": (),
     "tests/lib/cases.py": (),

@@ -1,4 +1,4 @@
-"""The workers of `make test`: every test is handed out once, and Spark's session has one worker."""
+"""The workers of `make test`: every test is handed out once, two at most have a Spark session."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ class _Worker:
 class _Run:
     """A run of all tests by so many workers, in an order of chance; ``crash`` ends one of them."""
 
-    def __init__(self, config: pytest.Config, count: int, seed: int) -> None:
+    def __init__(
+        self, config: pytest.Config, count: int, seed: int, tests: list[str] = _TESTS
+    ) -> None:
         options = SimpleNamespace(loadscopereorder=True, maxprocesses=None, tx=["popen"] * count)
         plain = cast(
             "pytest.Config",
@@ -56,7 +58,7 @@ class _Run:
         )
         self.scheduling = LaneScheduling(plain)
         self.dice = random.Random(seed)
-        self.order = self.dice.sample(_TESTS, len(_TESTS))
+        self.order = self.dice.sample(tests, len(tests))
         self.workers = [_Worker(n) for n in range(count)]
         for worker in self.workers:
             self._add(worker)
@@ -95,10 +97,31 @@ def test_every_test_is_handed_out_once(count: int, pytestconfig: pytest.Config) 
         ran = [test for worker in run.workers for test in worker.ran]
         assert sorted(ran) == sorted(_TESTS)
         assert run.scheduling.tests_finished
-        with_session = [
-            one for one in run.workers if any(f"@{SESSION}:" in test for test in one.ran)
-        ]
-        assert len(with_session) == 1
+        assert len(_with_session(run)) == 1
+
+
+@pytest.mark.parametrize("count", range(1, 9))
+def test_many_spark_tests_are_shared_by_two_sessions(
+    count: int, pytestconfig: pytest.Config
+) -> None:
+    """The fifth worker has the second one; no third is started, and a group stays together."""
+    many = [f"tests/integration/spark_jobs/test_{unit}.py::test_{n}@{SESSION}:{unit}"
+            for unit in range(60) for n in range(2)]  # fmt: skip
+    for seed in range(10):
+        run = _Run(pytestconfig, count, seed, _TESTS + many)
+        for _ in run.steps():
+            pass
+        assert sorted(test for worker in run.workers for test in worker.ran) == sorted(
+            _TESTS + many
+        )
+        assert len(_with_session(run)) == (2 if count >= 5 else 1)
+        for one in run.workers:
+            units = [test.partition(f"@{SESSION}:")[2] for test in one.ran]
+            assert all(units.count(unit) % 2 == 0 for unit in units if unit)
+
+
+def _with_session(run: _Run) -> list[_Worker]:
+    return [one for one in run.workers if any(f"@{SESSION}:" in test for test in one.ran)]
 
 
 def test_the_tests_of_a_crashed_worker_go_to_another(pytestconfig: pytest.Config) -> None:

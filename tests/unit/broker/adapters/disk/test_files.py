@@ -14,6 +14,12 @@ from broker.adapters.disk.files import DiskFile, DiskFiles
 from broker.errors import InvalidConfigError
 
 
+@pytest.fixture
+def tmp_path(disk_path: Path) -> Path:
+    """The tests of this file are about a disk."""
+    return disk_path
+
+
 @pytest.mark.parametrize(
     "path", ["../x", "/etc/passwd", "a//b", "a/./b", "a/..", ".", "a/", "a\0b"]
 )
