@@ -16,6 +16,7 @@ class ReplicaState(StrEnum):
     OPENING = "opening"  # has no view of the metadata yet, or its log could not be opened yet
     FULL = "full"  # its disk has no room; records are taken again once there is, without a restart
     CLAIMING = "claiming"  # leads, but its claim on the history in the lake is not settled yet
+    READING_IDS = "reading_ids"  # leads; writes wait until it knows the message ids of its window
     PAUSED = "paused"  # leads, and takes no writes until the partition is resumed
     READONLY = "readonly"  # leads, and takes no writes until an operator allows them
     LEADING = "leading"  # takes writes

@@ -1,4 +1,4 @@
-"""Rebuild the retry tables from the log at start: the tables are caches of the log."""
+"""Rebuild the retry tables from the log: the tables are caches of the log."""
 
 from __future__ import annotations
 
@@ -23,8 +23,6 @@ from broker.ports.partition import StoredBatch
 from broker.storage.log.partition_log import PartitionLog
 
 _READ_BYTES: Final = 16 * 1024 * 1024
-_CHUNK_BYTES: Final = 16 * 1024 * 1024  # bytes of batches whose ids are added together
-_PART_BYTES: Final = 4 * 1024  # memory of a decoded batch in addition to its bytes
 _HEADERS_BIT: Final = next(bit for bit, field in OPTIONAL_COLUMNS if field.name == "headers")
 
 OpenBatches = Callable[[Sequence[StoredBatch]], list[StoredBatch]]  # decrypts; may refuse
@@ -48,34 +46,50 @@ def rebuild_producers(log: PartitionLog) -> ProducerTable:
     return table
 
 
-def rebuild_window(
-    log: PartitionLog,
-    window: MessageIdWindow,
-    now_us: int,
-    config: StreamConfig,
-    opened: OpenBatches,
-) -> None:
-    """Fill the window from the records that may still be within it.
+class WindowReading:
+    """Fills a window with the ids of the records that may still be within it, slice by slice.
 
-    Raises:
-        HeadwaterError: of ``opened``, and of the log.
+    Nothing may be appended to the log meanwhile. The start of the log may move.
     """
-    if not config.dedup_window_ms:
-        return
-    horizon = log.offset_at(now_us - config.dedup_window_ms * 1000)
-    start = max(log.log_start, horizon, Offset(log.log_end - config.dedup_ids_max))
-    parts: list[_Part] = []
-    size = 0
-    for batch in _batches(log, start):
-        if batch.header.columns & _HEADERS_BIT:
-            (plain,) = opened((batch,))
-            parts.append((batch.header, decode_body(plain.header, plain.body)))
-            size += batch.header.size + _PART_BYTES
-        if size >= _CHUNK_BYTES:
-            _add_ids(parts, window)
-            parts, size = [], 0
-    if parts:
-        _add_ids(parts, window)
+
+    def __init__(
+        self, log: PartitionLog, window: MessageIdWindow, now_us: int, config: StreamConfig
+    ) -> None:
+        """Prepare to read the records that were stored within the window until ``now_us``."""
+        self._log = log
+        self._window = window
+        self._config = config
+        self._now_us = now_us
+        self._next: Offset | None = None  # None: the first record to read is not known yet
+
+    def step(self, opened: OpenBatches, *, slice_bytes: int) -> bool:
+        """Read about ``slice_bytes`` of the log; return whether all ids are in the window.
+
+        After an error the next call reads the same slice.
+
+        Raises:
+            HeadwaterError: of ``opened``, which decrypts, and of the log.
+        """
+        if self._next is None:
+            self._next = self._first()
+        start, end = max(self._next, self._log.log_start), self._log.log_end
+        if start < end:
+            batches = self._log.read(start, end, bytes_max=slice_bytes)
+            plain = opened([one for one in batches if one.header.columns & _HEADERS_BIT])
+            parts = [(one.header, decode_body(one.header, one.body)) for one in plain]
+            if parts:
+                _add_ids(parts, self._window)
+            start = batches[-1].header.end_offset
+        self._next = start
+        return start >= end
+
+    def _first(self) -> Offset:
+        """Return the first offset whose id may be within the window."""
+        log, config = self._log, self._config
+        if not config.dedup_window_ms:
+            return log.log_end
+        horizon = log.offset_at(self._now_us - config.dedup_window_ms * 1000)
+        return max(horizon, Offset(log.log_end - config.dedup_ids_max))
 
 
 def _batches(log: PartitionLog, start: Offset) -> Iterator[StoredBatch]:

@@ -111,6 +111,7 @@ class PartitionDriver:
             committed=self._committed,
             commits=commits,
             gate=gate,
+            ids_slice_bytes=ports.id_budget.slice_bytes,
         )
         self.reads = PartitionReads(context, self.replication, self._committed)
         self.maintenance = Maintenance(
@@ -204,6 +205,8 @@ class PartitionDriver:
             return _STATES[role]
         if self._gate.due_ms is not None:
             return ReplicaState.CLAIMING
+        if self.replication.ids.is_held:
+            return ReplicaState.READING_IDS
         if self.is_paused:
             return ReplicaState.PAUSED
         return ReplicaState.READONLY if self.is_readonly else ReplicaState.LEADING
@@ -229,7 +232,9 @@ class PartitionDriver:
         config = self.stream.config
         self._local.cipher.configure(self.stream)
         if self.health.failure is None:
-            self._local.configure(config, leads=self.replication.role == "leader")
+            other_window = self._local.configure(config)
+            if other_window and self.replication.role == "leader":
+                self.replication.ids.begin()
         self._commits.configure(config)
         self.maintenance.configure(config)
         self.writes.configure(config)
@@ -292,7 +297,7 @@ class PartitionDriver:
             raise  # the supervisor ends the process
 
     def _holds_writes(self) -> bool:
-        return not self._queue.closing and self._gate.is_held()
+        return not self._queue.closing and (self._gate.is_held() or self.replication.ids.is_held)
 
     def _run_call(self, call: OwnerCall) -> None:
         try:

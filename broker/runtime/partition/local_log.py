@@ -81,7 +81,7 @@ class LocalLog:
         the message ids; None: nothing does.
         """
         self.cipher = cipher
-        self._ids_refusal: EncryptionKeyError | None = None  # why a leader lacks the message ids
+        self.ids_refusal: EncryptionKeyError | None = None  # why a leader cannot read message ids
         self.log = log  # :meth:`replace` sets another log; any thread reads
         self.retries = RetryTables(config, room)
         self.tier = TierView(
@@ -156,14 +156,13 @@ class LocalLog:
 
     # ------------------------------------------------------------------ in a turn
 
-    def configure(self, config: StreamConfig, *, leads: bool) -> None:
-        """Take changed settings; a leader reads the ids of another window from the log."""
+    def configure(self, config: StreamConfig) -> bool:
+        """Take changed settings; return whether a leader has to read the ids of another window."""
         before, self._config = self._config, config
         self.log.configure(log_config(config))
         self.tier.configure(config)
         self.retries.configure(config)
-        if leads and _window_of(before) != _window_of(config):
-            self.begin_leading()
+        return _window_of(before) != _window_of(config)
 
     def free(self, plan: Sequence[SegmentInfo], *, leads: bool) -> int:
         """Free the segments of a plan, and return how many were freed.
@@ -211,25 +210,31 @@ class LocalLog:
         return self.log.write_producer_state(self.retries.producers.to_state())
 
     def begin_leading(self) -> None:
-        """Read the message ids from the log, because publishes are taken from now on."""
-        try:
-            self.retries.begin_leading(self.log, self._clock.now_us(), self.cipher.opened)
-            self._ids_refusal = None
-        except EncryptionKeyError as error:  # a key was rotated that this broker cannot use yet
-            self._ids_refusal = error
+        """Begin the window of message ids of a leader; :meth:`read_ids` fills it."""
+        self.ids_refusal = None
+        self.retries.begin_leading(self.log, self._clock.now_us())
 
-    def ids_refusal(self) -> EncryptionKeyError | None:
-        """Return why a leader cannot tell retries apart, so that it takes no write; None if it can.
+    @property
+    def reads_ids(self) -> bool:
+        """Whether writes wait until :meth:`read_ids` has read more. Any thread."""
+        return self.ids_refusal is None and self.retries.reads_ids
 
-        The ids are read now, if a key could not be used before.
+    def read_ids(self, slice_bytes: int) -> None:
+        """Read the next ``slice_bytes`` of the log, if message ids are missing.
+
+        Raises:
+            HeadwaterError: they cannot be read now. Writes wait; without a key they are refused.
         """
-        if self._ids_refusal is not None:
-            self.begin_leading()
-        return self._ids_refusal
+        try:
+            self.retries.read_ids(self.cipher.opened, slice_bytes=slice_bytes)
+        except EncryptionKeyError as error:  # a key was rotated that this broker cannot use yet
+            self.ids_refusal = error
+            raise
+        self.ids_refusal = None
 
     def end_leading(self) -> None:
         """Return the memory of the message ids: publishes are not taken any more."""
-        self._ids_refusal = None
+        self.ids_refusal = None
         self.retries.end_leading()
 
     def grown(self, size_bytes: int) -> None:

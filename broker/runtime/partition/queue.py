@@ -223,10 +223,14 @@ class TurnQueue:
 
     def _take_calls_locked(self, work: Work) -> None:
         """Take calls only, past the waiting writes: one of the calls will end the waiting."""
-        for one in [one for one in self._queue if isinstance(one, OwnerCall)][:_CALLS_MAX]:
-            work.calls.append(one)
-            self._queue.remove(one)
-            self._count_out_locked(one)
+        left: deque[Write | OwnerCall] = deque()
+        for one in self._queue:  # one pass: many writes may wait
+            if isinstance(one, OwnerCall) and len(work.calls) < _CALLS_MAX:
+                work.calls.append(one)
+                self._count_out_locked(one)
+            else:
+                left.append(one)
+        self._queue = left
 
     def _count_out_locked(self, call: OwnerCall) -> None:
         if call.message_bytes:

@@ -18,6 +18,7 @@ from broker.model.replica_messages import ReplicaMessage, size_of
 from broker.runtime.partition.commits import Commits
 from broker.runtime.partition.committed import CommittedEnd
 from broker.runtime.partition.context import PartitionContext
+from broker.runtime.partition.id_recovery import IdRecovery
 from broker.runtime.partition.leadership_gate import Gatekeeper
 from broker.runtime.partition.queue import Deferred, Newest, OwnerCall
 from broker.runtime.partition.replica_shell import (
@@ -43,6 +44,7 @@ class Replication:
         committed: CommittedEnd,
         commits: Commits,
         gate: Gatekeeper,
+        ids_slice_bytes: int,
     ) -> None:
         """Begin without a role; the first :meth:`take_view` gives the replica one."""
         self._me = identity.me
@@ -57,6 +59,7 @@ class Replication:
         self._gate = gate
         self._views = Newest(context.queue, self._take_view)
         self._postponed = Deferred()
+        self.ids = IdRecovery(context, self.later, slice_bytes=ids_slice_bytes)
         self._tick_queued = False  # so that only one is queued
         self._quiet_ms, self._ticked_ms, self._due_ms = identity.quiet_ms, 0, 0
         self._may_rest = identity.may_rest
@@ -224,8 +227,8 @@ class Replication:
     # ------------------------------------------------------------------ for the shell
 
     def begin_leading(self) -> None:
-        """See ``ReplicaOwner``."""
-        self._local.begin_leading()
+        """See ``ReplicaOwner``: publishes wait until the message ids are read."""
+        self.ids.begin()
 
     def end_leading(self) -> None:
         """See ``ReplicaOwner``: publishers must retry at the next leader, with the same ids."""

@@ -1,7 +1,7 @@
 """The tables by which a partition recognises retries: caches of its log.
 
 Every replica keeps the newest batches of each producer. Only a leader keeps message ids: it reads
-them from the log when it begins to lead.
+them from the log when it begins to lead, slice by slice.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from broker.model.ids import NO_PRODUCER
 from broker.model.offsets import Offset
 from broker.model.stream import StreamConfig
 from broker.ports.partition import SegmentInfo, StoredBatch
-from broker.runtime.partition.dedup_recovery import OpenBatches, rebuild_producers, rebuild_window
+from broker.runtime.partition.dedup_recovery import OpenBatches, WindowReading, rebuild_producers
 from broker.storage.log.partition_log import PartitionLog
 
 _BATCHES_SENT_MAX: Final = 200_000  # of all producers, sent to a follower that begins a new log
@@ -41,6 +41,7 @@ class RetryTables:
         self._room = room
         self.producers = ProducerTable()
         self.window = self._new_window()
+        self._reading: WindowReading | None = None  # None: all ids are known, or none is needed
         self._forgotten_before = 0  # by earlier windows
 
     @property
@@ -67,15 +68,27 @@ class RetryTables:
         """Read the producers from a log that was opened or cut."""
         self.producers = rebuild_producers(log)
 
-    def begin_leading(self, log: PartitionLog, now_us: int, opened: OpenBatches) -> None:
-        """Read the message ids from the log; ``opened`` decrypts what is encrypted."""
+    @property
+    def reads_ids(self) -> bool:
+        """Whether ids are still missing in the window of this leader. Any thread."""
+        return self._reading is not None
+
+    def begin_leading(self, log: PartitionLog, now_us: int) -> None:
+        """Begin a window; :meth:`read_ids` fills it from the log."""
         self.window.clear()
         self._forgotten_before += self.window.forgotten_early
         self.window = self._new_window()
-        rebuild_window(log, self.window, now_us, self._config, opened)
+        self._reading = WindowReading(log, self.window, now_us, self._config)
+
+    def read_ids(self, opened: OpenBatches, *, slice_bytes: int) -> None:
+        """Read the next slice of the log, if ids are missing; see ``WindowReading.step``."""
+        reading = self._reading
+        if reading is not None and reading.step(opened, slice_bytes=slice_bytes):
+            self._reading = None
 
     def end_leading(self) -> None:
         """Forget the message ids, and return their memory: the next leader has its own."""
+        self._reading = None
         self.window.clear()
 
     def copied(self, batches: Sequence[StoredBatch]) -> int:
@@ -110,9 +123,9 @@ class RetryTables:
         """Return the base offsets of the segments without ids of the window, oldest first.
 
         A follower keeps no ids, but may become leader and need them. So its segments stay for the
-        whole time of the window.
+        whole time of the window, and those of a leader that has not read all ids yet.
         """
-        if leads:
+        if leads and self._reading is None:
             self.window.expire(now_us)
             floor = self.window.oldest_offset()
             return [one.base_offset for one in plan if floor is None or one.end_offset <= floor]

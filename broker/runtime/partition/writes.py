@@ -135,6 +135,16 @@ class PartitionWrites:
 
     # ------------------------------------------------------------------ in a turn
 
+    def _too_early(self) -> ShuttingDownError | None:
+        """Return why a closing partition does not take the writes that wait, or None."""
+        if self._gate.is_held():
+            lacks = "claim in the lake was settled"
+        elif self._replication.ids.is_held:
+            lacks = "message ids were read"
+        else:
+            return None
+        return ShuttingDownError(f"partition {self._name} closes before its {lacks}")
+
     def commit(self, writes: Sequence[Write]) -> None:
         """Write those that can be taken now as one group; refuse the others."""
         shell = self._replication.shell
@@ -160,11 +170,9 @@ class PartitionWrites:
         else:  # the leader's own refusal comes before the refusal by the claim in the lake
             refusal = leader.refusal(write.policy, self._clock.monotonic_ms()) or self._gate.refusal
         if refusal is None:
-            refusal = self._local.ids_refusal()
-        if refusal is None and self._queue.closing and self._gate.is_held():
-            refusal = ShuttingDownError(
-                f"partition {self._name} closes before its claim in the lake was settled"
-            )
+            refusal = self._local.ids_refusal
+        if refusal is None and self._queue.closing:
+            refusal = self._too_early()
         if refusal is not None:
             self._counters.refused_writes += 1
             self._local.tier.settle([write])

@@ -29,6 +29,7 @@ from broker.model.records import AckPolicy
 from broker.model.stream import Stream, StreamConfig
 from broker.runtime.api import streams
 from broker.runtime.partition.driver import PartitionDriver
+from broker.runtime.partition.id_budget import SLICE_BYTES
 from broker.runtime.partition.replica_shell import ReplicaShell
 from checkkit.checker import check_reading, judge
 from checkkit.history import History
@@ -127,7 +128,7 @@ class House:
         self.keys = HouseKeys(self, seed) if choices.get("encrypted") else None
         self.compacting = Compacting(self, seed) if choices.get("compacting") else None
         self.standing = Standing(self, seed) if choices.get("standing") else None
-        self.setting = setting = self._draw_setting()
+        self.setting = setting = self._draw_setting(seed)
         if self.standing is not None:
             self.setting = setting = replace(setting, timing=standing_timing(setting.timing))
         self.nodes = {
@@ -166,7 +167,7 @@ class House:
         """Draw for a mixed life, beside what every life draws."""
         return self._more.random() < probability
 
-    def _draw_setting(self) -> Setting:
+    def _draw_setting(self, seed: int) -> Setting:
         rng = self.world.rng
         idle_ms = rng.choice((60, 150))
         return Setting(
@@ -189,6 +190,7 @@ class House:
             ),
             turn_ms_max=rng.choice((0, 3, 15, 60)),
             tick_ms=rng.choice((10, 20)),
+            ids_slice_bytes=random.Random(f"slices {seed}").choice((1, 3_000, SLICE_BYTES)),
             nats=self.mixed or self.shape.nats,
             keyed=self.compacting is not None,
             keys=None if self.keys is None else self.keys.of,

@@ -36,6 +36,7 @@ from broker.runtime.led import LedPartitions
 from broker.runtime.metadata.metadata_log import MetadataLog
 from broker.runtime.operations import ClusterOperations
 from broker.runtime.partition.driver import PartitionDriver
+from broker.runtime.partition.id_budget import IdBudget
 from broker.runtime.partition.leadership_gate import SETTLE_MS
 from broker.runtime.stream_keys import StreamKeys
 from broker.storage.cached_files import CachedFiles
@@ -65,6 +66,7 @@ class Setting:
     election: ElectionTiming
     turn_ms_max: int  # until a turn that was queued is taken
     tick_ms: int
+    ids_slice_bytes: int  # of its log that a new leader reads in a turn
     lake: HouseLake | None = None
     tiering: TieringConfig | None = None
     claim_ms: int = SETTLE_MS
@@ -253,6 +255,7 @@ class Node:
                     scheduler=WorldTurns(machine, setting.turn_ms_max),
                     promises=promises,
                     drive=drive,
+                    id_budget=IdBudget(slice_bytes=setting.ids_slice_bytes),
                     keys=None if setting.keys is None else setting.keys(self.name, machine),
                 ),
                 BrokerPace(

@@ -45,18 +45,12 @@ def old_keys_are_forgotten() -> Any:
 
 def encrypted_message_ids_are_not_read() -> Any:
     """Begin to lead without the ids of encrypted records, so that a retry is stored again."""
-    begin = RetryTables.begin_leading
+    read_ids = RetryTables.read_ids
 
-    def without(self: RetryTables, log: Any, now_us: int, _opened: Any) -> None:
-        begin(self, log, now_us, lambda _: [])
+    def without(self: RetryTables, _opened: Any, *, slice_bytes: int) -> None:
+        read_ids(self, lambda _: [], slice_bytes=slice_bytes)
 
-    def tolerant(*arguments: Any) -> None:
-        try:
-            without(*arguments)
-        except ValueError:  # nothing was opened
-            return
-
-    return replaced(RetryTables, "begin_leading", tolerant)
+    return replaced(RetryTables, "read_ids", without)
 
 
 MUTANTS: Final[dict[str, Mutant]] = {

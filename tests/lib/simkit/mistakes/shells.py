@@ -27,6 +27,7 @@ from broker.runtime.metadata.follower import MetadataFollower
 from broker.runtime.opened_marks import OpenedMarks
 from broker.runtime.partition.commits import Commits
 from broker.runtime.partition.groups import CommitGroup
+from broker.runtime.partition.id_recovery import IdRecovery
 from broker.runtime.partition.local_log import LocalLog
 from broker.runtime.partition.queue import Newest, TurnQueue
 from broker.runtime.partition.replica_shell import ReplicaShell
@@ -135,6 +136,11 @@ def message_ids_are_not_rebuilt() -> Any:
         self.window = self._new_window()
 
     return replaced(RetryTables, "begin_leading", begin_leading)
+
+
+def writes_do_not_wait_for_message_ids() -> Any:
+    """Take writes while the message ids of the window are still being read."""
+    return replaced(IdRecovery, "is_held", False)
 
 
 def followers_forget_producers() -> Any:
@@ -368,6 +374,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
         retry_table_of_the_old_leader,
         reassignment_is_not_notified,
         message_ids_are_not_rebuilt,
+        writes_do_not_wait_for_message_ids,
         followers_forget_producers,
         group_is_not_remembered,
         late_views_are_not_followed,
@@ -426,6 +433,7 @@ BIASED: Final[dict[str, frozenset[str]]] = {
 # The first seed that is known to show it, if that is not 0.
 FIRST_SEEDS: Final = {
     "message_ids_are_not_rebuilt": 1,
+    "writes_do_not_wait_for_message_ids": 6,
     "damaged_replica_is_opened_as_new": 3,
     "late_views_are_not_followed": 23,
     "retry_table_of_the_old_leader": 23,
