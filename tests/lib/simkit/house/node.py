@@ -211,11 +211,7 @@ class Node:
         self._driven.start()
 
     def _compose(
-        self,
-        files: Files,
-        promises: Promises,
-        view: MetadataLog,
-        control: ControlTransport,
+        self, files: Files, promises: Promises, view: MetadataLog, control: ControlTransport
     ) -> None:
         machine, setting, drive = self.machine, self.setting, drive_of(self.machine)
         self._view = view
