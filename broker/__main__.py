@@ -11,7 +11,7 @@ from broker import config
 from broker.errors import InvalidConfigError
 from broker.process.allocator import share_with_arrow
 from broker.process.exit_codes import EXIT_CONFIG
-from broker.process.quick_imports import quick_imports
+from broker.process.quick_imports import import_structlog, quick_imports
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -38,6 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
         return EXIT_CONFIG
     share_with_arrow(config.arrow_bytes_max(loaded))
     with quick_imports():
+        import_structlog()
         from broker.process import daemon  # noqa: PLC0415 - imports Arrow
     from broker.process.arrow_without_pandas import keep_pandas_out  # noqa: PLC0415 - the same
 

@@ -8,22 +8,10 @@ hidden. pandas itself can still be imported later. For entry points only, never 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
-from types import ModuleType
 
 import pyarrow as pa
 
-
-class _NoPandas(MetaPathFinder):
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        del path, target
-        if fullname == "pandas":
-            raise ModuleNotFoundError("pandas is kept out of this process", name=fullname)
-        return None
+from broker.process.quick_imports import hidden
 
 
 def keep_pandas_out() -> None:
@@ -33,9 +21,5 @@ def keep_pandas_out() -> None:
     """
     if "pandas" in sys.modules:
         return
-    finder = _NoPandas()
-    sys.meta_path.insert(0, finder)
-    try:
+    with hidden("pandas"):
         pa.array([b""])  # here pyarrow looks for pandas, and remembers the result
-    finally:
-        sys.meta_path.remove(finder)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Final
 
 _BLAS_THREADS: Final = "OPENBLAS_NUM_THREADS"
@@ -37,3 +40,40 @@ def quick_imports() -> Iterator[None]:
         if collects:
             gc.freeze()  # imported objects are not scanned again
             gc.enable()
+
+
+@contextmanager
+def hidden(name: str) -> Iterator[None]:
+    """Import as if a library were not installed, unless this process has loaded it already.
+
+    It can be imported as usual afterwards.
+    """
+    finder = _Hidden(name)
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+
+
+def import_structlog() -> None:
+    """Import structlog without rich, by which it would draw what no broker logs.
+
+    rich is a fifteenth of the CPU of a broker's imports. For entry points, before they import a
+    module that logs.
+    """
+    with hidden("rich"):
+        import structlog  # noqa: F401, PLC0415 - it remembers whether it found rich
+
+
+class _Hidden(MetaPathFinder):
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        del path, target
+        if fullname == self._name:
+            raise ModuleNotFoundError(f"{fullname} is kept out of this process", name=fullname)
+        return None

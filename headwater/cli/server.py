@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from broker.errors import InvalidConfigError
-from broker.process.quick_imports import quick_imports
+from broker.process.quick_imports import import_structlog, quick_imports
 from headwater.cli import console
 from headwater.cli.discovery import (
     DEFAULT_FLIGHT_PORT,
@@ -258,6 +258,7 @@ def broker(
 
     share_with_arrow(broker_config.arrow_bytes_max(loaded))
     with quick_imports():
+        import_structlog()
         from broker.process import daemon
     from broker.process.arrow_without_pandas import keep_pandas_out
 
@@ -270,6 +271,7 @@ def _run_broker(config: BrokerConfig, data: Path, moto: str | None) -> int:
 
     share_with_arrow()
     with quick_imports():
+        import_structlog()
         from broker.process import daemon
     from broker.process.arrow_without_pandas import keep_pandas_out
 

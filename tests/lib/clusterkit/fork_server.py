@@ -33,10 +33,11 @@ def main(arguments: Sequence[str]) -> int:
     """Serve until the other end is closed; in a forked process, be a broker."""
     sys.path[0] = str(Path.cwd())  # as with -m; this file's folder is nobody's to import from
     from broker.process.allocator import share_with_arrow
-    from broker.process.quick_imports import quick_imports
+    from broker.process.quick_imports import import_structlog, quick_imports
 
     share_with_arrow()  # as the command does, before anything imports Arrow
     with quick_imports():
+        import_structlog()
         for name in _MODULES:
             importlib.import_module(name)
     asked = serve(socket.socket(fileno=int(arguments[0])))
