@@ -16,6 +16,7 @@ import pytest
 from broker.errors import CompactedRangeError
 from broker.model.cut import Cut, PartitionCut
 from broker.model.offsets import Offset
+from cases import seeds
 from headwater.client import Client
 from headwater.reads.as_of import AtOffsets, narrowed
 from headwater.reads.history import History
@@ -196,7 +197,7 @@ class Life:
             self.client.alter_stream("s", partitions=count * 2)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(6))
 def test_the_state_of_every_cut_is_the_models(tmp_path: Path, seed: int) -> None:
     """Whatever the key snapshot covers, and wherever the cut begins and ends."""
     with serving(str(tmp_path / "lake")) as served, Client(served.server) as client:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from cases import seeds
 from chaoskit.cast import cast
 from chaoskit.cluster import ChaosError
 from chaoskit.fake_cluster import FakeCluster
@@ -26,7 +27,7 @@ def _only(name: str, *, brokers: int = 5) -> Schedule:
 
 
 @pytest.mark.parametrize("brokers", [3, 5])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(3))
 def test_every_planned_story_is_told_and_reached(brokers: int, seed: int) -> None:
     """The evidence that a story wants is seen, and nothing is left broken."""
     cluster = FakeCluster(brokers)

@@ -108,6 +108,7 @@ def bug_of(tree: Path, **changed: str) -> PlantedLine:
     return PlantedLine(**fields, tests=("test_rooms.py",))
 
 
+@pytest.mark.slow
 def test_every_planted_bug_fits_the_tree() -> None:
     """Each text is there once, the new one means something else, each test is there."""
     bugs, known = lists(), known_tests()
@@ -120,6 +121,7 @@ def test_every_planted_bug_fits_the_tree() -> None:
     assert all(rooms[room] >= 20 for room in ("broker/core", "broker/storage")), rooms
 
 
+@pytest.mark.slow
 def test_a_slice_of_the_planted_bugs_is_noticed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -144,6 +146,7 @@ def toml(text: str) -> str:
     return f"'''{text}'''"
 
 
+@pytest.mark.slow
 def test_what_survives_is_told_and_what_was_noticed_is_not_tried_again(
     tree: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -163,6 +166,7 @@ def test_what_survives_is_told_and_what_was_noticed_is_not_tried_again(
     assert "no test loads the file" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_tests_that_fail_without_a_bug_prove_nothing(
     tree: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from projectfiles import ROOT
 
 _TESTS = """
@@ -26,6 +28,7 @@ def test_situation():
 """
 
 
+@pytest.mark.slow
 def test_the_end_of_a_run_has_the_lines_to_paste(tmp_path: Path) -> None:
     """This holds if workers run the tests, too; hunts with a valid known seed are not listed."""
     (tmp_path / "conftest.py").write_text(

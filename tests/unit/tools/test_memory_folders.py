@@ -23,6 +23,7 @@ def test_fails(tmp_path):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("workers", "fails"), [("2", True), ("0", False)])
 def test_the_folder_of_a_failed_test_is_kept_on_disk(
     tmp_path: Path, workers: str, fails: bool

@@ -10,6 +10,7 @@ import pytest
 
 from broker.codec.key_hash import hash_keys
 from broker.codec.key_map import KeyMap, KeyMapFullError
+from cases import seeds
 
 
 def _keys(rng: random.Random, count: int) -> list[bytes]:
@@ -52,7 +53,7 @@ def test_the_hash_does_not_change_between_builds() -> None:
     assert len({*_pairs([b"", b"\0", b"\0\0"])}) == 3
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", seeds(5))
 def test_the_map_knows_the_last_offset_of_each_key(seed: int) -> None:
     """Against a dictionary, over many small and large additions, with growth between."""
     rng = random.Random(seed)

@@ -24,6 +24,7 @@ from broker.model.offsets import Offset
 from broker.model.replica_state import PassState
 from broker.model.stream import StreamConfig
 from broker.ports.partition import SegmentInfo
+from cases import seeds
 
 RULE = CompactionRule(tombstone_us=100, dirty_percent_min=50)
 
@@ -161,7 +162,7 @@ def test_a_tombstone_that_may_go_is_a_reason_for_a_pass() -> None:
     assert CompactedSoFar.found_in(segments(1, 1)) == CompactedSoFar()
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", seeds(30))
 def test_a_plan_is_a_prefix_below_the_line(seed: int) -> None:
     """Whatever the numbers: the oldest segments, without a gap, sealed, below the line."""
     rng = random.Random(seed)

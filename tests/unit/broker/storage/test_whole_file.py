@@ -8,13 +8,14 @@ import pytest
 
 from broker.ports.system import File
 from broker.storage.whole_file import write_whole
+from cases import seeds
 from simkit.disk.disk import PowerLostError, SimDisk
 
 OLD, NEW = b"o" * 5000, b"n" * 9000
 
 
 @pytest.mark.parametrize("path", ["small", "folder/small"])
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", seeds(5))
 def test_after_a_power_loss_it_is_the_old_one_or_the_new_one(path: str, seed: int) -> None:
     """The power fails at each operation in turn; the new content is certain after the last one."""
     for stop in range(100):

@@ -10,6 +10,7 @@ import pytest
 
 from broker.model.offsets import OFFSET_MAX, Offset, OffsetRange
 from broker.model.stream import StreamConfig
+from cases import seeds
 from tiering.ship import expiry_plan
 from tiering.ship.expiry_plan import RemoteRetention, plan_expiry, plan_removal
 from tiering.table.table import DataFile
@@ -112,7 +113,7 @@ def test_a_removal_takes_whole_files_up_to_the_start(monkeypatch: pytest.MonkeyP
     assert plan_removal(FILES, HELD, upto=Offset(30)) == (10, FILES[:1])
 
 
-@pytest.mark.parametrize("seed", range(50))
+@pytest.mark.parametrize("seed", seeds(50))
 def test_a_plan_is_what_a_slow_model_says(seed: int) -> None:
     """The largest prefix of which each file, alone, may go: over random files and bounds."""
     dice = random.Random(seed)

@@ -18,6 +18,7 @@ from broker.errors import CompactedRangeError, ObjectCorruptError
 from broker.model.certificate import Hole
 from broker.model.offsets import Offset, OffsetRange
 from broker.model.stream import StreamConfig
+from cases import seeds
 from simkit.tier.lab import DiedError, TierLab, certify, cut_of, forget_proofs
 from simkit.tier.source import make_stream
 from tiering.proof.proofs import prove
@@ -327,7 +328,7 @@ def test_compaction_of_small_files_leaves_the_sparse_range_alone(tmp_path: Path)
     ]
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(3))
 def test_random_histories_against_a_model(tmp_path: Path, seed: int) -> None:
     """Publishing, shipping, passes, retention, other leaders: at each moment the model holds."""
     rng = random.Random(seed)

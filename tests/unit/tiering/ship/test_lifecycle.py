@@ -9,6 +9,7 @@ import pytest
 from broker.errors import GapError, TableMismatchError
 from broker.model.offsets import Offset, OffsetRange
 from broker.ports.partition import SegmentInfo
+from cases import seeds
 from tiering.ship import lifecycle as tier
 
 COMMIT_CHAIN: list[tuple[tier.Event, tier.Effect]] = [
@@ -186,7 +187,7 @@ def test_a_hole_between_table_and_log_is_an_error() -> None:
         plan([segment(0, 5), segment(6, 9)], cold_end=0, hw=9)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(20))
 def test_any_log_is_shipped_whole_and_once(seed: int) -> None:
     """Random segments, cuts and limits: planned ranges join without gap or overlap."""
     dice = random.Random(seed)

@@ -11,6 +11,7 @@ from broker.adapters.liftbridge.http2 import PREFIX_BYTES
 from broker.adapters.liftbridge.laid_messages import lay_out, lay_out_answers, varints
 from broker.wire.liftbridge import api_pb2 as api
 from broker.wire.liftbridge import message_pb2 as wire
+from cases import seeds
 
 NUMBERS = [0, 1, 127, 128, 129, 16383, 16384, 2**31, 2**35 - 1, 2**35, 2**56, 2**62, 2**63 - 1]
 
@@ -23,7 +24,7 @@ def test_varints_are_those_of_protobuf() -> None:
     assert varints(np.array([], np.int64)) == []
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(20))
 def test_messages_are_those_of_protobuf(seed: int) -> None:
     """Whatever their sizes and numbers are; an empty key is no key, a tombstone has no value."""
     draw = random.Random(seed)
@@ -51,7 +52,7 @@ def test_messages_are_those_of_protobuf(seed: int) -> None:
         assert wire.Message.FromString(data[PREFIX_BYTES:]) == expected
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(20))
 def test_answers_are_those_of_protobuf(seed: int) -> None:
     """Few and many of them, with and without correlation ids and inboxes."""
     draw = random.Random(seed)

@@ -59,7 +59,7 @@ def test_messages_arrive_however_the_stream_is_cut(
     assert not assembler.is_within_frame
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(20))
 def test_lanes_interleave_frame_by_frame(seed: int) -> None:
     """A heartbeat goes between two frames of a large batch; each lane keeps its order."""
     chance = random.Random(seed)

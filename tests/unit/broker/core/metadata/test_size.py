@@ -33,6 +33,7 @@ from broker.model.ids import BrokerId, LeaseId, StreamUuid
 from broker.model.lineage import LINEAGE_KEPT, Leadership
 from broker.model.offsets import OFFSET_MAX, Offset
 from broker.model.stream import PARTITIONS_MAX, Stream, StreamConfig
+from cases import seeds
 
 pytestmark = pytest.mark.slow
 
@@ -118,7 +119,7 @@ def test_a_command_of_an_older_build_is_applied_as_it_was() -> None:
     assert decode(command) == _create(1)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(20))
 def test_the_weight_that_is_kept_is_the_one_that_is_counted(seed: int) -> None:
     """Also after commands that change nothing."""
     rng = random.Random(seed)

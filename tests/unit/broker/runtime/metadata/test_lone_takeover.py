@@ -30,6 +30,7 @@ from broker.model.stream import Stream, StreamConfig
 from broker.runtime.metadata.lone import open_lone_journal
 from broker.storage.promises.promises import Promises
 from broker.storage.raft.journal import RaftJournal
+from cases import seeds
 from simkit.brokers.old_metadata import journal_of, snapshot_of
 from simkit.disk.disk import ROOMY, PowerLostError, SimDisk
 
@@ -173,7 +174,7 @@ def _crashed(disk: SimDisk, step: int, end: str) -> bool:
     return False
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(20))
 def test_an_entry_that_only_the_page_cache_has_is_made_durable_first(seed: int) -> None:
     """The old process ended at a failed sync. Once a start has found the entry, later ones do."""
     image = FOLDERS["journal"]

@@ -15,6 +15,7 @@ from broker.model.epochs import LeaderEpoch
 from broker.model.offsets import Offset
 from broker.storage.log.partition_log import LogConfig, PartitionLog
 from broker.storage.promises.promises import Promises
+from cases import seeds
 from simkit.disk.disk import PowerLostError, SimDisk
 from simkit.log.batches import FOLDER, PARTITION
 from simkit.log.keyed import (
@@ -62,7 +63,7 @@ def headers_of(log: PartitionLog) -> list[BatchHeader]:
     return found
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(4))
 @pytest.mark.parametrize("drops", [False, True])
 def test_a_pass_leaves_what_the_model_leaves(seed: int, drops: bool) -> None:
     """Below the line the last of each key and all without key; above it everything, untouched."""

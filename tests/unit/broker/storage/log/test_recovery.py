@@ -17,7 +17,7 @@ from broker.model.offsets import Offset, OffsetRange
 from broker.storage.log.partition_log import LogConfig, PartitionLog
 from broker.storage.log_folder import RECOVERY_NAME, LogFolder, RecoveryPointFile
 from broker.storage.segments.damage import RotProof
-from cases import each_of
+from cases import each_of, seeds
 from simkit.disk.disk import SECTOR, PowerLostError, SimDisk
 from simkit.log.batches import FOLDER, PARTITION, bases, open_log, raw_batch, read_all
 
@@ -369,7 +369,7 @@ def test_the_recovery_point_of_a_copy_that_freed_more_removes_nothing(
         assert bases(read_all(again)) == list(range(5))
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", seeds(12))
 def test_what_a_failed_sync_only_told_the_cache_frees_nothing(seed: int) -> None:
     """The recovery point of a free was not confirmed; the next process finishes it, power fails.
 
