@@ -553,6 +553,8 @@ def log_tiering(event: str, facts: Mapping[str, Any]) -> None:
     """Log an event of tiering. Of failures in a row only the first is a warning; any thread."""
     if event == "tier_failed" and facts["failures"] == 1:
         _log.warning("tier_failed", **facts)
+    elif event == "object_put_again":
+        _log.warning("object_put_again", **facts)
     elif event == "tier_crashed":
         _log.error("tier_crashed", **facts)
     elif event == "claim_crashed":

@@ -30,7 +30,6 @@ from tiering.proof.provenance import (
     Provenance,
     Walk,
     anchor_of,
-    refuse_change,
     require_listed,
 )
 from tiering.store.object_store import ObjectStore
@@ -117,37 +116,40 @@ def prove(snapshot: TableSnapshot, store: ObjectStore, *, cache: ProofCache = CA
         ObjectMissingError: commits are gone that no proof covers.
         RemoteTierUnavailableError: the store does not answer.
     """
+    proof = _walked(snapshot, store, cache)
     key = (snapshot.uri, snapshot.table_id)
-    known = cache.nearest(key, snapshot.version)
-    base = Provenance() if known is None else known
-    # A short log too asks for a stored proof: the proof shows if the log was rewritten.
-    if known is None or snapshot.version - base.version > _STORED_NEARER:
-        stored = _stored(snapshot, store, above=base.version)
-        base = base if stored is None else stored
-    _require_anchor(base, snapshot, store)
-    proof = base
-    if base.version < snapshot.version:
-        walk = Walk(base, snapshot.uri)
-        for version, body in _commits(store, base.version + 1, snapshot.version):
-            walk.step(version, body)
-        proof = walk.end()
     if not cache.is_compared(key, proof, snapshot):
         require_listed(proof, snapshot)
     cache.put(key, proof, snapshot)
     return proof
 
 
-def refuse_foreign(store: ObjectStore, uri: str, *, above: int, up_to: int) -> None:
-    """Refuse to commit on top of commits in ``(above, up_to]`` that change data and are not ours.
+def refuse_foreign(
+    snapshot: TableSnapshot, store: ObjectStore, *, cache: ProofCache = CACHE
+) -> None:
+    """Refuse to commit on top of a version with a foreign change.
 
-    For a writer that lost a race for a version. This check is quick; :func:`prove` checks the rest.
-
-    Raises:
-        TableMismatchError: with the facts version, operation, author.
-        ObjectMissingError, RemoteTierUnavailableError.
+    For a writer whose version was not the newest one any more. Raises as :func:`prove`, which also
+    compares the files of the version; whoever reads it asks for that.
     """
-    for version, body in _commits(store, above + 1, up_to):
-        refuse_change(version, body, uri)
+    _walked(snapshot, store, cache)
+
+
+def _walked(snapshot: TableSnapshot, store: ObjectStore, cache: ProofCache) -> Provenance:
+    """Return the proof of a version's commits; its files are not compared."""
+    known = cache.nearest((snapshot.uri, snapshot.table_id), snapshot.version)
+    base = Provenance() if known is None else known
+    # A short log too asks for a stored proof: the proof shows if the log was rewritten.
+    if known is None or snapshot.version - base.version > _STORED_NEARER:
+        stored = _stored(snapshot, store, above=base.version)
+        base = base if stored is None else stored
+    _require_anchor(base, snapshot, store)
+    if base.version == snapshot.version:
+        return base
+    walk = Walk(base, snapshot.uri)
+    for version, body in _commits(store, base.version + 1, snapshot.version):
+        walk.step(version, body)
+    return walk.end()
 
 
 def note_proof(snapshot: TableSnapshot, store: ObjectStore, *, cache: ProofCache = CACHE) -> None:

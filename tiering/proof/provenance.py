@@ -235,20 +235,6 @@ class Walk:
         return moved
 
 
-def refuse_change(version: int, body: bytes, uri: str) -> None:
-    """Raise TableMismatchError for a commit that changes data and lacks a commit id of ours."""
-    actions = list(actions_in(body, version, uri))
-    changed = [
-        one[kind]
-        for one in actions
-        for kind in ("add", "remove")
-        if kind in one and one[kind].get("dataChange") is not False
-    ]
-    if changed and COMMIT_ID not in info_of(actions):
-        reason = NotOursError("it changes data and has no commit id of ours")
-        raise _foreign_error(uri, _foreign(version, actions, reason), history=True)
-
-
 def require_listed(state: Provenance, snapshot: TableSnapshot) -> None:
     """Compare a version, as the Delta library read it, with the state that the commits prove.
 

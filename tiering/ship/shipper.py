@@ -33,6 +33,7 @@ from tiering.ship.key_compaction.compactor import KeyCompactionCounters, Partiti
 from tiering.ship.segment_writer import SegmentPlace, WrittenSegment, check_segment, write_segment
 from tiering.ship.table_upkeep import TableUpkeep
 from tiering.store.deadline import call_with_deadline
+from tiering.store.object_store import ObjectInfo
 from tiering.store.table_keys import encryption_of, keys_at
 from tiering.table.ledger import Ledger, LedgerEntry, encode_lineage, encode_ranges
 from tiering.table.ledger_repair import LedgerRepair, log_batches
@@ -82,6 +83,7 @@ class PartitionShipper:
         ``starts`` nothing expires. ``key_snapshot_end``: see PartitionKeyCompactor.
         """
         self._fence = fence
+        self._observer = observer
         self.source = source
         self.counters = ShipCounters()
         self.snapshot: TableSnapshot | None = None
@@ -289,8 +291,31 @@ class PartitionShipper:
         self._object = replace(built, body=b"", etag=stored.etag)
 
     def _check(self) -> None:
-        entry = self._taken_object().entry
-        check_segment(self._fetched(entry.path), entry, self._keys)
+        built = self._taken_object()
+        body = self._fetched(built.entry.path)
+        check_segment(body, built.entry, self._keys)
+        self._object = replace(built, body=body)  # until its commit is known to have the object
+
+    def _keep_stored(self) -> None:
+        """Put a committed object again if other software deleted it before its commit.
+
+        To a VACUUM without retention an object is an orphan until its commit. After the commit only
+        this process has the bytes, because the local log may be freed.
+        """
+        built = self._taken_object()
+        entry = built.entry
+        found: ObjectInfo | None
+        try:
+            found = self._table.store.head(entry.path)
+        except ObjectMissingError:
+            found = self._table.store.put_if_absent(entry.path, built.body, crc32c=entry.crc32c)
+            facts = {"partition": str(self.source.partition_id), "key": entry.path}
+            self._observer("object_put_again", facts)
+        if found is None or found.size_bytes != entry.size_bytes:
+            raise ObjectCorruptError(
+                f"{entry.path} was exchanged for another object while it was committed",
+                key=entry.path,
+            )
 
     def _commit(self, moved: OffsetRange) -> tier.Event:
         self._require_leadership()
@@ -321,6 +346,7 @@ class PartitionShipper:
             return tier.CommitLost(Offset(int(lost.facts["found"])))
         # The commit counts only after a fresh read of the table's log shows it.
         self.snapshot = self._table.find(cold_end_min={self._number: moved.end})
+        self._keep_stored()
         self._committed = entry.at_version(version)
         self._proved.prove(self.source.partition_id, moved.end)
         return tier.Committed()

@@ -351,6 +351,7 @@ class DeltaStreamTable:
         for attempt in range(_COMMIT_ATTEMPTS_MAX):
             if base.version < self._version_seen:
                 base = self.snapshot()  # raises if the log was cut; a cut log accepts any commit
+                refuse_foreign(base, self.store)
             check(base)
             if self._commit_next(base, actions, transactions, info):
                 self._version_seen = max(self._version_seen, base.version + 1)
@@ -366,7 +367,7 @@ class DeltaStreamTable:
             later = self.snapshot()
             if later.version == base.version and attempt >= _UNMOVED_ATTEMPTS:
                 self._refuse_unwritable(base.version)
-            refuse_foreign(self.store, self.uri, above=base.version, up_to=later.version)
+            refuse_foreign(later, self.store)
             base = later
         raise RemoteTierUnavailableError(
             f"{self.uri}: other processes committed first {_COMMIT_ATTEMPTS_MAX} times in a row",

@@ -24,7 +24,7 @@ from fuzzkit.decoder import Decoder
 from simkit.tier import hand_log
 from simkit.tier.source import make_stream
 from tiering.proof import proofs
-from tiering.proof.provenance import Provenance, Walk, refuse_change
+from tiering.proof.provenance import Provenance, Walk
 from tiering.read.parquet_source import ParquetObject, read_columns
 from tiering.ship import claims
 from tiering.store.location import StoreConfig
@@ -94,7 +94,6 @@ def _walked(data: bytes) -> object:
         except HeadwaterError as error:
             refused.append(error)
     for read in (
-        lambda: refuse_change(3, data, _URI),
         lambda: delta_log.commits_between(log_store, above=0, up_to=_NEWEST),
         lambda: delta_log.fold(log_store, {}, above=0, up_to=_NEWEST),
     ):
@@ -245,7 +244,6 @@ def decoders() -> Iterator[Decoder]:
         name="delta_commit",
         covers=(
             "tiering.proof.provenance.Walk.step",
-            "tiering.proof.provenance.refuse_change",
             "tiering.table.delta_log.fold",
             "tiering.table.delta_log.commits_between",
         ),

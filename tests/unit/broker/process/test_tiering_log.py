@@ -15,6 +15,7 @@ from broker.process.daemon import log_tiering
     [
         ("tier_failed", {"failures": 1, "reason": "the bucket is gone"}, "warning"),
         ("tier_failed", {"failures": 2, "reason": "the bucket is gone"}, "info"),
+        ("object_put_again", {"key": "partition=0/a.parquet"}, "warning"),
         ("tier_crashed", {"exc_info": ValueError("a bug")}, "error"),
         ("claim_crashed", {"exc_info": ValueError("a bug")}, "error"),
         ("segments_shipped", {"cold_end": 7}, "info"),

@@ -19,6 +19,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from deltalake.schema import Field as DeltaField
+from deltalake.schema import PrimitiveType
 from deltalake.transaction import AddAction, RemoveAction
 
 from broker.codec.schema import ROW_SCHEMA
@@ -167,6 +169,38 @@ def test_nothing_is_shipped_or_served_on_top_of_a_foreign_change(lab: TierLab) -
         tiering.read(lab.stream, 0, Offset(0), Offset(10))
     DeltaTable(lab.table.uri).restore(COUNT)
     assert certify(lab) == [END]
+    lab.ship_all(shipper)
+    assert certify(lab) == [END + EACH]
+
+
+ADDED = DeltaField("extra", PrimitiveType("string"))
+
+
+@pytest.mark.parametrize("seen", [False, True], ids=["not seen", "seen by a reader"])
+@pytest.mark.parametrize("which", ["delete", "another column"])
+def test_a_table_that_changed_while_it_was_shipped_to_can_be_restored(
+    lab: TierLab, which: str, seen: bool
+) -> None:
+    """The uploader knows an older version, and a reader at this broker may have seen the newest.
+
+    A commit on top of the change would be undone by the RESTORE that the error asks for.
+    """
+    table = lab.lake.table(lab.stream)
+    shipper = lab.shipper(table=table)
+    lab.ship_all(shipper)
+    if which == "delete":
+        DeltaTable(lab.table.uri).delete("offset % 7 = 3")
+    else:
+        DeltaTable(lab.table.uri).alter.add_columns([ADDED])
+    if seen:
+        table.find()
+    lab.source.fill(1, EACH)
+    for _ in range(2):
+        with pytest.raises(TableMismatchError, match=r"DELETE|ADD COLUMN") as caught:
+            shipper.run_cycle()
+    assert caught.value.version == COUNT + 1 == lab.table.snapshot().version
+    assert lab.source.cold_end == END
+    DeltaTable(lab.table.uri).restore(COUNT, protocol_downgrade_allowed=True)
     lab.ship_all(shipper)
     assert certify(lab) == [END + EACH]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -223,11 +224,12 @@ def test_no_commit_of_a_rival_is_left_out(log: Log, foreign: int) -> None:
     for version in range(4, 7):
         rows = body([add(entry(90, 99)), {"commitInfo": {}}]) if version == foreign else body([])
         log.put(log_key(version), rows)
+    cache = ProofCache()
+    log.prove(cache=cache)
     with pytest.raises(TableMismatchError) as caught:
-        refuse_foreign(log.store, "t", above=3, up_to=6)
+        refuse_foreign(replace(log.snapshot(), version=6), log.store, cache=cache)
     assert caught.value.version == foreign
-    refuse_foreign(log.store, "t", above=foreign, up_to=6)
-    refuse_foreign(log.store, "t", above=3, up_to=foreign - 1)
+    refuse_foreign(replace(log.snapshot(), version=foreign - 1), log.store, cache=cache)
 
 
 def test_a_log_that_was_rewritten_is_not_gone_on_with(log: Log) -> None:

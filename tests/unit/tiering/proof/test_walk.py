@@ -35,7 +35,6 @@ from tiering.proof.provenance import (
     ProvedFile,
     Provenance,
     Walk,
-    refuse_change,
     require_listed,
 )
 from tiering.table.commit_files import account_of, file_in
@@ -341,18 +340,6 @@ def test_a_foreign_change_is_an_error_until_everything_is_as_before(
     state = walked(*before, foreign, undone)
     assert state.files == walked(*before).files
     assert walked(*before, foreign, undone, shipped(C)).ranges[0] == span(0, 30)
-
-
-@pytest.mark.parametrize("changes", [True, None])
-def test_a_rival_s_commit_that_changes_data_without_our_id_is_refused(
-    changes: bool | None,
-) -> None:
-    """The quick check of a writer that lost a race."""
-    for actions in ([add(A, changes=changes)], [remove(A, changes=changes)]):
-        with pytest.raises(TableMismatchError, match="has no commit id of ours"):
-            refuse_change(3, body([*actions, {"commitInfo": {}}]), "t")
-        refuse_change(3, body([*actions, ours()]), "t")
-    refuse_change(3, body([add(A, changes=False), remove(B, changes=False)]), "t")
 
 
 # ------------------------------------------------------------------------------ what is listed

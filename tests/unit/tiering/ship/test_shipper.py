@@ -108,6 +108,36 @@ def test_an_object_damaged_in_the_store_is_never_committed(lab: TierLab) -> None
     require_exact(lab)
 
 
+def test_an_object_that_is_deleted_before_its_commit_is_put_again(lab: TierLab) -> None:
+    """A VACUUM without retention by other software takes an object that no version has yet.
+
+    The local log would be freed next, so the object has to be there after the commit.
+    """
+    shipper = lab.shipper()
+    effect = run_up_to(shipper, tier.CommitObject)
+    (entry,) = list(lab.table.store.list("partition=0/"))
+    root = lab.table.store.config.root
+    (root / entry.key).unlink()
+    go_on(shipper, effect)
+    assert (root / entry.key).stat().st_size == entry.size_bytes
+    lab.ship_all()
+    require_exact(lab)
+
+
+def test_an_object_that_is_exchanged_before_its_commit_frees_nothing(lab: TierLab) -> None:
+    """The commit is there, and the cold end is not recorded."""
+    shipper = lab.shipper()
+    effect = run_up_to(shipper, tier.CommitObject)
+    (entry,) = list(lab.table.store.list("partition=0/"))
+    (lab.table.store.config.root / entry.key).write_bytes(b"something else")
+    with pytest.raises(ObjectCorruptError, match="exchanged"):
+        go_on(shipper, effect)
+    assert lab.source.cold_end == 0
+    with pytest.raises(CorruptDataError):
+        lab.shipper().run_cycle()
+    assert lab.source.cold_end == 0
+
+
 def test_a_damaged_log_is_not_shipped(lab: TierLab) -> None:
     """A flipped bit in a local batch: nothing is uploaded (KAFKA-15401 uploaded it)."""
     lab.source.damage(25)
