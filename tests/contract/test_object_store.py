@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
+import pyarrow as pa
 import pytest
 
 from broker.codec.checksum import crc32c
@@ -67,6 +68,18 @@ def test_an_object_is_never_replaced(store: ObjectStore) -> None:
     assert not put(store, "x", b"other")
     assert store.get("x") == b"first"
     assert put(store, "x", b"first")
+
+
+@pytest.mark.parametrize("kind", [bytes, memoryview, pa.py_buffer])
+def test_the_same_bytes_are_the_same_object_whatever_holds_them(
+    store: ObjectStore, kind: Callable[[bytes], Any]
+) -> None:
+    """As after a PUT that took place and was answered by an error. Data are Arrow buffers."""
+    body, other = bytes(range(256)), bytes(range(255, -1, -1))
+    for _ in range(2):
+        assert store.put_if_absent("x", kind(body), crc32c=crc32c(body))
+    assert store.put_if_absent("x", kind(other), crc32c=crc32c(other)) is None
+    assert store.get("x") == body
 
 
 def test_what_was_erased_is_gone_and_nothing_else(store: ObjectStore) -> None:

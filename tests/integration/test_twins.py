@@ -7,6 +7,7 @@ The test knows what each broker acknowledged. A read is exact by that, or refuse
 from __future__ import annotations
 
 import shutil
+import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -218,6 +219,32 @@ def test_the_second_of_two_copies_of_a_stopped_broker_takes_nothing(home: Home) 
     first.publish(5)
     first.require_exact()
     second.require_exact_or_refused()
+
+
+def test_a_copy_by_hard_links_leaves_its_original_alone(tmp_path: Path) -> None:
+    """The copy has a lake of its own: neither broker finds the other's records in its files."""
+    with local(tmp_path / "one") as home, ended(home):
+        first = original(home)
+        assert first.broker.stop_within(60)
+        other = tmp_path / "other"
+        linked = other / "second-data"
+        other.mkdir()
+        subprocess.run(["cp", "-al", str(first.broker.data_dir), str(linked)], check=True)
+        shutil.copytree(home.folder / "lake", other / "lake")
+        with local(other) as away, ended(away):
+            second = away.site("second").start()
+            second.acked = list(first.acked)
+            second.publish(10)
+            second.flush()
+            second.publish(5)
+            second.require_exact()
+            second.broker.kill()
+            first.start().require_exact()
+            first.publish(7)
+            first.flush()
+            first.require_exact()
+            first.broker.kill()
+            second.start().require_exact()
 
 
 def test_a_restored_backup_after_the_original_takes_nothing(home: Home) -> None:

@@ -147,8 +147,20 @@ def _walked(snapshot: TableSnapshot, store: ObjectStore, cache: ProofCache) -> P
     if base.version == snapshot.version:
         return base
     walk = Walk(base, snapshot.uri)
-    for version, body in _commits(store, base.version + 1, snapshot.version):
-        walk.step(version, body)
+    try:
+        for version, body in _commits(store, base.version + 1, snapshot.version):
+            walk.step(version, body)
+    except ObjectMissingError as cause:
+        key = str(cause.facts["key"])
+        raise ObjectMissingError(
+            f"{snapshot.uri}: {key} is gone, and no stored proof covers it: the table's log was "
+            f"cleaned up or cut, so nothing tells whose rows version {snapshot.version} has. Bring "
+            f"back the commits from version {base.version + 1} on, from the bucket's object "
+            "versions or from a backup; then the table is served again",
+            key=key,
+            uri=snapshot.uri,
+            version=snapshot.version,
+        ) from cause
     return walk.end()
 
 

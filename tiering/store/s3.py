@@ -109,7 +109,9 @@ class S3Store:
             code = _code(cause)
             if code in _TAKEN:
                 # An earlier attempt may have succeeded and only its answer was lost.
-                return ObjectInfo(key, size) if self.get(key) == memoryview(body) else None
+                # An Arrow buffer's view has signed bytes, which equal no others above 127.
+                same = self.get(key) == memoryview(body).cast("B")
+                return ObjectInfo(key, size) if same else None
             if code in _RACING:
                 raise _CreatedAtOnceError from cause
             if code in _UNKNOWN_HEADER:

@@ -36,6 +36,7 @@ from tiering.store.deadline import call_with_deadline
 from tiering.store.object_store import ObjectInfo, ObjectStore
 from tiering.table.delta_log import (
     CHECKPOINT,
+    LAST_CHECKPOINT,
     LOG_FILE,
     Transactions,
     fold,
@@ -289,7 +290,7 @@ class DeltaLibrary:
             for info in self._store.list(f"_delta_log/{table.version():020}.checkpoint")
             if CHECKPOINT.match(info.key)
         ]
-        self._store.make_durable([*written, "_delta_log/_last_checkpoint"])
+        self._store.make_durable([*written, LAST_CHECKPOINT])
 
     def transactions(self, table: DeltaTable, ids: Sequence[str]) -> Transactions:
         """Return a version's transactions: all if the log is whole, else those of ``ids``."""
@@ -327,12 +328,13 @@ class DeltaLibrary:
 
     def _diagnosed(self, cause: Exception, what: str, version: int | None) -> HeadwaterError:
         """List the log's files to find out what is wrong; errors of the store pass unchanged."""
-        versions, checkpoints = [], []
+        versions, checkpoints, hinted = [], [], False
         for info in self._store.list("_delta_log/"):
             if match := LOG_FILE.match(info.key):
                 versions.append(int(match[1]))
             elif match := CHECKPOINT.match(info.key):
                 checkpoints.append(int(match[1]))
+            hinted = hinted or info.key == LAST_CHECKPOINT
         if not versions and not checkpoints:
             return ObjectMissingError(f"there is no table at {self.uri}", key="_delta_log")
         newest = max([*versions, *checkpoints])
@@ -351,6 +353,13 @@ class DeltaLibrary:
                 return ObjectMissingError(
                     f"commit {number} is missing from the log of {self.uri}", key=log_key(number)
                 )
+        if hinted and not checkpoints:
+            return ObjectMissingError(
+                f"{self.uri}: {LAST_CHECKPOINT} names a checkpoint, and the log has none. The "
+                "commits are all there, so delete that file; the next checkpoint writes it again",
+                key=LAST_CHECKPOINT,
+                uri=self.uri,
+            )
         if isinstance(cause, OSError):
             return RemoteTierUnavailableError(f"{what} {self.uri}: {brief(cause)}", uri=self.uri)
         return ObjectCorruptError(

@@ -25,6 +25,7 @@ from tiering.table.table import COMMIT_ID, COMPACTED, EXPIRED, RANGES, Commit
 LOG_FILE: Final = re.compile(r"_delta_log/(\d{20})\.json\Z")
 CHECKPOINT: Final = re.compile(r"_delta_log/(\d{20})\.checkpoint(\.[\w.-]+)?\.parquet\Z")
 WHOLE_CHECKPOINT: Final = re.compile(r"_delta_log/(\d{20})\.checkpoint\.parquet\Z")
+LAST_CHECKPOINT: Final = "_delta_log/_last_checkpoint"  # only a hint
 
 Transactions = Mapping[str, int]  # application id -> version
 

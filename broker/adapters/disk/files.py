@@ -3,7 +3,7 @@
 Paths are relative to the root: a part that is empty, `.` or `..` is refused, and a symbolic link at
 the end of a path is not followed. The root is locked while the object lives, so that two brokers
 cannot write to one data directory: the folder itself is locked, and a file in it, which older
-releases lock.
+releases lock. Files that the root shares with another folder by hard links are copied first.
 
 Some descriptors are held in reserve. They are given up for a moment when the process has no other
 left, so that the log can go on while a flood of connections has taken the rest.
@@ -23,6 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from broker.adapters.disk.hard_links import unshare
 from broker.errors import InvalidConfigError
 from broker.ports.system import File
 
@@ -153,6 +154,16 @@ class DiskFiles:
             raise InvalidConfigError(
                 f"the data directory {self._root} is in use by another process; "
                 "stop it, or choose another data directory",
+                path=str(self._root),
+            ) from cause
+        try:
+            unshare(self._root, keep=_LOCK_NAME)
+        except OSError as cause:
+            self.close()
+            raise InvalidConfigError(
+                f"the data directory {self._root} shares files with another folder (hard links, as "
+                f"'cp -al' makes), and they cannot be copied: {cause.strerror}; make room, or copy "
+                "one of the two folders with 'cp -r' and delete the linked one",
                 path=str(self._root),
             ) from cause
         self._spares = _Spares(self._folder, spare_descriptors)

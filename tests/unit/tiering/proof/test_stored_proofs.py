@@ -156,6 +156,18 @@ def test_a_stored_proof_saves_the_commits_below_it(log: Log) -> None:
         log.prove(1)
 
 
+def test_a_log_that_was_cleaned_up_says_which_commits_it_needs(log: Log) -> None:
+    """With exactly these back in place the version is proved."""
+    log.put(key_of(1), encode(log.states[1]))
+    gone = {number: log.store.get(log_key(number)) for number in range(3)}
+    log.drop_commits(range(3))
+    with pytest.raises(ObjectMissingError, match="commits from version 2 on") as caught:
+        log.prove()
+    assert caught.value.key == log_key(2)
+    log.put(log_key(2), gone[2])
+    assert log.prove() == log.states[-1]
+
+
 @pytest.mark.parametrize("wrong", ["table", "version", "newer", "damaged"])
 def test_a_stored_proof_that_is_of_something_else_is_passed_over(
     log: Log, tmp_path: Path, wrong: str

@@ -187,6 +187,20 @@ def test_a_checkpoint_keeps_transactions_and_files(lab: TierLab) -> None:
     assert lab.lake.table(lab.stream).snapshot() == before
 
 
+def test_a_hint_without_its_checkpoint_is_named_and_may_be_deleted(lab: TierLab) -> None:
+    """As if somebody had removed the checkpoints of a whole log."""
+    lab.ship_all()
+    lab.table.checkpoint()
+    log = lab.table.store.config.root / "_delta_log"
+    for checkpoint in log.glob("*.checkpoint*.parquet"):
+        checkpoint.unlink()
+    with pytest.raises(ObjectMissingError, match="delete that file") as caught:
+        lab.lake.table(lab.stream).snapshot()
+    assert caught.value.key == "_delta_log/_last_checkpoint"
+    (log / "_last_checkpoint").unlink()
+    assert lab.lake.table(lab.stream).snapshot().cold_end(0) == 60
+
+
 def test_partitions_move_independently(tmp_path: Path) -> None:
     """A commit to one partition does not make another's base stale."""
     stream = make_stream(partitions=2)
