@@ -351,8 +351,9 @@ class DeltaStreamTable:
         for attempt in range(_COMMIT_ATTEMPTS_MAX):
             if base.version < self._version_seen:
                 base = self.snapshot()  # raises if the log was cut; a cut log accepts any commit
-                refuse_foreign(base, self.store)
             check(base)
+            if base is not expected:
+                refuse_foreign(base, self.store)
             if self._commit_next(base, actions, transactions, info):
                 self._version_seen = max(self._version_seen, base.version + 1)
                 self._store.make_durable([log_key(base.version + 1)])
@@ -367,7 +368,6 @@ class DeltaStreamTable:
             later = self.snapshot()
             if later.version == base.version and attempt >= _UNMOVED_ATTEMPTS:
                 self._refuse_unwritable(base.version)
-            refuse_foreign(later, self.store)
             base = later
         raise RemoteTierUnavailableError(
             f"{self.uri}: other processes committed first {_COMMIT_ATTEMPTS_MAX} times in a row",

@@ -128,6 +128,7 @@ class _Folder:
 
     def __init__(self) -> None:
         self.path = Path(mkdtemp(prefix="log-", dir=scratch_folder()))
+        self.etags_are_md5 = True  # until a file shows that they are something else
         weakref.finalize(self, rmtree, self.path, ignore_errors=True)
         (self.path / _LOG).mkdir()
 
@@ -207,16 +208,32 @@ def _fetched(
             folder = _Folder() if known is None else known.folder_for(wanted)
             held = {} if known is None else known.held
             new = [one for one in wanted if one.key not in held and not folder.wrote(one)]
-            bodies = threads.map(store.get, [one.key for one in new])
+            bodies = threads.map(lambda one: _fetched_file(store, folder, one), new)
             for one, body in zip(new, bodies, strict=True):
-                if len(body) != one.size_bytes:  # as a proxy's answer that was cut short may be
-                    raise RemoteTierUnavailableError(
-                        f"{one.key}: the answer was cut short", key=one.key
-                    )
                 folder.put(one.key, body)
             listed = dict(zip(also, others, strict=True)) | ({} if after else {_LOG: log})
             return LogCopy(store, folder, {one.key: one for one in wanted}, listed)
     return None
+
+
+def _fetched_file(store: ObjectStore, folder: _Folder, one: ObjectInfo) -> bytes:
+    """Fetch a file as it was listed. A copy is kept for long, so a wrong bit would be, too.
+
+    Where ETags are no MD5 (SSE-KMS, uploads by parts), two equal answers are believed, and
+    afterwards one.
+    """
+    body = store.get(one.key)
+    if len(body) != one.size_bytes:  # as a proxy's answer that was cut short may be
+        raise RemoteTierUnavailableError(f"{one.key}: the answer was cut short", key=one.key)
+    if one.etag is None or not folder.etags_are_md5 or one.etag.strip('"') == _md5(body):
+        return body
+    if store.get(one.key) != body:
+        raise RemoteTierUnavailableError(
+            f"{one.key}: two answers of the store differ, so one was damaged on its way",
+            key=one.key,
+        )
+    folder.etags_are_md5 = False
+    return body
 
 
 def _needed(

@@ -198,7 +198,7 @@ def test_a_table_that_changed_while_it_was_shipped_to_can_be_restored(
     for _ in range(2):
         with pytest.raises(TableMismatchError, match=r"DELETE|ADD COLUMN") as caught:
             shipper.run_cycle()
-    assert caught.value.version == COUNT + 1 == lab.table.snapshot().version
+        assert caught.value.version == COUNT + 1 == lab.table.snapshot().version
     assert lab.source.cold_end == END
     DeltaTable(lab.table.uri).restore(COUNT, protocol_downgrade_allowed=True)
     lab.ship_all(shipper)

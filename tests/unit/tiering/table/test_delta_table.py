@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,7 +17,7 @@ from broker.model.offsets import Offset, OffsetRange
 from simkit.tier.lab import CLUSTER, TierLab, read_table
 from simkit.tier.source import UUID, make_stream
 from tiering.ship.segment_writer import SegmentPlace, write_segment
-from tiering.table import delta_table
+from tiering.table.ledger import encode_ranges
 from tiering.table.table import NewFile, TableSnapshot, transaction_id
 
 
@@ -28,36 +29,42 @@ def lab(tmp_path: Path) -> TierLab:
     return lab
 
 
-def store_file(lab: TierLab, start: int, end: int, name: str = "x") -> NewFile:
-    """Put an object of the log's records into the store; not committed."""
+def store_file(
+    lab: TierLab, start: int, end: int, name: str = "x", *, partition: int = 0
+) -> tuple[NewFile, str]:
+    """Put an object of the log's records into the store; return it and its account."""
     wanted = OffsetRange(Offset(start), Offset(end))
     place = SegmentPlace(
         cluster=CLUSTER,
         partition=lab.source.partition_id,
         subject=lab.source.subject,
-        path=f"partition=0/{start:020}-{end:020}-{name}.parquet",
+        path=f"partition={partition}/{start:020}-{end:020}-{name}.parquet",
     )
     built = write_segment(
         lab.source.read(wanted.start, wanted.end, bytes_max=1 << 30), wanted, place
     )
     assert lab.table.store.put_if_absent(place.path, built.body, crc32c=built.entry.crc32c)
-    return NewFile(
+    file = NewFile(
         path=place.path,
         size_bytes=built.entry.size_bytes,
-        partition=0,
+        partition=partition,
         modified_us=1,
         stats_json=built.stats_json,
     )
+    return file, encode_ranges([replace(built.entry, partition=partition)])
 
 
-def commit(lab: TierLab, base: TableSnapshot, start: int, end: int, name: str = "x") -> int:
+def commit(
+    lab: TierLab, base: TableSnapshot, start: int, end: int, name: str = "x", *, partition: int = 0
+) -> int:
     """Store and commit a range on top of a version."""
+    file, account = store_file(lab, start, end, name, partition=partition)
     return lab.table.commit(
         base,
-        [store_file(lab, start, end, name)],
-        {0: OffsetRange(Offset(start), Offset(end))},
+        [file],
+        {partition: OffsetRange(Offset(start), Offset(end))},
         commit_id=f"{start}-{end}-{name}",
-        ranges_json="[]",
+        ranges_json=account,
     )
 
 
@@ -205,13 +212,10 @@ def test_partitions_move_independently(tmp_path: Path) -> None:
     """A commit to one partition does not make another's base stale."""
     stream = make_stream(partitions=2)
     lab = TierLab(tmp_path, stream=stream)
+    lab.source.fill(1, 5)
     base = lab.table.create()
-    commit_of = delta_table.DeltaStreamTable.commit
     for partition in (0, 1):
-        commit_of(
-            lab.table, base, [], {partition: OffsetRange(Offset(0), Offset(5))},
-            commit_id=str(partition), ranges_json="[]",
-        )  # fmt: skip
+        commit(lab, base, 0, 5, f"p{partition}", partition=partition)
     assert {number: held.end for number, held in lab.table.snapshot().ranges.items()} == {
         0: 5,
         1: 5,

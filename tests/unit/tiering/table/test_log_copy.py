@@ -234,9 +234,23 @@ def test_an_unchanged_table_is_found_and_proved_with_one_request(lab: TierLab) -
     assert remote.requests_count() == 1
 
 
+@pytest.mark.parametrize("etags", ["md5", "sha256"])
+def test_a_bit_that_was_wrong_on_its_way_is_not_kept(lab: TierLab, etags: str) -> None:
+    """Of a commit file that stays valid: the store's answer is asked for again, or refused."""
+    lab.ship_all()
+    remote = Remote(lab, etags=etags)
+    remote.faults["get"].append(Fault.FLIPPED)
+    with pytest.raises(RemoteTierUnavailableError, match="damaged on its way"):
+        fetch_log(remote)
+    copy = fetch_log(remote)
+    assert copy is not None
+    for key in copy.held:
+        assert copy.get(key) == lab.table.store.get(key)
+
+
 @pytest.mark.parametrize(("etags", "gets"), [("md5", 1), ("sha256", 2)])
-def test_an_append_is_five_requests(lab: TierLab, etags: str, gets: int) -> None:
-    """The object, its read-back, the commit, a listing that shows the commit, the ledger.
+def test_an_append_is_six_requests(lab: TierLab, etags: str, gets: int) -> None:
+    """The object, its read-back, the commit, a listing that shows it, a last look, the ledger.
 
     Only an ETag that is the MD5 of our bytes shows them; else the commit is read back as well.
     """
@@ -246,7 +260,7 @@ def test_an_append_is_five_requests(lab: TierLab, etags: str, gets: int) -> None
     shipper.run_cycle()
     remote.requests_count()
     shipper.run_cycle()
-    assert dict(remote.calls) == {"put": 3, "get": gets, "list": 1}
+    assert dict(remote.calls) == {"put": 3, "get": gets, "list": 1, "head": 1}
     found = lab.table.snapshot()
     assert found.cold_end(0) == 100
     proof = prove(found, lab.table.store)
