@@ -81,6 +81,7 @@ _BOUNDS: Final = (
 )  # fmt: skip
 # These features change how a table's log is kept, not the meaning of its data files.
 _HARMLESS_FEATURES: Final = frozenset({"v2Checkpoint", "vacuumProtocolCheck", "timestampNtz"})
+_DELETION_VECTORS: Final = "deletionVectors"
 # delta-rs can commit to tables with these features. With others it reports a lost race instead.
 _WRITABLE_FEATURES: Final = _HARMLESS_FEATURES | {
     "appendOnly", "changeDataFeed", "checkConstraints", "deletionVectors", "generatedColumns",
@@ -541,11 +542,21 @@ class DeltaStreamTable:
     def _check_shape(self, table: DeltaTable) -> None:
         protocol = table.protocol()
         features = set(protocol.reader_features or ()) - _HARMLESS_FEATURES
+        if _DELETION_VECTORS in features and not self._hides_rows(table):
+            features.remove(_DELETION_VECTORS)  # allowed in the table, and not used in this version
         if features or (protocol.min_reader_version > 1 and protocol.reader_features is None):
+            way_out = "remove the features (ALTER TABLE … DROP FEATURE)"
+            if features == {_DELETION_VECTORS}:
+                way_out = (
+                    "set delta.enableDeletionVectors = false, and RESTORE the table to the version "
+                    "before the first change that wrote deletion vectors (DESCRIBE HISTORY)"
+                )
             raise TableMismatchError(
-                f"{self.uri} uses {sorted(features) or 'column mapping'}; with that, the data "
-                "files alone no longer show which rows the table has",
+                f"version {table.version()} of {self.uri} uses "
+                f"{sorted(features) or 'column mapping'}; with that, the data files alone no "
+                f"longer show which rows the table has. Nothing is read or shipped; {way_out}",
                 uri=self.uri,
+                version=table.version(),
                 features=sorted(features),
             )
         schema = pa.schema(table.schema().to_arrow())
@@ -561,6 +572,17 @@ class DeltaStreamTable:
                 uri=self.uri,
                 columns=wrong,
             )
+
+    def _hides_rows(self, table: DeltaTable) -> bool:
+        """Tell whether a deletion vector hides rows in a version; True if they cannot be read."""
+
+        def found() -> bool:
+            return any(batch.num_rows for batch in table.deletion_vectors())
+
+        try:
+            return self._library.guarded(found, "read the deletion vectors of")
+        except HeadwaterError:
+            return True
 
 
 def _partition_id(uuid: StreamUuid, number: int) -> PartitionId:

@@ -69,6 +69,26 @@ def test_an_update_by_spark_is_named(spark: SparkSession, stream: Served) -> Non
         compact.run(spark, args, Report("test", sys.stderr))
 
 
+def test_deletion_vectors_may_be_allowed_and_may_not_be_used(
+    spark: SparkSession, stream: Served
+) -> None:
+    """A DELETE that hides rows is refused; RESTORE, as the error says, brings the table back."""
+    uri = stream.broker.table("s").uri
+    path = f"delta.`{table_path(uri)}`"
+    spark.sql(f"ALTER TABLE {path} SET TBLPROPERTIES ('delta.enableDeletionVectors' = true)")
+    assert read(spark, stream) == COUNT
+    with Client(stream.server) as client, client.producer("s") as producer:
+        producer.send([{"key": b"k", "value": b"more"}]).result(20)
+    stream.broker.ship("s", 0, Offset(COUNT + 1))
+    before = DeltaTable(uri).version()
+    assert read(spark, stream) == COUNT + 1
+    spark.sql(f"DELETE FROM {path} WHERE offset = 7")
+    with pytest.raises(TableMismatchError, match="deletionVectors"):
+        read(spark, stream)
+    spark.sql(f"RESTORE {path} TO VERSION AS OF {before}")
+    assert read(spark, stream) == COUNT + 1
+
+
 def test_an_object_of_equal_size_with_other_bytes_is_named(
     spark: SparkSession, stream: Served
 ) -> None:

@@ -10,6 +10,7 @@ import itertools
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -421,18 +422,49 @@ def test_a_table_that_is_not_ours_is_refused(lab: TierLab) -> None:
         lab.lake.table_at(str(place)).snapshot()
 
 
-def test_a_table_with_deletion_vectors_is_refused(lab: TierLab) -> None:
-    """Features that change what files mean are refused: counts would lie."""
+def _use_features(lab: TierLab, reader: list[str], *more: dict[str, Any]) -> None:
+    """Let the last commit switch features on, and have more actions."""
     last = commits(lab)[-1]
     protocol = {
         "minReaderVersion": 3,
         "minWriterVersion": 7,
-        "readerFeatures": ["deletionVectors"],
-        "writerFeatures": ["deletionVectors"],
+        "readerFeatures": reader,
+        "writerFeatures": reader,
     }
-    last.write_text(last.read_text() + "\n" + json.dumps({"protocol": protocol}) + "\n")
+    actions = [json.dumps(one) for one in ({"protocol": protocol}, *more)]
+    last.write_text("\n".join([last.read_text(), *actions, ""]))
     fresh(lab)
-    with pytest.raises(TableMismatchError, match="deletionVectors"):
+
+
+def test_a_table_with_deletion_vectors_is_refused(lab: TierLab) -> None:
+    """They hide rows of files: counts would lie. Also where the vector cannot be read."""
+    found = [json.loads(line) for line in commits(lab)[-1].read_text().splitlines()]
+    (add,) = [one["add"] for one in found if "add" in one]
+    vector = {
+        "storageType": "u", "pathOrInlineDv": "2++BKlrD>MOYkm+N99u=", "offset": 1,
+        "sizeInBytes": 34, "cardinality": 1,
+    }  # fmt: skip
+    _use_features(lab, ["deletionVectors"], {"add": {**add, "deletionVector": vector}})
+    with pytest.raises(TableMismatchError, match="RESTORE") as caught:
+        lab.table.snapshot()
+    assert caught.value.features == ["deletionVectors"]
+
+
+def test_a_table_that_may_have_deletion_vectors_and_has_none_is_read(lab: TierLab) -> None:
+    """The property `delta.enableDeletionVectors` changes no row, and records are shipped."""
+    end = lab.table.snapshot().cold_end(0)
+    _use_features(lab, ["deletionVectors"])
+    assert certify(lab) == [end]
+    lab.source.fill(1, 20)
+    lab.ship_all()
+    assert certify(lab) == [end + 20]
+
+
+@pytest.mark.parametrize("feature", ["columnMapping", "typeWidening"])
+def test_a_table_whose_files_mean_something_else_is_refused(lab: TierLab, feature: str) -> None:
+    """The features of a table say so, and the error says how they are removed."""
+    _use_features(lab, [feature])
+    with pytest.raises(TableMismatchError, match="DROP FEATURE"):
         lab.table.snapshot()
 
 
