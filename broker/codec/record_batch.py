@@ -69,7 +69,7 @@ _END_OF_STREAM_SIZE: Final = 8  # Arrow IPC: continuation mark and a zero length
 _TIMESTAMP_US_MAX: Final = 253_402_300_800_000_000  # year 10000; Spark and Parquet go no further
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # one for each batch: a frozen one costs a third more
 class BatchHeader:
     """A decoded header. Its batch has the offsets ``[base_offset, base_offset + offset_span)``.
 

@@ -103,7 +103,7 @@ def _add_ids(parts: Sequence[_Part], window: MessageIdWindow) -> None:
     """Add the ids of many batches at once: with little traffic each batch has one record."""
     headers = pa.concat_arrays([body.column("headers") for _, body in parts])
     offsets = np.concatenate([offsets_of(header, body) for header, body in parts])
-    stamps = np.concatenate([np.asarray(body.column(TIMESTAMP_FIELD.name)) for _, body in parts])
+    stamps = np.asarray(pa.concat_arrays([body.column(TIMESTAMP_FIELD.name) for _, body in parts]))
     entries = headers.flatten()
     hits = np.flatnonzero(np.asarray(pc.equal(entries.field("key"), MESSAGE_ID)))
     rows = np.asarray(pc.list_parent_indices(headers))[hits]

@@ -55,6 +55,8 @@ class IdRecovery:
 
     def _read(self) -> None:
         self._queued = False
+        if not self._local.retries.reads_ids:
+            return  # the leadership has ended
         try:
             self._local.read_ids(self._slice_bytes)
         except (LogFailedError, CorruptDataError):
