@@ -22,7 +22,8 @@ from typing import Final
 import pytest
 
 MEMORY: Final = Path("/dev/shm")
-_PREFIX: Final = "headwater-tests-"  # then the process id of the run
+# Then the process id of the run. A path with our name in it would look like our source in a plan.
+_PREFIX: Final = "run-of-tests-"
 _ROOM_MIN: Final = 6 << 30  # twice what a run of everything was seen to use, its JVMs included
 # Folders that tests and simulations make in memory by themselves; no test runs for half a day.
 _OTHERS: Final = ("headwater-house-*", "headwater-damage-*")

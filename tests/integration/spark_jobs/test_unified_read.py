@@ -110,7 +110,7 @@ def test_one_tier_alone_and_none_at_all(spark: SparkSession, served: Served) -> 
     served.broker.ship("s", 0, Offset(30))
     cold = read(spark, "s", server=served.server)
     assert offsets(cold) == {0: list(range(30)), 1: []}
-    assert "headwater" not in cold._jdf.queryExecution().toString()
+    assert "BatchScan headwater" not in cold._jdf.queryExecution().toString()
 
 
 @as_users

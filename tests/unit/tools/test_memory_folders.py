@@ -64,7 +64,7 @@ def test_what_a_killed_run_left_is_removed(tmp_path: Path) -> None:
     """The next run does it; the folders of a run that goes on stay."""
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    dead, alive = (tmp_path / f"headwater-tests-{pid}" for pid in (ended.pid, os.getpid()))
+    dead, alive = (tmp_path / f"run-of-tests-{pid}" for pid in (ended.pid, os.getpid()))
     old, young = tmp_path / "headwater-house-old", tmp_path / "headwater-house-young"
     for folder in (dead, alive, old, young):
         (folder / "deep").mkdir(parents=True)
