@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from broker.model.cut import Cut
+from broker.model.ids import StreamUuid
 from headwater.client import Client
 from headwater.client.table_credentials import vended_by
 from tiering.store.location import StoreConfig
@@ -22,10 +23,15 @@ def table_location(client: Client, cut: Cut) -> StoreConfig:
         RemoteTierUnavailableError: the broker cannot get credentials now.
         InvalidConfigError: a variable of the environment is not valid.
     """
-    found = StoreConfig.from_env(cut.table_uri)
+    return location_of(client, cut.table_uri, cut.stream, cut.stream_uuid)
+
+
+def location_of(client: Client, uri: str, stream: str, stream_uuid: StreamUuid) -> StoreConfig:
+    """Return the location of a stream's table, as :func:`table_location` does for a cut."""
+    found = StoreConfig.from_env(uri)
     if found.kind == "local" or found.names_credentials:
         return found
-    source = vended_by(client.address, cut.stream, cut.stream_uuid)
+    source = vended_by(client.address, stream, stream_uuid)
     if source is None:
         return found
     place = source.place

@@ -51,7 +51,7 @@ def _lines(held: HeldRead, files_max: int | None) -> Iterator[str]:
     if held.key_snapshot is not None:
         above = {number: int(end) for number, end in held.key_snapshot.ends.items()}
         yield f"keys     {held.key_snapshot.uri} version {held.key_snapshot.version}"
-    files = _files(cut)
+    files = _files(held)
     for part in cut.partitions:
         start = max(int(part.start), above.get(part.partition, 0))
         yield from _partition(part, start, files, files_max)
@@ -79,11 +79,10 @@ def _partition(
         yield f"  log    [{hot_start}, {part.hot_stop}) from the broker"
 
 
-def _files(cut: Cut) -> tuple[DataFile, ...]:
-    if cut.table_version is None:
+def _files(held: HeldRead) -> tuple[DataFile, ...]:
+    if held.location is None:
         return ()
-    table = kept_table(cut.table_uri)
-    return table.snapshot(cut.table_version).files
+    return kept_table(held.location).snapshot(held.cut.table_version).files
 
 
 def _table(cut: Cut) -> str:

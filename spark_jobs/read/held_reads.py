@@ -19,6 +19,7 @@ from broker.model.certificate import Certificate
 from broker.model.cut import Cut
 from headwater.reads.lease_keeper import KEEPER
 from tiering.keys.snapshot import LatestTable
+from tiering.store.location import StoreConfig
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -32,6 +33,7 @@ class HeldRead:
     certificate: Certificate | None  # None: the read was made with certificate="none"
     latest: bool = False
     key_snapshot: LatestTable | None = None  # used by ``latest``; None: it read all records
+    location: StoreConfig | None = None  # of the cut's table; None: the cut has no table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

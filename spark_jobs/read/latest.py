@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from spark_jobs.source.left import Counted
+    from tiering.store.location import StoreConfig
     from tiering.table.table import TableSnapshot
 
 
@@ -39,6 +40,7 @@ def latest_rows(
     proved: bool,
     snapshot: LatestTable | None,
     table: TableSnapshot | None = None,
+    location: StoreConfig | None = None,
     left: Sequence[Counted] | None = None,
 ) -> DataFrame:
     """Return one row per key (of a partition): its newest record, unless that is a tombstone."""
@@ -47,7 +49,15 @@ def latest_rows(
     needed = list(dict.fromkeys(("partition", "key", "offset", "value", *columns)))
     above = None if snapshot is None else snapshot.ends
     rows = rows_of(
-        spark, cut, needed, server=server, proved=proved, table=table, above=above, left=left
+        spark,
+        cut,
+        needed,
+        server=server,
+        proved=proved,
+        table=table,
+        location=location,
+        above=above,
+        left=left,
     )
     rows = rows.where("`key` IS NOT NULL")
     if snapshot is not None:

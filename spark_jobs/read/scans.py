@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from headwater.client import Client
+    from tiering.store.location import StoreConfig
     from tiering.table.table import TableSnapshot
 
 _log = logging.getLogger("headwater.read")
@@ -82,6 +83,7 @@ def rows_of(
     server: str,
     proved: bool,
     table: TableSnapshot | None = None,
+    location: StoreConfig | None = None,
     above: Mapping[int, Offset] | None = None,
     left: Sequence[Counted] | None = None,
 ) -> DataFrame:
@@ -94,13 +96,25 @@ def rows_of(
         server: the broker's address, for the executors.
         proved: whether the table version was proved to hold exactly the cut's cold ranges.
         table: that version as our own reader sees it, if known; Spark must see the same files.
+        location: that of the table, with the settings to reach it; None: from the environment.
         above: per partition, the first offset wanted; default: the partition's start.
         left: what :func:`left_in` has returned; then the read has exactly these records.
     """
     parts = seams(cut, above)
     tiers = []
     if any(part.cold for part in parts):
-        tiers.append(_cold(spark, cut, columns, parts, server=server, proved=proved, table=table))
+        tiers.append(
+            _cold(
+                spark,
+                cut,
+                columns,
+                parts,
+                server=server,
+                proved=proved,
+                table=table,
+                location=location,
+            )
+        )
     if not tiers or any(part.hot for part in parts):
         hot = {part.partition: part.hot for part in parts}
         tiers.append(_by_source(spark, cut, columns, hot, server=server, left=left))
@@ -163,10 +177,13 @@ def _cold(
     server: str,
     proved: bool,
     table: TableSnapshot | None,
+    location: StoreConfig | None,
 ) -> DataFrame:
     """Return the scan of the table at the cut's version.
 
     An encrypted table is read by our data source: its tasks decrypt the files, or ask the broker.
+    So is a table for which the broker gives out keys: they are one stream's, and a file system of
+    the JVM has one key for a whole bucket.
     A client of Spark Connect may be unable to reach the store, while the executors can. Then our
     data source reads the same offsets on the executors; it is slower, and it proves them itself.
     """
@@ -174,8 +191,9 @@ def _cold(
     cold = {part.partition: part.cold for part in parts}
     try:
         if table is None:
-            table = kept_table(cut.table_uri).snapshot(cut.table_version)
-        if table.is_encrypted:  # Spark's own scan has no keys
+            table = kept_table(location or cut.table_uri).snapshot(cut.table_version)
+        vended = location is not None and location.vended is not None
+        if table.is_encrypted or vended:  # Spark's own scan has no keys
             return _by_source(spark, cut, columns, cold, server=server)
         if not proved:  # only a certificate says how many records key compaction has removed
             for part in parts:

@@ -7,6 +7,9 @@ table is opened only after that. The cold side is Spark's own scan, and its rows
 Python. The table's content is proved before the DataFrame is returned; the log's records are
 counted while they are read. A read that cannot be exact fails; it never returns fewer rows.
 
+A process without credentials of its own reads the table by keys that the broker gives out. Spark's
+own scan has none of these, so there the data source reads the table, too.
+
 The driver's process renews the lease and remembers certificates; a plan needs neither. Nothing here
 needs a JVM in this process, so both classic sessions and sessions of Spark Connect work.
 """
@@ -28,6 +31,7 @@ from headwater.reads.as_of import AsOf, AtOffsets, narrowed, parse_as_of
 from headwater.reads.instant import at_one_instant
 from headwater.reads.latest import require_newest
 from headwater.reads.lease_keeper import KEEPER, LEASE_TTL_MS_DEFAULT
+from headwater.reads.table_access import table_location
 from headwater.reads.tail import joined_holes
 from spark_jobs.clients import client_of
 from spark_jobs.read.held_reads import READS, HeldRead
@@ -45,6 +49,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from headwater.client import Client
+    from tiering.store.location import StoreConfig
     from tiering.table.table import TableSnapshot
 
 Proof = Literal["counts", "full", "none"]
@@ -207,9 +212,11 @@ def read_many(
 
 
 def certify(
-    cut: Cut, *, form: Proof, client: Client
+    cut: Cut, *, form: Proof, client: Client, location: StoreConfig | None
 ) -> tuple[Certificate | None, TableSnapshot | None]:
     """Prove the table's part of a cut and add the log's part, which the read itself counts.
+
+    ``location`` is that of the cut's table; None if the cut has no table.
 
     Returns the certificate and the proved table version, with which a scan must agree; for the form
     ``none`` returns (None, None). Blocks; errors as in :func:`read`.
@@ -217,8 +224,8 @@ def certify(
     if form == "none":
         return None, None
     table = snapshot = None
-    if cut.table_version is not None:  # else there is no table yet, or there will be none
-        table = kept_table(cut.table_uri)
+    if location is not None:  # else there is no table yet, or there will be none
+        table = kept_table(location)
         snapshot = table.snapshot(cut.table_version)
     if form == "full":
         return _verified(cut, client), snapshot
@@ -292,7 +299,8 @@ def _rows(
     asked: Cut | AtOffsets | AtTime | None,
 ) -> DataFrame:
     """Prove a held cut, build its DataFrame and remember its read."""
-    proof, table = certify(cut, form=options.certificate, client=client)
+    location = None if cut.table_version is None else table_location(client, cut)
+    proof, table = certify(cut, form=options.certificate, client=client, location=location)
     if options.latest and table is not None:
         _require_moment(cut, table)
     left = left_in(spark, cut, client)
@@ -304,8 +312,10 @@ def _rows(
     server, proved = client.address.url, proof is not None
     snapshot = None
     if options.latest:
-        found = usable_snapshot(cut)  # raises for a foreign change, even if it is not used
-        snapshot = None if options.certificate == "full" else found
+        # Raises for a foreign change, even if it is not used. Only Spark's own scan reads it.
+        found = usable_snapshot(cut, location)
+        by_spark = options.certificate != "full" and (location is None or location.vended is None)
+        snapshot = found if by_spark else None
         rows = latest_rows(
             spark,
             cut,
@@ -314,15 +324,29 @@ def _rows(
             proved=proved,
             snapshot=snapshot,
             table=table,
+            location=location,
             left=left,
         )
     else:
         rows = rows_of(
-            spark, cut, options.columns, server=server, proved=proved, table=table, left=left
+            spark,
+            cut,
+            options.columns,
+            server=server,
+            proved=proved,
+            table=table,
+            location=location,
+            left=left,
         )
     READS.remember(
         rows,
-        HeldRead(cut=cut, certificate=proof, latest=options.latest, key_snapshot=snapshot),
+        HeldRead(
+            cut=cut,
+            certificate=proof,
+            latest=options.latest,
+            key_snapshot=snapshot,
+            location=location,
+        ),
     )
     _log.info(
         "lease_held lease_id=%s stream=%s records=%d: renewed until headwater.release(df), "

@@ -5,6 +5,9 @@ slice is read from files if the broker's disk may not have it any more, or if th
 enough to be worth opening files. The rest comes from the broker by Flight. Both tiers give the same
 rows at the same offsets, bit for bit.
 
+Without credentials in its environment, a task reads by keys that the broker gives out, and asks for
+others before they end (headwater/reads/table_access.py).
+
 OPTIMIZE and VACUUM exchange files without changing rows. If a file is missing, the read tries a
 newer version of the table, once. If this process cannot reach the store but the broker can, the
 broker reads the table and sends the rows.
@@ -89,21 +92,23 @@ class OpenTables:
             return self._tables.get(ref.uri)
 
     def newest(
-        self, ref: TableRef, uuid: StreamUuid, keyring_file: str = ""
+        self, client: Client, stream: str, ref: TableRef, uuid: StreamUuid, keyring_file: str = ""
     ) -> tuple[DeltaStreamTable, TableSnapshot]:
         """Return a table and its newest version; ``keyring_file`` has the keys of its files.
 
         Raises:
+            AccessError: the client may not consume the stream, so it gets no keys for the table.
             ObjectMissingError: this process finds no table in the store.
             TableMismatchError: the table belongs to another stream.
             RemoteTierUnavailableError, InvalidConfigError: the store cannot be reached.
         """
         from tiering.read.lake import Lake  # noqa: PLC0415  (it loads delta-rs)
 
+        location = _location(client, stream, ref, uuid, keyring_file)
         with self._lock:
             held = self._tables.get(ref.uri)
             table = (
-                Lake.open(_location(ref, keyring_file), cluster=ref.cluster).table_at(ref.uri)
+                Lake.open(location, cluster=ref.cluster).table_at(ref.uri)
                 if held is None
                 else held[0]
             )
@@ -178,7 +183,7 @@ class Tiers:
         if self._renewed_from == files.snapshot.version or self._ref is None:
             raise error
         self._renewed_from = files.snapshot.version
-        _, snapshot = self._tables.newest(self._ref, self._uuid, self._keyring_file)
+        _, snapshot = self._load(self._ref)
         if snapshot.version == files.snapshot.version:
             raise error
         _log.info(
@@ -214,11 +219,13 @@ class Tiers:
                 files = self._prefix(*known, piece)
                 if files is not None and files.end >= through:
                     return files
-            newest = self._tables.newest(self._ref, self._uuid, self._keyring_file)
-            return self._prefix(*newest, piece)
+            return self._prefix(*self._load(self._ref), piece)
         except (UnavailableError, InvalidConfigError, ObjectMissingError, ImportError) as error:
             _log.warning("table_not_reached stream=%s, asking the broker: %s", self._stream, error)
             return None
+
+    def _load(self, ref: TableRef) -> tuple[DeltaStreamTable, TableSnapshot]:
+        return self._tables.newest(self._client, self._stream, ref, self._uuid, self._keyring_file)
 
     def _prefix(
         self, table: DeltaStreamTable, snapshot: TableSnapshot, piece: OffsetSlice
@@ -231,11 +238,13 @@ class Tiers:
         return ColdFiles(table, snapshot, piece.start, min(piece.end, held.end))
 
 
-def _location(ref: TableRef, keyring_file: str) -> StoreConfig:
+def _location(
+    client: Client, stream: str, ref: TableRef, uuid: StreamUuid, keyring_file: str
+) -> StoreConfig:
     """Return the table's location, with this process's settings and the keyring of the read."""
-    from tiering.store.location import StoreConfig  # noqa: PLC0415  (with the others)
+    from headwater.reads.table_access import location_of  # noqa: PLC0415  (it loads delta-rs)
 
-    found = StoreConfig.from_env(ref.uri)
+    found = location_of(client, ref.uri, stream, uuid)
     if not keyring_file:
         return found
     return replace(found, key_provider="file", keyring_file=keyring_file, kms_key_id="")

@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import obstore.store
-from obstore.exceptions import BaseError
+from obstore.exceptions import BaseError, UnauthenticatedError
 
 from broker.errors import (
     HeadwaterError,
@@ -75,7 +75,7 @@ class S3Reads:
             return data
 
         try:
-            data = _asked(fetch, key)
+            data = self._ask(fetch, key)
         except RemoteTierUnavailableError as error:
             if error.facts.get("code") not in _SHORT:
                 raise
@@ -86,7 +86,7 @@ class S3Reads:
 
     def head(self, key: str) -> ObjectInfo:
         """Return size and ETag; obstore does not tell the checksum that the store recorded."""
-        found = _asked(lambda: self._client.head(self._prefix + key), key)
+        found = self._ask(lambda: self._client.head(self._prefix + key), key)
         return ObjectInfo(key, found["size"], etag=found["e_tag"])
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
@@ -99,7 +99,7 @@ class S3Reads:
         folder, slash, name = wanted.rpartition("/")
         before = max(wanted[:-1] if name else "", self._prefix + start_after if start_after else "")
         pages = iter(self._client.list(folder + slash, offset=before or None))
-        while (page := _asked(lambda: next(pages, None), prefix)) is not None:
+        while (page := self._ask(lambda: next(pages, None), prefix)) is not None:
             for one in page:
                 place = one["path"]
                 if place.startswith(wanted):
@@ -113,6 +113,15 @@ class S3Reads:
     def under(self, path: str) -> S3Reads:
         """Return the same bucket, one prefix down, over the same connections."""
         return S3Reads(self._config.child(path), self._client)
+
+    def _ask(self, request: Callable[[], _T], key: str) -> _T:
+        """Send a request, which obstore repeats when it fails for a reason that may pass."""
+        try:
+            return request()
+        except (BaseError, OSError, ValueError) as cause:
+            if isinstance(cause, UnauthenticatedError) and self._config.vended is not None:
+                self._config.vended()  # raises why there are no keys; obstore has made text of it
+            raise _translated(cause, key) from cause
 
 
 def _make_client(config: StoreConfig) -> obstore.store.S3Store:
@@ -159,14 +168,6 @@ def _asked_anew(found: Credentials) -> S3Credential:
         "token": None if token is None else token.reveal(),
         "expires_at": None if ends_us is None else datetime.fromtimestamp(ends_us / 1e6, UTC),
     }
-
-
-def _asked(request: Callable[[], _T], key: str) -> _T:
-    """Send a request, which obstore repeats when it fails for a reason that may pass."""
-    try:
-        return request()
-    except (BaseError, OSError, ValueError) as cause:
-        raise _translated(cause, key) from cause
 
 
 def _translated(cause: Exception, key: str) -> HeadwaterError:

@@ -14,8 +14,8 @@ import re
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +57,7 @@ from headwater.local.embedded import LOOPBACK, http_status
 from headwater.nats_login import NatsLogin
 from headwater.nats_publisher import check_connection
 from simkit.servers.certificates import Authority
-from spark_jobs.source.source import HeadwaterDataSource
+from simkit.servers.spark_session import as_user
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -318,27 +318,11 @@ def test_a_quota_counts_on_every_broker(cluster: Hardened) -> None:
 # ---------------------------------------------------------------------- Spark, and the audit
 
 
-@contextmanager
-def spark_of(spark: SparkSession, variables: Mapping[str, str]) -> Iterator[None]:
-    """Give driver and workers the variables of a user, as ``spark.executorEnv`` does."""
-    own = {name: value for name, value in variables.items() if name.startswith("HEADWATER_")}
-    before = dict(spark.sparkContext.environment)
-    with pytest.MonkeyPatch.context() as driver:
-        for name, value in own.items():
-            driver.setenv(name, value)
-        spark.sparkContext.environment.update(own)
-        spark.dataSource.register(HeadwaterDataSource)
-        yield
-    spark.sparkContext.environment.clear()
-    spark.sparkContext.environment.update(before)
-    spark.dataSource.register(HeadwaterDataSource)
-
-
 def test_spark_and_the_audit(cluster: Hardened, spark: SparkSession) -> None:
     """The tenant reads its stream from both tiers, and writes; the audit has every refusal."""
     with cluster.client("shop") as shop:
         shop.tier_flush(STREAM)
-    with spark_of(spark, cluster.variables("shop")):
+    with as_user(spark, cluster.variables("shop")):
         rows = spark.sql("select cast('by spark' as binary) as value")
         rows.write.format("headwater").mode("append").options(stream=STREAM).save()
         unified = {bytes(row.value) for row in headwater.read(spark, STREAM).collect()}
@@ -357,7 +341,7 @@ def test_spark_and_the_audit(cluster: Hardened, spark: SparkSession) -> None:
         while missing := refused - calls_of("nosy", audit_values(ops)):
             assert time.monotonic() < deadline, missing
             time.sleep(0.05)  # brokers store their notes within a quarter of a second
-    with spark_of(spark, {**cluster.variables("ops"), "HEADWATER_SERVER": cluster.url_of("b2")}):
+    with as_user(spark, {**cluster.variables("ops"), "HEADWATER_SERVER": cluster.url_of("b2")}):
         read = headwater.read(spark, "__audit", server=cluster.url_of("b2"))
         values = [bytes(row.value) for row in read.orderBy("partition", "offset").collect()]
     check = AuditCheck()

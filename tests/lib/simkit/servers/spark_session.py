@@ -7,13 +7,20 @@ calls :func:`activate` with the shared one at its end.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from spark_jobs.source.source import HeadwaterDataSource
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _CLASS: Final = "org.apache.spark.sql.classic.SparkSession"
 # Delta sets these itself, when it first reads a table and after each commit.
+_OF_USER: Final = ("HEADWATER_", "AWS_")
 _OF_DELTA: Final = ("spark.sql.parquet.fieldId.", "spark.databricks.delta.lastCommitVersion")
 
 
@@ -37,3 +44,22 @@ def activate(spark: SparkSession) -> None:
     """Make a session the active one of this thread, for PySpark and for Spark."""
     type(spark)._activeSession = spark
     getattr(spark._jvm, _CLASS).setActiveSession(spark._jsparkSession)
+
+
+@contextmanager
+def as_user(spark: SparkSession, variables: Mapping[str, str]) -> Iterator[None]:
+    """Give driver and workers the variables of a user, as ``spark.executorEnv`` does.
+
+    An empty AWS variable hides that of the JVM from its Python workers.
+    """
+    own = {name: value for name, value in variables.items() if name.startswith(_OF_USER)}
+    before = dict(spark.sparkContext.environment)
+    with pytest.MonkeyPatch.context() as driver:
+        for name, value in own.items():
+            driver.setenv(name, value)
+        spark.sparkContext.environment.update(own)
+        spark.dataSource.register(HeadwaterDataSource)
+        yield
+    spark.sparkContext.environment.clear()
+    spark.sparkContext.environment.update(before)
+    spark.dataSource.register(HeadwaterDataSource)
