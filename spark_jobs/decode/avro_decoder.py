@@ -44,6 +44,18 @@ _LOGICAL: Final = {
 }
 
 
+# What fastavro raises for JSON that is not a schema; the last five where it does not look first.
+_NO_SCHEMA: Final = (
+    fastavro.schema.SchemaParseException,
+    fastavro.schema.UnknownType,
+    ValueError,
+    TypeError,
+    KeyError,
+    AttributeError,
+    RecursionError,
+)
+
+
 class AvroDecoder:
     """Decodes Avro datums of one record schema.
 
@@ -127,7 +139,7 @@ def _parsed(body: Any) -> Any:
     """Return the schema in fastavro's form; fastavro checks what :class:`_Mapping` did not."""
     try:
         return fastavro.parse_schema(body)
-    except (fastavro.schema.SchemaParseException, fastavro.schema.UnknownType, ValueError) as cause:
+    except _NO_SCHEMA as cause:
         raise InvalidRequestError(f"the text is not an Avro schema: {cause}") from cause
 
 

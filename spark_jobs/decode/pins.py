@@ -61,7 +61,9 @@ class Pin:
             stream, uuid = str(body["stream"]), str(body["stream_uuid"])
             starts = {int(name): Offset(int(at)) for name, at in body["starts"].items()}
             spec = json.dumps(body["spec"])
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as cause:
+        except (
+            ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError
+        ) as cause:  # fmt: skip
             raise MetadataCorruptError(
                 f"pin {number} of the table is damaged: {cause!r}"
             ) from cause

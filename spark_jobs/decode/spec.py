@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
@@ -164,6 +165,7 @@ class DecodeSpec:
             version = body.pop("headwater_decode")
             body["row_columns"] = tuple(body["row_columns"])
             body["bounds"] = DecodeBounds(**body["bounds"])
+            _require_types(body)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as cause:
             raise SchemaMismatchError(f"the text is not a decode spec: {cause!r}") from cause
         if version != _VERSION:
@@ -174,6 +176,17 @@ class DecodeSpec:
             return cls(**body)
         except TypeError as cause:
             raise SchemaMismatchError(f"the text is not a decode spec: {cause}") from cause
+
+
+def _require_types(body: Mapping[str, Any]) -> None:
+    """Raise TypeError for a value of another type than the field's; a missing one is no matter."""
+    named = ("format", "schema", "avro_schema", "descriptors", "message")
+    texts = [*body["row_columns"], *(body[name] for name in named if body.get(name) is not None)]
+    number = body.get("avro_schema_id")
+    if not all(isinstance(one, str) for one in texts):
+        raise TypeError("a name or a schema is not a text")
+    if number is not None and type(number) is not int:
+        raise TypeError(f"avro_schema_id is {number!r}")
 
 
 def types_of_row(name: str) -> pa.Field:

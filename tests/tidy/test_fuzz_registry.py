@@ -16,7 +16,7 @@ import pytest
 from fuzzkit import registry, rooms
 from projectfiles import ROOT
 
-_ROOMS: Final = ("broker", "tiering", "headwater")
+_ROOMS: Final = ("broker", "tiering", "headwater", "spark_jobs/decode")
 _GENERATED: Final = ("broker/wire/", "headwater/demo/")
 
 # Functions that have a decoder's name and decode nothing from outside.
@@ -24,6 +24,7 @@ NO_DECODERS: Final = {
     "broker.adapters.raft_pysyncobj.pinned.load": "loads a library",
     "broker.adapters.tls.context.load": "the files are read by OpenSSL",
     "headwater.local_sql.parsing.parse_statement": "SQL of the user, read by sqlglot",
+    "spark_jobs.decode.json_decoder._Counting.parse": "part of JsonDecoder.decode",
     "tiering.store.s3._Vended.load": "botocore's name for asking for credentials",
 }
 

@@ -13,6 +13,7 @@ from fuzzkit.entries import (
     in_logs,
     in_metadata,
     in_raft,
+    in_spark,
     of_access,
     of_clients,
     over_nats,
@@ -20,7 +21,7 @@ from fuzzkit.entries import (
 
 ROOMS = (
     in_logs, in_raft, in_metadata, between_brokers, at_flight, at_liftbridge, over_nats, of_access,
-    in_lake, of_clients,
+    in_lake, of_clients, in_spark,
 )  # fmt: skip
 
 
