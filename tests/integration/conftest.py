@@ -24,13 +24,22 @@ if TYPE_CHECKING:
 
 BUCKET = "headwater-tests"
 
-# For tables of some hundred rows Spark would compile code for longer than it runs. Tests with the
-# fixture `codegen`, and all programs with a session of their own, have code generated as users do.
+# For tables of some hundred rows Spark would compile code, and plan again between stages, for
+# longer than it runs. Tests with the fixture `codegen`, and all programs with a session of their
+# own, have this as users do.
 _CODEGEN = {
     "spark.sql.codegen.wholeStage": ("false", "true"),
     "spark.sql.codegen.factoryMode": ("NO_CODEGEN", "FALLBACK"),
+    "spark.sql.adaptive.enabled": ("false", "true"),
 }
-_SMALL = {"spark.sql.shuffle.partitions": "1", "spark.databricks.delta.snapshotPartitions": "1"}
+# Half the CPU of these tests is the planner's. Nobody looks at the plans that the UI would show,
+# and whether each of Spark's own rules leaves a valid plan is for Spark's tests.
+_SMALL = {
+    "spark.sql.shuffle.partitions": "1",
+    "spark.databricks.delta.snapshotPartitions": "1",
+    "spark.sql.ui.explainMode": "simple",
+    "spark.sql.lightweightPlanChangeValidation": "false",
+}
 
 
 @pytest.fixture
@@ -66,7 +75,7 @@ def spark(moto_env: dict[str, str]) -> Iterator[SparkSession]:
 
 @pytest.fixture
 def codegen(spark: SparkSession) -> Iterator[None]:
-    """Spark generates code for queries, as it does for users."""
+    """Spark generates code for queries and adapts their plans, as it does for users."""
     for name, (_, usual) in _CODEGEN.items():
         spark.conf.set(name, usual)
     yield
