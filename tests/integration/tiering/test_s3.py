@@ -356,8 +356,8 @@ def test_what_is_known_is_not_asked_for_again(
     assert first.in_a_row <= 8, str(first)
     assert len(again := served_for(proxy, read)) == 3, str(again)
 
-    # The object and its read-back, the commit, a listing that shows it, the ledger.
+    # The object, its read-back, the commit, a listing that shows it, a last look, the ledger.
     lab.source.fill(1, 20)
     append = served_for(proxy, shipper.run_cycle)
-    assert len(append) == 5, str(append)
+    assert len(append) == 6, str(append)
     assert len(grown := served_for(proxy, read)) == 3 + 2, str(grown)
