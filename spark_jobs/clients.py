@@ -1,15 +1,18 @@
-"""One client per broker in each process: the driver, and every Python worker that Spark reuses."""
+"""A process's clients, one per broker and user: the driver, and every worker that Spark reuses."""
 
 from __future__ import annotations
 
+import os
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from headwater.client import Client
 
+# A client reads these variables once: another address, certificate or token needs another client.
+_VARIABLES: Final = ("HEADWATER_SERVER", "HEADWATER_TLS_", "HEADWATER_TOKEN")
 _lock = threading.Lock()
-_clients: dict[str | None, Client] = {}
+_clients: dict[tuple[str | None, frozenset[tuple[str, str]]], Client] = {}
 
 
 def client_of(server: str | Client | None) -> Client:
@@ -22,8 +25,9 @@ def client_of(server: str | Client | None) -> Client:
 
     if isinstance(server, Client):
         return server
+    variables = frozenset(one for one in os.environ.items() if one[0].startswith(_VARIABLES))
     with _lock:
-        client = _clients.get(server)
+        client = _clients.get((server, variables))
         if client is None:
-            client = _clients[server] = Client(server)
+            client = _clients[server, variables] = Client(server)
         return client
