@@ -299,7 +299,7 @@ def test_l24_retention_removes_the_oldest_messages(
             for number in range(30 * half, 30 * half + 30):
                 calls.publish(stream, b"%02d" % number + values.randbytes(500))
             client.tier_flush(stream)
-    until(lambda: calls.read(stream)[0].offset > 0, "the oldest messages are gone")
+    until(lambda: calls.read(stream)[0].offset > 0, "the oldest messages are gone", 180)
     found = calls.read(stream)
     assert len(found) >= records_min
     assert offsets(found) == list(range(found[0].offset, 60))
