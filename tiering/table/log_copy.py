@@ -147,7 +147,7 @@ class _Folder:
             body = (self.path / one.key).read_bytes()
         except OSError:
             return False
-        return one.etag is not None and one.etag.strip('"') == _md5(body)
+        return _has_md5_of(one, body)
 
 
 def store_for_one_read(config: StoreConfig, version: int) -> ObjectStore:
@@ -208,32 +208,38 @@ def _fetched(
             folder = _Folder() if known is None else known.folder_for(wanted)
             held = {} if known is None else known.held
             new = [one for one in wanted if one.key not in held and not folder.wrote(one)]
-            bodies = threads.map(lambda one: _fetched_file(store, folder, one), new)
-            for one, body in zip(new, bodies, strict=True):
+            compares = folder.etags_are_md5  # for all of them: they are fetched at the same time
+            found = threads.map(lambda one: _fetched_file(store, one, compares=compares), new)
+            for one, (body, shows_md5) in zip(new, found, strict=True):
                 folder.put(one.key, body)
+                folder.etags_are_md5 = folder.etags_are_md5 and shows_md5
             listed = dict(zip(also, others, strict=True)) | ({} if after else {_LOG: log})
             return LogCopy(store, folder, {one.key: one for one in wanted}, listed)
     return None
 
 
-def _fetched_file(store: ObjectStore, folder: _Folder, one: ObjectInfo) -> bytes:
-    """Fetch a file as it was listed. A copy is kept for long, so a wrong bit would be, too.
+def _fetched_file(store: ObjectStore, one: ObjectInfo, *, compares: bool) -> tuple[bytes, bool]:
+    """Fetch a file as it was listed; return it, and False if its ETag is something else than MD5.
 
-    Where ETags are no MD5 (SSE-KMS, uploads by parts), two equal answers are believed, and
-    afterwards one.
+    A copy is kept for long, so a wrong bit would be, too. With ``compares`` the ETag has to be the
+    file's MD5, or two answers have to agree. Where ETags are no MD5 (SSE-KMS, uploads by parts),
+    this is asked of the files that are fetched first.
     """
     body = store.get(one.key)
     if len(body) != one.size_bytes:  # as a proxy's answer that was cut short may be
         raise RemoteTierUnavailableError(f"{one.key}: the answer was cut short", key=one.key)
-    if one.etag is None or not folder.etags_are_md5 or one.etag.strip('"') == _md5(body):
-        return body
+    if not compares or one.etag is None or _has_md5_of(one, body):
+        return body, True
     if store.get(one.key) != body:
         raise RemoteTierUnavailableError(
             f"{one.key}: two answers of the store differ, so one was damaged on its way",
             key=one.key,
         )
-    folder.etags_are_md5 = False
-    return body
+    return body, False
+
+
+def _has_md5_of(one: ObjectInfo, body: bytes) -> bool:
+    return one.etag is not None and one.etag.strip('"') == _md5(body)
 
 
 def _needed(
