@@ -175,10 +175,7 @@ class BrokerLookup:
         """Return the present high watermarks; see the port."""
 
         def ask() -> CommittedEnds:
-            try:
-                found = self._client.high_watermarks([name])[name]
-            except UnknownPartitionError as error:  # only a stream was named: it grows just now
-                raise UnavailableError(error.message, **error.facts) from error
+            found = self._client.high_watermarks([name])[name]
             known = tuple(one for one in found.lineage_ids if one is not None)
             if len(known) < len(found.lineage_ids):
                 raise NotLeaderError(
