@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from queue import SimpleQueue
@@ -13,6 +15,7 @@ import pytest
 from broker.codec.record_batch import PreparedBatch, decode_body, prepare
 from broker.errors import (
     ConditionFailedError,
+    FencedError,
     FixedSettingError,
     HeadwaterError,
     InvalidRequestError,
@@ -275,6 +278,35 @@ def test_partitions_are_added_to_a_stream_in_use(broker: BrokerApi) -> None:
         broker.streams.alter("s", {"partitions": 2})
     with pytest.raises(InvalidStreamError):
         broker.streams.alter("s", {"partitions": 6})
+
+
+def test_a_partition_that_a_stream_names_is_there_for_other_threads(broker: BrokerApi) -> None:
+    """Whoever sees the grown stream finds its newest partition, or is told to try again."""
+    unknown: list[HeadwaterError] = []
+    grown = threading.Event()
+
+    def look() -> None:
+        while not grown.is_set():
+            newest = broker.streams.get("s").config.partitions - 1
+            try:
+                broker.partitions.standing("s", newest)
+            except FencedError:  # its leader is not elected yet
+                pass
+            except UnknownPartitionError as error:
+                unknown.append(error)
+
+    switch_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        for partitions in (4, 8, 16, 32):
+            broker.streams.alter("s", {"partitions": partitions})
+    finally:
+        sys.setswitchinterval(switch_s)
+        grown.set()
+        thread.join()
+    assert unknown == []
 
 
 def test_purged_records_are_gone_for_readers(broker: BrokerApi) -> None:

@@ -169,10 +169,10 @@ class MemoryBroker:
         if refused is not None:
             raise refused
         if not dry_run:
-            self._streams[name] = after
             for number in range(before.config.partitions, config.partitions):
                 added = MemoryPartition(after, number, self.clock, self._queue_batches_max)
                 self._partitions[name].append(added)
+            self._streams[name] = after  # last: other threads read as many partitions as it says
             for partition in self._partitions[name]:
                 partition.config = config
         return AlteredStream(before, after)
