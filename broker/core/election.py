@@ -112,6 +112,7 @@ class _OpenElection:
 
 
 _ELECTIONS_MAX: Final = 64  # elections that run at the same time
+_PATIENCE: Final = 10  # times `confirm_ms`, for a candidate whose broker confirms others meanwhile
 _NEVER: Final = (LeaderEpoch(-1), Offset(0))
 
 
@@ -137,6 +138,7 @@ class ElectionCore:
         self._elections: dict[PartitionId, _OpenElection] = {}
         self._fencing_ms: dict[BrokerId, int] = {}  # time of the last proposal to fence or unfence
         self._handed_ms: dict[BrokerId, int] = {}
+        self._confirmed_ms: dict[BrokerId, int] = {}  # when a candidate there last became leader
 
     def step(self, event: ElectionEvent) -> list[ElectionEffect]:
         """Take one event; return the effects, in the order in which they are performed."""
@@ -176,6 +178,8 @@ class ElectionCore:
                 self._reports.pop((partition_id, before.leader_epoch), None)
             if one is None or one.status == "online":
                 self._elections.pop(partition_id, None)
+                if before is not None and before.candidate is not None:
+                    self._confirmed_ms[before.candidate] = now_ms
             if one is None or one.status not in ("election", "candidate_found"):
                 self._leaderless.pop(partition_id, None)
             else:
@@ -372,7 +376,7 @@ class ElectionCore:
         if one.status == "offline":
             ready = any(is_compared(self._state, one, who, answers) for who in living)
             return StartElection(**names) if ready and waited_ms >= timing.offline_ms else None  # type: ignore[arg-type]
-        if one.status == "candidate_found" and waited_ms < timing.confirm_ms:
+        if one.status == "candidate_found" and self._may_confirm(one, election, now_ms):
             return None
         left = [broker for broker in living if broker not in (*one.tried, one.candidate)]
         if waited_ms < timing.ask_ms and not self._all_told(one, election, left):
@@ -391,6 +395,19 @@ class ElectionCore:
             candidate_epoch=self._state.brokers[best].epoch,
             answers=answers if best in one.restarted else (),
         )
+
+    def _may_confirm(self, one: PartitionState, election: _OpenElection, now_ms: int) -> bool:
+        """Tell whether the candidate still has time to confirm.
+
+        A broker that has just confirmed another leadership works on, and this one may be next. If
+        it was given up in the middle of a thousand, each of them would be elected many times.
+        """
+        waited_ms, confirm_ms = now_ms - election.since_ms, self._timing.confirm_ms
+        candidate = one.candidate
+        works = candidate is not None and (
+            now_ms - self._confirmed_ms.get(candidate, -confirm_ms) < confirm_ms
+        )
+        return waited_ms < confirm_ms * (_PATIENCE if works else 1)
 
     def _all_told(self, one: PartitionState, election: _OpenElection, left: list[BrokerId]) -> bool:
         """Tell whether every possible candidate has answered, so that waiting is of no use."""

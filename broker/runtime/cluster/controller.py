@@ -31,7 +31,7 @@ from broker.core.election_events import (
     ProposeCommand,
 )
 from broker.core.events import TickElapsed
-from broker.core.metadata.commands import LogAnswer
+from broker.core.metadata.commands import Command, LogAnswer
 from broker.core.metadata.state import MetadataState
 from broker.errors import HeadwaterError
 from broker.model.control_messages import (
@@ -56,6 +56,7 @@ _TICK_MS: Final = 50
 _BARRIER_MS: Final = 1_000
 _PROPOSE_MS: Final = 2_000
 _WAITING_MAX: Final = 10_000  # one of each kind for a partition or a broker
+_TURN_MAX: Final = 256  # messages and results that one turn takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +94,8 @@ class ControllerPump:
         self._waiting: dict[BrokerId, Heartbeat] = {}  # the newest of each broker
         self._barrier_under_way = False
         self._next_tick_ms: int | None = None
+        # Proposals that are not answered yet. Repeats of them would only queue behind them.
+        self._under_way: set[Command] = set()
 
     def changed(self, state: MetadataState) -> None:
         """Take a newer state of the metadata. Any thread."""
@@ -118,14 +121,16 @@ class ControllerPump:
         return self._office is not None
 
     def turn(self, now_ms: int) -> int:
-        """Tick if due, take one message or result; return when the next turn is due."""
+        """Tick if due, take what has come; return when the next turn is due."""
         self._look_at_office()
         if self._next_tick_ms is None or now_ms >= self._next_tick_ms:
             # First: after a stall of this process no broker may be fenced for its silence.
             self._next_tick_ms = now_ms + _TICK_MS
             self._do(self._core.step(TickElapsed(now_ms)))
-        found = self._inbox.take()
-        if found is not None:
+        for _ in range(_TURN_MAX):
+            found = self._inbox.take()
+            if found is None:
+                break
             self._take(found[1], now_ms)
         self._begin_barrier()
         return now_ms if len(self._inbox) else self._next_tick_ms
@@ -207,20 +212,24 @@ class ControllerPump:
         proposed: Counter[str] = Counter()
         for effect in effects:
             match effect:
-                case ProposeCommand(command):
-                    name = type(command).__name__
-                    proposed[name] += 1
-                    self._metadata.propose_soon(
-                        command,
-                        _log_refusal(name),
-                        timeout_ms=_PROPOSE_MS,
-                        office=self._office,
-                    )
+                case ProposeCommand(command) if command not in self._under_way:
+                    proposed[type(command).__name__] += 1
+                    self._propose(command)
                 case AskLogEnd(to, partition_id, leader_epoch):
                     asked = LogEndAsked(partition_id=partition_id, leader_epoch=leader_epoch)
                     self._control.send(to, asked)
         if proposed:
             _log.info("controller_proposes", commands=dict(proposed))
+
+    def _propose(self, command: Command) -> None:
+        def answered(error: HeadwaterError | None) -> None:
+            self._under_way.discard(command)
+            if error is not None:  # usually another change came first; the core sees it
+                name = type(command).__name__
+                _log.debug("controller_refused", command=name, reason=error.message)
+
+        self._under_way.add(command)  # first: the answer may come at once
+        self._metadata.propose_soon(command, answered, timeout_ms=_PROPOSE_MS, office=self._office)
 
 
 class Controller:
@@ -268,11 +277,3 @@ class Controller:
     def in_office(self) -> bool:
         """Whether this is the active controller. For operators."""
         return self._pump.in_office
-
-
-def _log_refusal(name: str) -> Callable[[HeadwaterError | None], None]:
-    def answered(error: HeadwaterError | None) -> None:
-        if error is not None:  # usually another change came first; the core sees it
-            _log.debug("controller_refused", command=name, reason=error.message)
-
-    return answered

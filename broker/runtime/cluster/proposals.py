@@ -30,6 +30,8 @@ class MemberProposals:
         self._me = me
         self._metadata = metadata
         self._broker_epoch = BrokerEpoch(0)
+        # Leaderships whose confirmation is not answered yet: a candidate repeats it meanwhile.
+        self._confirming: set[tuple[PartitionId, LeaderEpoch]] = set()
 
     def registered(self, broker_epoch: BrokerEpoch) -> None:
         """Set the broker epoch under which this process proposes from now on."""
@@ -60,6 +62,10 @@ class MemberProposals:
 
     def leader(self, partition_id: PartitionId, leader_epoch: LeaderEpoch, log_end: Offset) -> None:
         """Propose that a candidate leads; the leadership gets a random lineage id."""
+        confirmed = partition_id, leader_epoch
+        if confirmed in self._confirming:
+            return  # a repeat would only queue behind the first proposal
+        self._confirming.add(confirmed)
         self._propose(
             ConfirmLeader(
                 stream_uuid=partition_id.stream_uuid,
@@ -69,7 +75,8 @@ class MemberProposals:
                 leader_epoch=leader_epoch,
                 lineage_id=uuid.uuid4().hex,
                 log_end=log_end,
-            )
+            ),
+            lambda _: self._confirming.discard(confirmed),
         )
 
     def withdrawal(

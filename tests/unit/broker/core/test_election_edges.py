@@ -23,6 +23,7 @@ from broker.core.events import TickElapsed
 from broker.core.metadata.apply import apply
 from broker.core.metadata.commands import (
     Command,
+    ConfirmLeader,
     CreateStream,
     FenceBroker,
     LogAnswer,
@@ -47,15 +48,15 @@ P = PartitionId(UUID, PartitionNumber(0))
 TIMING = ElectionTiming()
 
 
-def _state() -> MetadataState:
-    """Three brokers, one partition that A leads."""
+def _state(partitions: int = 1) -> MetadataState:
+    """Three brokers, and partitions that A leads."""
     state = MetadataState()
-    stream = Stream(
-        name="s", uuid=UUID, config=StreamConfig(subject="s"), created_us=1, table_name="s"
-    )
+    config = StreamConfig(subject="s", partitions=partitions)
+    stream = Stream(name="s", uuid=UUID, config=config, created_us=1, table_name="s")
+    rows = ((A, B, C),) * partitions
     commands: list[Command] = [
         *(RegisterBroker(broker=one, session=one, features_max=2) for one in (A, B, C)),
-        CreateStream(stream=stream, leader=A, assignment=((A, B, C),), min_isr=2),
+        CreateStream(stream=stream, leader=A, assignment=rows, min_isr=2),
     ]
     for command in commands:
         state, reply = apply(state, command)
@@ -66,8 +67,8 @@ def _state() -> MetadataState:
 class Room:
     """A controller in office."""
 
-    def __init__(self) -> None:
-        self.state = _state()
+    def __init__(self, partitions: int = 1) -> None:
+        self.state = _state(partitions)
         self.core = ElectionCore(TIMING)
         self.now_ms = 0
         self.core.step(OfficeTaken(0))
@@ -117,7 +118,7 @@ class Room:
             )
         )
 
-    def told(self, broker: BrokerId, end: int) -> list[Command]:
+    def told(self, broker: BrokerId, end: int, number: int = 0) -> list[Command]:
         """Let a replica say how long its log is."""
         answer = LogAnswer(
             broker=broker,
@@ -125,14 +126,14 @@ class Room:
             last_epoch=LeaderEpoch(1),
             log_end=Offset(end),
         )
-        known = self.state.partitions[UUID][0].leader_epoch
-        return _commands(
-            self.core.step(
-                LogEndAnswered(
-                    partition_id=P, answer=answer, leader_epoch=known, now_ms=self.now_ms
-                )
-            )
+        known = self.state.partitions[UUID][number].leader_epoch
+        told = LogEndAnswered(
+            partition_id=PartitionId(UUID, PartitionNumber(number)),
+            answer=answer,
+            leader_epoch=known,
+            now_ms=self.now_ms,
         )
+        return _commands(self.core.step(told))
 
 
 def _commands(effects: list[ElectionEffect]) -> list[Command]:
@@ -251,6 +252,55 @@ def test_a_candidate_has_its_time_and_is_not_named_twice() -> None:
     room.do(named)
     assert _named(room.pass_ms(TIMING.confirm_ms - 50, B, C)) == []
     assert [one.candidate for one in _named(room.pass_ms(100, B, C))] == [C]
+
+
+def test_a_candidate_whose_broker_confirms_others_is_given_up_later() -> None:
+    """A broker that works through a thousand leaderships is not passed over in the middle."""
+    room = Room(partitions=2)
+    room.do(FenceBroker(broker=A, broker_epoch=room.epoch(A)))
+    for number in (0, 1):
+        room.told(B, 10, number)
+        (named,) = _named(room.told(C, 9, number))
+        room.do(named)
+    assert _named(room.pass_ms(TIMING.confirm_ms - 50, B, C)) == []
+    room.do(
+        ConfirmLeader(
+            stream_uuid=UUID,
+            partition=1,
+            broker=B,
+            broker_epoch=room.epoch(B),
+            leader_epoch=room.state.partitions[UUID][1].leader_epoch,
+        )
+    )
+    assert _named(room.pass_ms(TIMING.confirm_ms - 50, B, C)) == []
+    assert [one.candidate for one in _named(room.pass_ms(50, B, C))] == [C]
+
+
+def test_a_candidate_that_never_confirms_is_given_up_although_others_do() -> None:
+    """One hanging disk must not keep its partition without a leader as long as others are busy."""
+    room = Room(partitions=40)
+    room.do(FenceBroker(broker=A, broker_epoch=room.epoch(A)))
+    named: list[NameCandidate] = []
+    for number in range(40):
+        room.told(B, 10, number)
+        named += _named(room.told(C, 9, number))
+    for one in named:
+        room.do(one)
+    again: list[NameCandidate] = []
+    for number in range(1, 40):
+        again += _named(room.pass_ms(TIMING.confirm_ms // 2, B, C))
+        if again:
+            break
+        room.do(
+            ConfirmLeader(
+                stream_uuid=UUID,
+                partition=number,
+                broker=B,
+                broker_epoch=room.epoch(B),
+                leader_epoch=room.state.partitions[UUID][number].leader_epoch,
+            )
+        )
+    assert (again[0].partition, again[0].candidate) == (0, C)
 
 
 def _named(commands: list[Command]) -> list[NameCandidate]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Callable, Iterator
+from uuid import UUID
 
 import pytest
 
@@ -13,10 +14,10 @@ from broker.core.metadata.apply import apply
 from broker.core.metadata.commands import Command, RegisterBroker
 from broker.core.metadata.state import MetadataState
 from broker.errors import HeadwaterError, UnavailableError
-from broker.model.control_messages import ControlMessage, Heartbeat, HeartbeatAnswer
-from broker.model.epochs import BrokerEpoch
-from broker.model.ids import BrokerId
-from broker.runtime.cluster.controller import Controller
+from broker.model.control_messages import ControlMessage, Heartbeat, HeartbeatAnswer, LeaderReport
+from broker.model.epochs import BrokerEpoch, LeaderEpoch
+from broker.model.ids import BrokerId, PartitionId, PartitionNumber, StreamUuid
+from broker.runtime.cluster.controller import Controller, ControllerPump
 
 B = BrokerId("b")
 ONE = BrokerEpoch(1)
@@ -30,6 +31,8 @@ class Metadata:
         self.office: int | None = 1
         self.barriers: queue.SimpleQueue[_Passed] = queue.SimpleQueue()
         self.proposed: queue.SimpleQueue[tuple[str, int | None]] = queue.SimpleQueue()
+        self.answers: list[_Passed] = []
+        self.answers_at_once = True
         self.state, _ = apply(MetadataState(), RegisterBroker(broker=B, session="s"))
 
     def barrier_soon(self, passed: _Passed, *, timeout_ms: int) -> None:
@@ -39,9 +42,11 @@ class Metadata:
     def propose_soon(
         self, command: Command, answered: _Passed, *, timeout_ms: int, office: int | None
     ) -> None:
-        """Keep the decisions and their senders."""
-        answered(UnavailableError("nothing is decided here"))
+        """Keep the decisions and their senders; answer at once, or when the test does."""
         assert timeout_ms > 0
+        self.answers.append(answered)
+        if self.answers_at_once:
+            answered(UnavailableError("nothing is decided here"))
         self.proposed.put((type(command).__name__, office))
 
     def subscribe(self, subscriber: Callable[[int, MetadataState], None]) -> None:
@@ -154,3 +159,51 @@ def test_what_a_controller_decides_is_bound_to_its_term(rig: Rig) -> None:
     """If a successor committed its fence, that would end a lease that the successor has granted."""
     rig.barrier()(None)
     assert rig.metadata.proposed.get(timeout=10) == ("FenceBroker", 1)
+
+
+def test_a_decision_is_not_proposed_again_before_its_proposal_is_answered() -> None:
+    """Repeats would queue behind the first one, and make it later still."""
+    metadata, control = Metadata(), Control()
+    metadata.answers_at_once = False
+    pump = ControllerPump(
+        metadata=metadata, control=control, timing=ElectionTiming(), wake=lambda: None
+    )
+    pump.changed(metadata.state)
+    now_ms = 0
+    pump.turn(now_ms)
+    metadata.barriers.get_nowait()(None)
+
+    def pass_s(seconds: int) -> int:
+        nonlocal now_ms
+        before = len(metadata.answers)
+        for _ in range(seconds * 20):
+            now_ms += 50
+            pump.turn(now_ms)
+        return len(metadata.answers) - before
+
+    assert pass_s(10) == 1, "the silent broker is fenced by one command"
+    metadata.answers[0](UnavailableError("it was lost"))
+    assert pass_s(1) == 1
+
+
+def test_one_turn_takes_all_that_has_come() -> None:
+    """A heartbeat must not wait for a turn of each of a thousand reports before it."""
+    metadata, control = Metadata(), Control()
+    pump = ControllerPump(
+        metadata=metadata, control=control, timing=ElectionTiming(), wake=lambda: None
+    )
+    pump.changed(metadata.state)
+    pump.turn(0)
+    metadata.barriers.get_nowait()(None)
+    pump.turn(1)
+    for number in range(100):
+        partition_id = PartitionId(StreamUuid(str(UUID(int=1))), PartitionNumber(number))
+        report = LeaderReport(
+            partition_id=partition_id, broker_epoch=ONE, leader_epoch=LeaderEpoch(1)
+        )
+        pump.deliver(B, report)
+    pump.deliver(B, Heartbeat(broker_epoch=ONE, sent_ms=7))
+    pump.turn(2)
+    metadata.barriers.get_nowait()(None)
+    pump.turn(3)
+    assert control.sent.get_nowait() == HeartbeatAnswer(broker_epoch=ONE, sent_ms=7, granted=True)
