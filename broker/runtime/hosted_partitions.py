@@ -157,16 +157,19 @@ class HostedPartitions:
         begun: list[tuple[PartitionDriver, OwnerCall]] = []
         fresh: list[PartitionDriver] = []
         for uuid, rows in state.partitions.items():
-            known = before.partitions.get(uuid, ())
+            known, drivers = before.partitions.get(uuid, ()), self._drivers.get(uuid, {})
             for number, row in enumerate(rows):
+                driver = drivers.get(number)
+                is_known = same_brokers and number < len(known) and known[number] is row
+                if driver is not None and is_known and not _is_altered(driver, streams[uuid]):
+                    continue  # first: of many partitions most are as they were
                 if self.me not in row.replicas:
                     continue
                 partition_id = PartitionId(uuid, PartitionNumber(number))
-                driver = self._drivers.get(uuid, {}).get(number)
-                if driver is None and partition_id in self._closing:
-                    self._state = before
-                    continue  # an earlier replica of this partition still has the files open
                 if driver is None:
+                    if partition_id in self._closing:
+                        self._state = before
+                        continue  # an earlier replica of this partition still has the files open
                     try:
                         driver = self._open(streams[uuid], number, row)
                         opened = True
@@ -174,10 +177,9 @@ class HostedPartitions:
                         refused[partition_id] = failure = error
                         _tell_once(partition_id, error, told=self._refused)
                         continue
-                else:
-                    if _is_altered(driver, streams[uuid]):
-                        begun.append((driver, driver.configure(streams[uuid])))
-                    if same_brokers and number < len(known) and known[number] is row:
+                elif _is_altered(driver, streams[uuid]):
+                    begun.append((driver, driver.configure(streams[uuid])))
+                    if is_known:
                         continue
                 driver.tier.learn_cold_end(row.cold_end)
                 driver.tier.learn_purged(row.purged_end)

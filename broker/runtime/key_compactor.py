@@ -59,9 +59,10 @@ class KeyCompactor:
         return after_ms + (_REST * spent_ms if self._are_publishers_busy() else 0)
 
     def _next_busy(self) -> PartitionDriver | None:
-        waiting = sorted(self._replicas.all(), key=lambda one: not one.compaction.is_asked)
-        for driver in waiting:  # first those for which an operator waits
-            if driver.compaction.is_wanted and self._step(driver):
+        wanted = [one for one in self._replicas.all() if one.compaction.is_wanted]
+        # First those for which an operator waits.
+        for driver in sorted(wanted, key=lambda one: not one.compaction.is_asked):
+            if self._step(driver):
                 return driver
         return None
 

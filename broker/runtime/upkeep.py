@@ -19,7 +19,7 @@ from broker.runtime.partition.driver import PartitionDriver
 _log = structlog.get_logger(__name__)
 
 _MAINTENANCE_MS: Final = 250
-_RESTING_MS: Final = 1_000  # replicas that rest are looked at this often
+_ALL_MS: Final = 1_000  # also replicas that do not write are looked at this often
 
 
 class Upkeep:
@@ -34,25 +34,27 @@ class Upkeep:
         self._clock = clock
         self._floors = LeaseFloors()
         self._every = max(1, _MAINTENANCE_MS // tick_ms)  # ticks from one maintenance to the next
-        self._resting_every = max(1, _RESTING_MS // tick_ms)
+        self._all_every = max(1, _ALL_MS // tick_ms)
 
     def tick(self, count: int) -> None:
         """Queue the due work of every replica; ``count`` is the number of earlier ticks.
 
-        Of the replicas that rest, each tick looks at a share.
+        Each replica is looked at once a second, in shares, and one that writes more often.
         """
+        drivers = self._replicas.all()
+        for driver in drivers[-count % self._all_every :: self._all_every]:
+            if driver.replication.rests:
+                driver.replication.tick()
+            self._maintain(driver)
         maintains = (count + 1) % self._every == 0
-        for number, driver in enumerate(self._replicas.all(), count):
-            rests = driver.replication.rests
-            if rests and number % self._resting_every:
-                continue
+        for driver in [one for one in drivers if not one.replication.rests]:
             driver.replication.tick()
-            if rests or maintains:
-                self._maintain(driver, rests=rests)
+            if maintains and driver.maintenance.is_busy:
+                self._maintain(driver)
 
-    def _maintain(self, driver: PartitionDriver, *, rests: bool) -> None:
+    def _maintain(self, driver: PartitionDriver) -> None:
         try:
-            if not rests or driver.maintenance.is_due:
+            if not driver.replication.rests or driver.maintenance.is_due:
                 driver.maintenance.tick()
             driver.frees.soon(partial(self._lease_floor, driver.partition_id))
         except HeadwaterError as error:

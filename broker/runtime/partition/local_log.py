@@ -144,6 +144,8 @@ class LocalLog:
 
     def plan_frees(self, lease_floor: Callable[[], Offset]) -> Sequence[SegmentInfo]:
         """Return the segments that neither local retention nor a lease keeps."""
+        if not self.log.segments()[0].sealed:  # most of many partitions have one segment
+            return ()
         return self.tier.plan_frees(self.log.segments, lease_floor, self._clock.now_us())
 
     def is_aged(self, created_us: int) -> bool:

@@ -70,6 +70,16 @@ class Maintenance:
         aged = begun_us is not None and self._local.is_aged(begun_us)
         return aged or len(self._local.retries.window) > 0
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether records came since the last run, or work has to be done soon. Any thread."""
+        log = self._local.log
+        return (
+            not log.synced_end == log.log_end == self._log_end
+            or self._room.lack is not None
+            or self._config.auto_pause_ms is not None
+        )
+
     def tick(self) -> None:
         """Queue the work, unless it is queued. Any thread; does not block."""
         if self._health.failure is None and not self._queue.closing and not self._queued:
