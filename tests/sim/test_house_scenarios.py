@@ -119,6 +119,24 @@ def test_a_killed_leader_is_replaced_and_comes_back_as_a_follower(seed: int) -> 
 
 
 @pytest.mark.parametrize("seed", SEEDS)
+def test_a_broker_that_reaches_nobody_stops_without_a_hand_over(seed: int) -> None:
+    """The wait of a graceful stop has an end; the others elect a leader, and nothing is lost."""
+    with _five(seed) as house:
+        stopped, before = leader(house), committed(house)
+        links = cut_off(house, stopped.name)
+        stopped.stop()
+        house.run_for(5_000)
+        assert house.world.seen["stopped, not handed over"] == 1
+        assert not house.world.seen["stopped, handed over"]
+        assert row(house).leader not in (stopped.name, None)
+        assert committed(house) > before
+        mend(house, links)
+        stopped.start_again()
+        finish(house)
+        assert stopped.name in row(house).isr
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 def test_a_leader_that_nobody_hears_is_reported_and_replaced(seed: int) -> None:
     """Its session lives, for it still hears the controller; the majority of the ISR decides."""
     with _five(seed) as house:
