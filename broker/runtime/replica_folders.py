@@ -18,6 +18,7 @@ from broker.ports.system import Files
 from broker.runtime.partition.local_log import BeginLog
 from broker.storage.log.partition_log import LogConfig, PartitionLog
 from broker.storage.log.replacement import replace_log
+from broker.storage.log.unreadable_log import unreadable_log
 from broker.storage.promises.promises import Promises
 from broker.storage.stream_folders import (
     log_folder,
@@ -59,7 +60,7 @@ class ReplicaFolders:
             )
         except (CorruptDataError, LogFailedError) as error:
             _log.error("replica_unreadable", partition=str(partition_id), reason=error.message)
-            return PartitionLog.unreadable(
+            return unreadable_log(
                 self._files, folder, partition_id, config, promise=promise, error=error
             )
 

@@ -33,6 +33,7 @@ from broker.storage.whole_file import replace_whole
 EPOCHS_NAME: Final = "epochs"
 RECOVERY_NAME: Final = "recovery"
 SUSPECT_NAME: Final = "suspect"  # a read found damage: the next opening trusts no index
+COPYING_NAME: Final = "copying"  # see PartitionLog.begin_copying
 CUT_NAME: Final = "cut"  # bytes behind the recovery point are being removed, see truncation.py
 TEMPORARY_SUFFIX: Final = ".tmp"
 _SMALL_FILE_BYTES_MAX: Final = 1024 * 1024 * 1024  # no whole-file read is larger
@@ -93,7 +94,19 @@ class LogFolder:
 
     def mark_suspect(self) -> None:
         """Make the next opening trust no index, durably."""
-        path = self.file(SUSPECT_NAME)
+        self._mark(SUSPECT_NAME)
+
+    def mark_copying(self) -> None:
+        """Tell the next opening that the log is being copied, durably."""
+        self._mark(COPYING_NAME)
+
+    def unmark_copying(self) -> None:
+        """Undo :meth:`mark_copying`, durably."""
+        self.remove_if_there(self.file(COPYING_NAME))
+        self.sync()
+
+    def _mark(self, name: str) -> None:
+        path = self.file(name)
         if not self.files.exists(path):
             self.files.open(path, create=True).close()
             self.sync()

@@ -76,6 +76,7 @@ SOMETIMES = (
     "promises failed",
     "rot proved: PROMISED",
     "rot proved: UNREADABLE",
+    "copied in groups",
     "ended by close",
     "ended by kill",
     "ended by power",

@@ -31,7 +31,7 @@ from broker.core.replication.follower import FollowerTiming
 from broker.core.replication.isr import LagLimits
 from broker.core.replication.leader import PartitionLeader
 from broker.core.replication.replica import PartitionReplica
-from broker.core.replication.runs import append_runs
+from broker.core.replication.runs import append_runs, is_copying
 from broker.core.replication.standing import StandingFetch, StandingReplica
 from broker.core.replication.view import PartitionView, Role
 from broker.errors import (
@@ -482,15 +482,21 @@ class ReplicaShell:
 
     def _append_stored(self, batches: Sequence[StoredBatch]) -> None:
         """Write fetched batches in runs, so that a torn tail never looks like rot; then sync."""
-        first = 0
+        first, log = 0, self._local.log
+        runs = [len(run) for run in append_runs([one.header for one in batches], log.synced_end)]
         try:
-            for run in append_runs([one.header for one in batches], self._local.log.synced_end):
+            if is_copying(len(runs), before=log.copying):
+                log.begin_copying()
+                runs = [len(batches)]
+            else:
+                log.end_copying()
+            for count in runs:
                 if first:
                     self._sync()
-                part = batches[first : first + len(run)]
-                self._local.log.append_stored(part, now_us=self._clock.now_us())
+                part = batches[first : first + count]
+                log.append_stored(part, now_us=self._clock.now_us())
                 self._local.copied(part)
-                first += len(run)
+                first += count
             self._sync()
         except NoRoomError as error:  # what was written is durable; only its promise may wait
             self._room.lacks(error, sum(one.header.size for one in batches), follows=True)

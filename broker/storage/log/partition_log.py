@@ -16,7 +16,7 @@ from typing import Final
 
 from broker.codec.disk.log_state_format import encode_epochs
 from broker.codec.record_batch import PreparedBatch
-from broker.errors import HeadwaterError, LogFailedError, NoRoomError
+from broker.errors import LogFailedError, NoRoomError
 from broker.model.epoch_history import EpochHistory
 from broker.model.epochs import LeaderEpoch
 from broker.model.ids import PartitionId
@@ -34,7 +34,7 @@ from broker.storage.log.truncation import truncate_files
 from broker.storage.log_folder import EPOCHS_NAME, LogFolder, cannot_open
 from broker.storage.no_room import ignoring_no_room
 from broker.storage.promises.log_promise import LogPromise
-from broker.storage.promises.lost_log import RecoveredLog, unreadable
+from broker.storage.promises.lost_log import RecoveredLog
 from broker.storage.promises.promises import ReplicaPromise
 from broker.storage.segments.active_segment import ActiveSegment
 from broker.storage.segments.damage import RecoveryReport
@@ -66,12 +66,7 @@ class PartitionLog:
         self._point = recovered.point
         self._epochs = recovered.epochs
         self._handles = HandlePool(folder.files, _IDLE_HANDLES_MAX)
-        self._state = LogState(
-            tuple(recovered.segments),
-            recovered.log_start,
-            recovered.log_end,
-            tuple(recovered.report.damaged_ranges),
-        )
+        self._state = LogState(*recovered.found)
         self._reader = LogReader(
             folder, self._handles, self._state, index_interval_bytes=config.index_interval_bytes
         )
@@ -80,6 +75,7 @@ class PartitionLog:
         self._checkpoint_us = 0  # time of the last tick that looked whether one is due
         self._failure: str | None = None
         self._unfinished_cut: tuple[Offset, EpochHistory] | None = None  # no descriptor was free
+        self.copying = False  # see begin_copying
         self._active: ActiveSegment | None = None
         if not recovered.report.damaged_ranges and not recovered.segments[-1].sealed:
             self._active = self._open_active(recovered.segments[-1])
@@ -126,21 +122,6 @@ class PartitionLog:
         with suppress(NoRoomError):  # the log can be read; the first write tries again
             log._begin_promise()
         return log
-
-    @classmethod
-    def unreadable(
-        cls,
-        files: Files,
-        folder: str,
-        partition_id: PartitionId,
-        config: LogConfig,
-        *,
-        promise: ReplicaPromise | None,
-        error: HeadwaterError,
-    ) -> PartitionLog:
-        """Return a log whose whole range is damaged, for a log that :meth:`open` refused."""
-        place, own = LogFolder(files, folder, partition_id), LogPromise(promise)
-        return cls(place, config, unreadable(place, own.known(held=True), error.message), own)
 
     # ------------------------------------------------------------------ facts, any thread
 
@@ -200,6 +181,7 @@ class PartitionLog:
             StaleLeaderEpochError: the log already has a newer epoch.
         """
         active = self._writable()
+        self.end_copying()
         if leader_epoch != self._epochs.latest:
             self._begin_epoch(leader_epoch)
         start, offsets, first = self.log_end, list[Offset](), 0
@@ -253,6 +235,26 @@ class PartitionLog:
                 self._promise.ends_with(left[count - 1].header, self.log_end)
                 left = left[count:]
         return self.log_end
+
+    def begin_copying(self) -> None:
+        """Take a leader's batches in groups from now on: one sync for many of its own groups.
+
+        Such a batch says that earlier ones were durable, which is so on the leader's disk only: the
+        mark makes the next opening ignore that above the recovery point. Raises as `checkpoint`.
+        """
+        if not self.copying:
+            self.checkpoint()
+            with self._errors("marking"):
+                self._folder.mark_copying()
+            self.copying = True
+
+    def end_copying(self) -> None:
+        """Believe batches again: first everything is made durable. Raises as :meth:`sync`."""
+        if self.copying:
+            self.sync()
+            with self._errors("marking"):
+                self._folder.unmark_copying()
+            self.copying = False
 
     def sync(self) -> Offset:
         """Make everything written durable; return the new synced end. Blocks.
@@ -584,17 +586,15 @@ class PartitionLog:
         for segment in self._state.segments:
             self._handles.drop(self._folder.segment_file(segment.base_offset, "log"))
         self._point, self._epochs, self.recovery = found.point, found.epochs, found.report
+        self.copying = False
         self._synced_end = found.log_end
         self._checkpoint_size = found.segments[-1].size_bytes if found.segments else 0
-        state = self._state
-        state.segments, state.damaged = tuple(found.segments), tuple(found.report.damaged_ranges)
-        state.log_start, state.log_end = found.log_start, found.log_end
-        state.generation += 1
+        self._state.replace(*found.found)
         self._reader.forget_places()
         healthy = not found.report.damaged_ranges and not found.segments[-1].sealed
         self._active = self._open_active(found.segments[-1]) if healthy else None
         with suppress(NoRoomError):
             self._begin_promise()
-        if not state.damaged:  # the cut also made unsynced records durable: promise them
-            self._promise.look_back(self._folder, state, self._config.index_interval_bytes)
+        if not self._state.damaged:  # the cut also made unsynced records durable: promise them
+            self._promise.look_back(self._folder, self._state, self._config.index_interval_bytes)
             self._note_synced(found.log_end)

@@ -21,6 +21,7 @@ from broker.storage.log.epochs_file import load_epochs
 from broker.storage.log.segment_loading import SegmentLoader
 from broker.storage.log.truncation import finish_cut
 from broker.storage.log_folder import (
+    COPYING_NAME,
     EPOCHS_NAME,
     RECOVERY_NAME,
     SUSPECT_NAME,
@@ -70,8 +71,14 @@ class _Recovery:
         self._interval_bytes = index_interval_bytes
         self._report = RecoveryReport()
         self._suspect = self._files.exists(folder.file(SUSPECT_NAME))
+        self._copying = self._files.exists(folder.file(COPYING_NAME))
         self._loader = SegmentLoader(
-            folder, index_interval_bytes, promised, self._report, suspect=self._suspect
+            folder,
+            index_interval_bytes,
+            promised,
+            self._report,
+            suspect=self._suspect,
+            copying=self._copying,
         )
         self._segments = self._loader.segments
 
@@ -125,6 +132,8 @@ class _Recovery:
             point_file.write(
                 self._folder, at=(last.base_offset, last.size_bytes), log=(log_start, log_end)
             )
+            if self._copying:  # now all batches that were copied are below the recovery point
+                self._folder.unmark_copying()
         return RecoveredLog(self._segments, log_start, log_end, epochs, point_file, self._report)
 
     def _is_anything_there(self) -> bool:

@@ -7,7 +7,8 @@ cut, the log reports its range and takes no more writes. Damage is rot if one of
 that its bytes had once been written whole:
 
     a. it is below the recovery point, or below the end of an index, or in a sealed segment;
-    b. a later valid batch was written when the log was already synced beyond the damage;
+    b. a later valid batch was written when the log was already synced beyond the damage. While a
+       log is ``copying`` from a leader, such a batch speaks of that disk and proves nothing here;
     c. none of its sectors is missing: a torn write always leaves a missing sector;
     d. its records were promised (``storage/promises/promises.py``), so they had been synced.
 
@@ -59,14 +60,16 @@ class SegmentLoader:
         report: RecoveryReport,
         *,
         suspect: bool,
+        copying: bool,
     ) -> None:
-        """With ``suspect`` no index is trusted, and every byte is scanned."""
+        """With ``suspect`` no index is trusted, and every byte is scanned; ``copying``: fact b."""
         self._folder = folder
         self._files = folder.files
         self._interval_bytes = index_interval_bytes
         self._promised = promised
         self._report = report
         self._suspect = suspect
+        self._copying = copying
         self.segments: list[Segment] = []
         self.indexes_to_write: list[Segment] = []
 
@@ -261,7 +264,8 @@ class SegmentLoader:
         for at, stretch in enumerate(found):
             if isinstance(stretch, ValidBatch):
                 continue
-            proof = proof_of_rot(stretch, found[at + 1 :], durable)
+            later = () if self._copying else found[at + 1 :]
+            proof = proof_of_rot(stretch, later, durable)
             if proof is None and self._promised is not None and stretch.offset < self._promised.end:
                 proof = RotProof.PROMISED
             if proof is not None:

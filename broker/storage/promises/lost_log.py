@@ -28,6 +28,13 @@ class RecoveredLog:
     point: RecoveryPointFile | None  # None: no file of the log is here, or none is readable
     report: RecoveryReport
 
+    @property
+    def found(
+        self,
+    ) -> tuple[Sequence[Segment], Offset, Offset, Sequence[DamagedRange]]:
+        """Return the segments, the log's start and end, and the damage."""
+        return self.segments, self.log_start, self.log_end, self.report.damaged_ranges
+
 
 def unreadable(folder: LogFolder, promised: Promised | None, reason: str) -> RecoveredLog:
     """Return the result for a log that cannot be opened: no file is served or changed."""

@@ -52,15 +52,24 @@ class LogState:
         segments: Sequence[Segment],
         log_start: Offset,
         log_end: Offset,
-        damaged: tuple[DamagedRange, ...] = (),
+        damaged: Sequence[DamagedRange] = (),
     ) -> None:
-        self.segments = tuple(segments)
-        self.log_start = log_start
-        self.log_end = log_end
-        self.damaged = damaged
-        self.generation = 0
+        self.generation = -1
+        self.replace(segments, log_start, log_end, damaged)
         self.swapping = threading.Lock()  # held while a segment's file is exchanged
         self._sparse: tuple[tuple[Segment, ...], Offset] = ((), Offset(0))
+
+    def replace(
+        self,
+        segments: Sequence[Segment],
+        log_start: Offset,
+        log_end: Offset,
+        damaged: Sequence[DamagedRange],
+    ) -> None:
+        """Take over what an opening of the log has found."""
+        self.segments, self.damaged = tuple(segments), tuple(damaged)
+        self.log_start, self.log_end = log_start, log_end
+        self.generation += 1
 
     @property
     def sparse_end(self) -> Offset:

@@ -187,6 +187,11 @@ def believe_a_shorter_log() -> Any:
     return replaced(recovery, "below_promise", lambda *_: None)
 
 
+def copy_without_a_mark() -> Any:
+    """Copy a leader's log in groups, and let recovery believe what its batches say."""
+    return replaced(PartitionLog, "begin_copying", lambda self: setattr(self, "copying", True))
+
+
 MUTANTS: Final[dict[str, Mutant]] = {
     mutant.__name__: mutant
     for mutant in (
@@ -208,6 +213,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
         keep_the_promise_on_truncate,
         believe_an_absent_folder,
         believe_a_shorter_log,
+        copy_without_a_mark,
     )
 }
 
@@ -226,9 +232,10 @@ FIRST_SEEDS: Final[dict[str, int]] = {
     "leave_partial_write": 231,
     "keep_slots_on_truncate": 1,
     "forget_the_promise": 51,
-    "promise_without_room_is_skipped": 365,
+    "promise_without_room_is_skipped": 2656,
     "promise_after_the_ack": 5,
     "keep_the_promise_on_truncate": 1,
     "believe_an_absent_folder": 62,
     "believe_a_shorter_log": 40,
+    "copy_without_a_mark": 971,
 }

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from broker.codec.checksum import crc32c
 from broker.codec.disk.index_format import decode_index_summary
-from broker.codec.record_batch import PreparedBatch
+from broker.codec.record_batch import PreparedBatch, decode_header, encode_header
 from broker.errors import (
     DiskFullError,
     HeadwaterError,
@@ -29,6 +29,7 @@ from broker.errors import (
 from broker.model.epochs import LeaderEpoch
 from broker.model.ids import PartitionId, PartitionNumber, StreamUuid
 from broker.model.offsets import Offset
+from broker.ports.partition import StoredBatch
 from broker.ports.system import Files
 from broker.storage.cached_files import CachedFiles
 from broker.storage.log.partition_log import LogConfig, PartitionLog
@@ -72,6 +73,9 @@ class LogSim:
         self.disk.thin = rng.random() < 0.3
         # By a generator of its own, so that the known seeds of other mistakes stay as they are.
         self.disk.copies_on_write = random.Random(~seed).random() < 0.3
+        # None: a leader's log. Else a follower's: what its leader had synced batch by batch.
+        follows = random.Random(f"follows {seed}")
+        self.follows = follows if follows.random() < 0.2 else None
         self.seen: Counter[str] = self.disk.seen
         self.steps = rng.randrange(10, 60)
         self.body_bytes_max = rng.choice((64, 400, 1500))
@@ -174,14 +178,33 @@ class LogSim:
         self._forget_from(before)
         self.history += planned
         try:
-            offsets = self.log.append(batches, leader_epoch=self.leader_epoch, now_us=self.now_us)
+            offsets = self._write(batches)
         except DiskFullError:
-            assert self.log.log_end == before, "a refused append left something behind"
+            left = self.follows is not None  # a follower keeps the batches that it has room for
+            assert self.log.log_end == before or left, "a refused append left something behind"
             if self.log._unfinished_cut is None:  # else a restart may find what is to be cut
-                self._forget_from(before)
+                self._forget_from(self.log.log_end)
             raise
         assert offsets == [one.base for one in planned], "not the offsets that come next"
         assert self.log.log_end == base, "the log end does not follow the append"
+
+    def _write(self, batches: Sequence[PreparedBatch]) -> list[Offset]:
+        """Append as a leader, or as a follower of one that has synced each batch by itself."""
+        log, epoch = self.log, self.leader_epoch
+        if self.follows is None:
+            return log.append(batches, leader_epoch=epoch, now_us=self.now_us)
+        (log.begin_copying if self.follows.random() < 0.7 else log.end_copying)()
+        stored, base = list[StoredBatch](), log.log_end
+        for batch in batches:
+            raw = encode_header(batch, base_offset=base, leader_epoch=epoch, synced_end=base)
+            stored.append(StoredBatch(decode_header(raw), memoryview(batch.body)))
+            base = stored[-1].header.end_offset
+        for group in [stored] if log.copying else [[one] for one in stored]:
+            if not log.copying:
+                log.sync()
+            log.append_stored(group, now_us=self.now_us)
+        self.seen["copied in groups"] += log.copying and len(stored) > 1
+        return [one.header.base_offset for one in stored]
 
     def _batch(self) -> PreparedBatch:
         size = self.rng.randrange(8, self.body_bytes_max + 8) & -8

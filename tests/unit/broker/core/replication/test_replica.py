@@ -44,7 +44,7 @@ from broker.core.replication.follower import FollowerTiming, PartitionFollower
 from broker.core.replication.isr import FollowerProgress, LagLimits
 from broker.core.replication.leader import PartitionLeader
 from broker.core.replication.replica import PartitionReplica
-from broker.core.replication.runs import append_runs
+from broker.core.replication.runs import append_runs, is_copying
 from broker.errors import NotEnoughReplicasError, NotLeaderError
 from broker.model.epoch_history import EpochHistory
 from broker.model.epochs import BrokerEpoch, EpochStart, LeaderEpoch, PartitionEpoch
@@ -463,6 +463,13 @@ def test_a_follower_syncs_before_a_batch_that_says_the_leader_had() -> None:
     one_group = [replace(header, synced_end=Offset(0)) for header in headers]
     assert list(append_runs(one_group, Offset(0))) == [one_group]
     assert list(append_runs([], Offset(0))) == []
+
+
+def test_a_follower_that_is_far_behind_copies_whole_fetches() -> None:
+    """It begins with a fetch of many runs, and ends when it has nearly everything."""
+    for before, small, large in ((False, (0, 1, 7), (8, 9000)), (True, (0, 1, 2), (3, 9000))):
+        assert not any(is_copying(runs, before=before) for runs in small)
+        assert all(is_copying(runs, before=before) for runs in large)
 
 
 # ---------------------------------------------------------------------------- roles and acks
