@@ -317,10 +317,12 @@ class PartitionTier:
 
     def _plan(self, segments: Sequence[SegmentInfo], high_watermark: Offset) -> Effect:
         if self.cold_end > high_watermark:
+            if segments and self.cold_end <= segments[-1].end_offset:
+                return self._go(TierState.RESTING, Rest())  # a new leader has not heard it yet
             raise TableMismatchError(
                 f"the table of partition {self._partition} ends at {self.cold_end}, above the "
-                f"local log's high watermark {high_watermark}: another writer adds to the table, "
-                "or the local log was replaced",
+                f"local log, whose high watermark is {high_watermark}: another writer adds to the "
+                "table, or the local log was replaced",
                 partition=self._partition,
                 expected=int(high_watermark),
                 found=int(self.cold_end),

@@ -136,6 +136,22 @@ def test_a_table_ahead_of_the_log_is_refused() -> None:
         it.step(tier.LogListed([segment(0, 5)], Offset(5)))
 
 
+def test_a_new_leader_waits_until_it_hears_that_its_records_are_committed() -> None:
+    """The table has them, so they are; the followers' next fetches say so."""
+    it = machine()
+    for event in (
+        tier.Woken(), tier.TableLoaded(Offset(7)), tier.LedgerRead(Offset(7)),
+        tier.HistoryProved(), tier.ColdEndRecorded(),
+    ):  # fmt: skip
+        it.step(event)
+    segments = [segment(0, 7), segment(7, 9, sealed=False)]
+    assert it.step(tier.LogListed(segments, Offset(5))) == tier.Rest()
+    assert it.step(tier.Woken()) == tier.ListLog()
+    assert it.step(tier.LogListed([*segments[:1], segment(7, 9)], Offset(9))) == tier.PackSegments(
+        OffsetRange(Offset(7), Offset(9)), 1
+    )
+
+
 def test_a_lost_commit_begins_at_the_table_again() -> None:
     """The table decides whether the object is dropped, cut or committed again."""
     it = machine()
