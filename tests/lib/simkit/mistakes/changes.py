@@ -55,6 +55,6 @@ WITH_LAKE: Final = ("purge_does_not_ask_who_reads", "unshipped_records_are_purge
 FIRST_SEEDS: Final = {
     "uncommitted_records_are_purged": 62,
     "purge_does_not_ask_who_reads": 19,
-    "purge_is_heard_at_the_next_start": 1,
+    "purge_is_heard_at_the_next_start": 2,
     "change_is_not_obeyed": 2,
 }

@@ -526,7 +526,7 @@ HOUSE_SEEDS: Final = {
     "any_folder_proves": 8,
     "elect_anybody": 7,
     "everybody_stays_eligible": 26,
-    "last_replica_standing": 4,
+    "last_replica_standing": 10,
     "ack_without_a_lease": 41,
     "lease_checked_too_early": 138,
     "drop_replicas_early": 11,

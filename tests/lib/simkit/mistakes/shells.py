@@ -443,7 +443,7 @@ FIRST_SEEDS: Final = {
     "given_up_without_waiting": 40,
     "opened_is_not_marked": 9,
     "session_is_registered_before_it_is_durable": 0,
-    "lease_is_for_ever": 6,
+    "lease_is_for_ever": 7,
     "newest_is_told_without_a_lease": 2,
     "leases_without_a_barrier": 10,
     "messages_are_not_counted_out": 10,
