@@ -151,7 +151,7 @@ class ChaosRunner:
         self.tally = Tally()
 
     def run(self) -> Tally:
-        """Tell every story.
+        """Tell the stories, until time is over and each was told.
 
         Raises:
             ChaosError: the cluster did not become whole again, or stopped acknowledging.
@@ -160,7 +160,11 @@ class ChaosRunner:
         for name, why in self._schedule.skipped.items():
             self._say(f"  skipped: {name}: {why}")
         self._await_whole(self._healing_s_max)
+        until_s = self._clock.now_s() + 60 * self._schedule.minutes
         for number, entry in enumerate(self._schedule.entries, 1):
+            if number > self._schedule.required_count and self._clock.now_s() > until_s:
+                self._say(f"  time is over after {number - 1} stories; each was told")
+                break
             self._clock.sleep(entry.gap_ms / 1000)
             self._tell(number, entry)
         return self.tally

@@ -42,6 +42,8 @@ class Schedule:
     seed: int
     entries: tuple[Entry, ...]
     skipped: Mapping[str, str]  # story -> why
+    required_count: int  # stories that are told however long they take; each story is among them
+    minutes: float  # after them, no story begins later than this
 
     @property
     def estimated_ms(self) -> int:
@@ -93,7 +95,7 @@ def plan(
             )
             entries.append(entry)
             left_ms -= entry.estimated_ms
-    return Schedule(seed, tuple(entries), skipped)
+    return Schedule(seed, tuple(entries), skipped, min(wanted, len(entries)), minutes)
 
 
 def _obstacle(story: Story, brokers: int, refused: Mapping[Need, str]) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from cases import seeds
@@ -37,6 +39,17 @@ def test_every_planned_story_is_told_and_reached(brokers: int, seed: int) -> Non
     assert tally.unreached(schedule) == [], said
     assert cluster.is_clean()
     assert len([line for line in said if "skipped" in line]) == len(schedule.skipped)
+
+
+def test_no_story_begins_after_the_time_but_each_is_told() -> None:
+    """A busy machine takes longer for a story than the plan had thought."""
+    cluster = FakeCluster(5)
+    schedule = plan(1, minutes=40, brokers=5, partitions=1, refused={})
+    short = replace(schedule, minutes=0)
+    tally, said = _run(cluster, short)
+    assert sum(tally.told.values()) == short.required_count < len(schedule.entries)
+    assert sorted(tally.told) == schedule.names()
+    assert any("time is over" in line for line in said)
 
 
 @pytest.mark.parametrize("story", STORIES, ids=lambda story: story.name)
