@@ -27,9 +27,11 @@ from chaoskit.runner import ChaosRunner, Tally
 from chaoskit.schedule import Schedule, plan
 from chaoskit.stories import STORIES, Need, Story
 from checkkit.anomalies import Verdict
+from checkkit.check_groups import GivenUp
 from checkkit.readings import Reading
 from crashkit.reads import final_table, read_plain_delta, read_unified, verify_fully
 from headwater.client import Client
+from headwater.client.group.calls import monotonic_ms
 
 STREAM: Final = "chaos"
 _SUBJECT: Final = "chaos.in"
@@ -90,6 +92,7 @@ class ChaosCampaign:
             small_disk_bytes=None if Need.SMALL_DISKS in refused else _SMALL_DISK_BYTES,
         )
         self.groups: list[GroupVerdict] = []
+        self._given_up: list[GivenUp] = []
         self._loads: Loads | None = None
 
     def run(self) -> Verdict:
@@ -108,7 +111,7 @@ class ChaosCampaign:
             progress=self.recorder.acked_in,
             say=self._say,
             check=loads.complain,
-            forgive=lambda partition, end: self._forgive(loads, partition, end),
+            forgive=lambda *election: self._forgive(loads, *election),
         )
         self.tally = runner.tally
         runner.run()
@@ -157,9 +160,11 @@ class ChaosCampaign:
             self.recorder,
         )
 
-    def _forgive(self, loads: Loads, partition: int, end: int) -> None:
+    def _forgive(self, loads: Loads, partition: int, end: int, began_s: float) -> None:
         """Note an unclean election; a producer may miss records of its own after it."""
         self.recorder.forgive(partition, end)
+        since_ms = int(1000 * began_s)  # as the members' notes have it
+        self._given_up.append(GivenUp(str(partition), end, since_ms, monotonic_ms()))
         loads.allow_gaps()
 
     # ------------------------------------------------------------------ the end
@@ -180,7 +185,7 @@ class ChaosCampaign:
             proved = verify_fully(client, STREAM)
         self._say(f"verified: {proved.records_count} records against the ledger and the logs")
         loads.stop()
-        self.groups = loads.judge_groups(ends)
+        self.groups = loads.judge_groups(ends, self._given_up)
         return [*finals, *self.cluster.final_reads()]
 
     def _read_shipped(self, client: Client) -> list[Reading]:

@@ -8,7 +8,7 @@ Headwater's clients, and one of Liftbridge's.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -19,6 +19,7 @@ from chaoskit.actors.task import Kind
 from chaoskit.cluster import ChaosError
 from chaoskit.follow_load import FollowLoad
 from chaoskit.recorder import ChaosRecorder
+from checkkit.check_groups import GivenUp
 from clusterkit.login import OPEN, Login
 from crashkit.flight_load import FlightLoad, FlightLoadConfig
 from crashkit.nats_load import NatsLoad, NatsLoadConfig
@@ -192,7 +193,9 @@ class Loads:
         for subscriber in self._subscribers:
             subscriber.tell(client, self._recorder)
 
-    def judge_groups(self, ends: Mapping[int, int]) -> list[GroupVerdict]:
+    def judge_groups(
+        self, ends: Mapping[int, int], given_up: Sequence[GivenUp]
+    ) -> list[GroupVerdict]:
         """Return what became of the groups; call it after :meth:`stop`."""
         self.complain()  # a member that did not end well
-        return [group.judge(ends) for group in self._groups]
+        return [group.judge(ends, given_up) for group in self._groups]

@@ -122,7 +122,7 @@ class ChaosRunner:
         progress: Callable[[int], int],
         say: Callable[[str], None],
         check: Callable[[], None] | None = None,
-        forgive: Callable[[int, int], None] = lambda _partition, _end: None,
+        forgive: Callable[[int, int, float], None] = lambda _partition, _end, _began_s: None,
         clock: Clock | None = None,
         healing_s_max: float = 60.0,
     ) -> None:
@@ -133,8 +133,8 @@ class ChaosRunner:
             schedule: how, in which order.
             progress: counts the acks of a partition that the load has heard so far.
             say: takes one line for people at a time.
-            forgive: hears of an unclean election: partition, and the end above which acknowledged
-                records may be lost.
+            forgive: hears of an unclean election: partition, the end above which acknowledged
+                records may be lost, and when it began.
             check: raises when the load has failed; called after each story.
             clock: the machine's by default.
             healing_s_max: after so long a cluster that is not whole has failed.
@@ -235,7 +235,9 @@ class ChaosRunner:
                 cluster.transfer_leader(watch.partition, players.find(step.to)[0])
             case Do.ELECT:
                 broker = players.find(step.who)[0]
-                self._forgive(watch.partition, cluster.elect_unclean(watch.partition, broker))
+                began_s = self._clock.now_s()
+                end = cluster.elect_unclean(watch.partition, broker)
+                self._forgive(watch.partition, end, began_s)
             case Do.REASSIGN:
                 self._reassign(players.find(step.who)[0], watch)
             case _:

@@ -76,6 +76,16 @@ class ChosenPosition:
     at: int
 
 
+@dataclass(frozen=True, slots=True)
+class GivenUp:
+    """An operator gave up the records at ``end`` and above, between two times."""
+
+    partition: str
+    end: int
+    since: int
+    until: int
+
+
 @dataclass(slots=True)
 class GroupHistory:
     """What the members of a group saw. One thread at a time; the caller locks."""
@@ -88,6 +98,7 @@ class GroupHistory:
     asked: list[tuple[str, str, int]] = field(default_factory=list)
     expelled: list[tuple[str, int, int]] = field(default_factory=list)  # process, at, belief
     heartbeats: dict[str, list[tuple[int, int]]] = field(default_factory=dict)  # sent, answered at
+    given_up: list[GivenUp] = field(default_factory=list)
 
     def give(self, *place: str, epoch: int, start: int, end: int, at: int) -> None:
         """Note records that ``place``, a partition and a process, were given."""
@@ -114,6 +125,7 @@ class _Partition:
     chosen: list[ChosenPosition]
     lost: dict[int, list[int]]  # by claim: when its process was told
     asked: dict[str, list[int]]  # by process
+    given_up: list[GivenUp]
 
     @classmethod
     def of(cls, history: GroupHistory, partition: str) -> _Partition:
@@ -136,6 +148,7 @@ class _Partition:
             ),
             lost,
             asked,
+            [one for one in history.given_up if one.partition == partition],
         )
 
     def reading(self, one: GivenRange) -> tuple[int, int]:
@@ -147,6 +160,12 @@ class _Partition:
         times = self.asked.get(one.process, [])
         before = bisect_right(times, one.at)
         return times[before - 1] if before else one.at
+
+    def left_of(self, commit: SentCommit, one: GivenRange) -> int:
+        """Return what is left of a confirmed position: its records may have been given up since."""
+        confirmed_at = commit.confirmed_at or 0
+        ends = [it.end for it in self.given_up if confirmed_at <= it.until and it.since <= one.at]
+        return min([commit.offset, *ends])
 
 
 def judge_group(
@@ -226,7 +245,7 @@ def _owners(here: _Partition, begin: int) -> Iterator[GroupViolation]:
         sent = [it.offset for it in here.commits if it.begun_at <= one.at]
         sent += [it.offset for it in picks]
         confirmed = [
-            it.offset
+            here.left_of(it, one)
             for it in here.commits
             if it.confirmed_at is not None and it.confirmed_at <= knew_at and it.begun_at > since
         ]

@@ -40,11 +40,16 @@ SEEN = [
 ]  # fmt: skip
 
 
-def judged(messages: list[Message]) -> set[Anomaly]:
-    """Return what is wrong with a subscription, other than that nobody sent these records."""
+def judged(messages: list[Message], *, given_up: tuple[int, int] | None = None) -> set[Anomaly]:
+    """Return what is wrong with a subscription, other than that nobody sent these records.
+
+    An operator gives up what is at an end and above, after so many messages.
+    """
     recorder, seen = ChaosRecorder(), SeenMessages("reader", 0)
-    for message in messages:
+    for count, message in enumerate(messages, 1):
         seen.add(message)
+        if given_up is not None and given_up[1] == count:
+            recorder.forgive(0, given_up[0])
     seen.tell([HELD], recorder)
     rows = columns_by_partition(pa.Table.from_batches([HELD]))[0]
     final = Reading.of("log", time.monotonic_ns(), [of_log(0, rows)])
@@ -68,6 +73,30 @@ def test_what_looks_as_the_log_does_is_right() -> None:
 def test_what_is_wrong_is_named(messages: list[Message], kind: Anomaly) -> None:
     """Left out, given again, or other than the log has it."""
     assert kind in judged(messages)
+
+
+OTHER = replace(SEEN[1], value=b"other")
+
+
+def test_what_an_operator_gave_up_is_not_in_the_log() -> None:
+    """It was shown before that; afterwards, or below the end, it is judged."""
+    assert judged([SEEN[0], OTHER, SEEN[2]], given_up=(1, 2)) == set()
+    assert judged([SEEN[0], OTHER, SEEN[2]], given_up=(2, 2)) == {Anomaly.WITHDRAWN}
+    assert judged([SEEN[0], OTHER, SEEN[2]], given_up=(1, 1)) == {Anomaly.WITHDRAWN}
+
+
+def test_nobody_sent_it_unless_it_was_given_up() -> None:
+    """An API without epochs cannot say which record it showed before an unclean election."""
+    for forgiven, kinds in ((True, set()), (False, {Anomaly.FOREIGN, Anomaly.WITHDRAWN})):
+        recorder, seen = ChaosRecorder(), SeenMessages("reader", 0)
+        seen.add(replace(SEEN[0], value=b"other"))
+        if forgiven:
+            recorder.forgive(0, 0)
+        seen.tell([HELD], recorder)
+        rows = columns_by_partition(pa.Table.from_batches([HELD]))[0]
+        final = Reading.of("log", time.monotonic_ns(), [of_log(0, rows)])
+        found = [one for one in recorder.judge([final]).examples if "reader" in str(one)]
+        assert {one.kind for one in found} == kinds
 
 
 def test_liftbridges_records_can_be_told_apart() -> None:

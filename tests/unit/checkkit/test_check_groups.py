@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from checkkit.check_groups import GroupAnomaly, GroupHistory, judge_group
+from checkkit.check_groups import GivenUp, GroupAnomaly, GroupHistory, judge_group
 
 P, A, B = "s/0", "a", "b"
 
@@ -136,3 +136,20 @@ def test_notes_of_members_may_come_in_any_order() -> None:
     history = read_by_two()
     history.given.reverse()
     assert kinds(history) == set()
+
+
+def test_a_position_in_what_an_operator_gave_up_goes_back() -> None:
+    """To where the log went on, in claims that begin afterwards, and not below."""
+    history = read_by_two()
+    history.commit(P, B, epoch=2, offset=9, at=7).confirmed_at = 8
+    history.give(P, A, epoch=3, start=5, end=9, at=11)
+    assert kinds(history) == {GroupAnomaly.AGAIN}
+    history.given_up.append(GivenUp(P, 5, since=9, until=10))
+    assert kinds(history) == set()
+    history.given_up[:] = [GivenUp(P, 6, since=9, until=10)]
+    assert kinds(history) == {GroupAnomaly.AGAIN}
+    for other in (GivenUp(P, 5, since=12, until=13), GivenUp(P, 5, since=6, until=7)):
+        history.given_up[:] = [other]  # after the claim began, before the commit was confirmed
+        assert kinds(history) == {GroupAnomaly.AGAIN}
+    history.given_up[:] = [GivenUp("s/1", 5, since=9, until=10)]
+    assert kinds(history) == {GroupAnomaly.AGAIN}

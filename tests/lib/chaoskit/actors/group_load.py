@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ from broker.errors import HeadwaterError
 from chaoskit.actors import member
 from chaoskit.actors.notes import SUFFIX, read_notes
 from chaoskit.actors.task import Kind, MemberTask
-from checkkit.check_groups import GroupAnomaly, GroupViolation, judge_group
+from checkkit.check_groups import GivenUp, GroupAnomaly, GroupViolation, judge_group
 from clusterkit.login import OPEN, Login
 from freezing import freeze
 from headwater.local.embedded import spawn
@@ -221,9 +221,10 @@ class GroupLoad:
             return all(positions.get(partition, 0) >= end for partition, end in ends.items())
         return False
 
-    def judge(self, ends: Mapping[int, int]) -> GroupVerdict:
+    def judge(self, ends: Mapping[int, int], given_up: Sequence[GivenUp]) -> GroupVerdict:
         """Return what all members saw, and what is wrong with it; call it after :meth:`stop`."""
         history = read_notes(self._folder)
+        history.given_up = list(given_up)
         named = {str(partition): end for partition, end in ends.items()}
         fenced = self._config.kind == "headwater"
         return GroupVerdict(

@@ -6,6 +6,7 @@ know is not sent again: the API has no message ids.
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
 import time
@@ -142,15 +143,17 @@ class SeenMessages:
 
         The API shows less of a record than the log has: no leader epoch, and no difference between
         an empty key and none. So a message that looks as the log's record of its offset does is
-        told as this record; any other one as a record that nobody has sent.
+        told as this record; any other one as a record that nobody has sent, under no epoch. Those
+        are told in polls of their own, so that each has a time before or after an unclean election.
         """
         known = _rows_by_offset(held, self._partition)
         recorder.seek(self._name, self._partition, 0)
         for first in range(0, len(self._offsets), _POLL_ROWS):
             places = range(first, min(first + _POLL_ROWS, len(self._offsets)))
-            rows = [self._row(known, place) for place in places]
-            at_ns = self._at_ns[places[-1]]
-            recorder.polled(self._name, self._partition, rows, began_ns=0, at_ns=at_ns)
+            seen = [(self._row(known, place), self._at_ns[place]) for place in places]
+            for _, run in itertools.groupby(seen, lambda one: one[0].leader_epoch == NOBODY):
+                rows, at_ns = zip(*run, strict=True)
+                recorder.polled(self._name, self._partition, rows, began_ns=0, at_ns=at_ns[-1])
         recorder.follow_to_the_end(self._name, self._partition)
 
     def _row(self, known: dict[int, tuple[Row, int]], place: int) -> Row:
