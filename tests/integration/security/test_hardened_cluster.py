@@ -295,6 +295,8 @@ def test_a_quota_counts_on_every_broker(cluster: Hardened) -> None:
             client.call("brokers", {}, timeout_ms=100)
         except QuotaExceededError as error:
             return bool(error.limit == "requests_per_s")
+        except NoAnswerError:  # the machine is busy
+            pass
         return False
 
     with cluster.client("ops") as ops, ExitStack() as stack:
@@ -306,6 +308,8 @@ def test_a_quota_counts_on_every_broker(cluster: Hardened) -> None:
             )
             for broker in BROKERS
         ]
+        for one in clients:
+            one.call("brokers", {})  # a busy machine needs longer for TLS than a throttled call may
         assert not any(is_throttled(one) for one in clients)
         access.set_quota(Quota(principal="busy", requests_per_s=1))
         began = time.monotonic()
