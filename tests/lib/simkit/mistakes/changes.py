@@ -57,4 +57,5 @@ FIRST_SEEDS: Final = {
     "purge_does_not_ask_who_reads": 19,
     "purge_is_heard_at_the_next_start": 2,
     "change_is_not_obeyed": 2,
+    "unshipped_records_are_purged": 1,
 }
