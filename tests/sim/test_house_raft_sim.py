@@ -24,7 +24,7 @@ SIGHT_SEEDS_MAX = 200
 MUTANT_SEEDS_MAX = 120
 GROUPS = 2  # so that workers share them
 # Lives in which, together, everything was met; a change of the product moves some elsewhere.
-KNOWN_LIVES = (40, 17, 0)
+KNOWN_LIVES = (40, 0, 1)
 HUNT = Hunt("simkit/house/beneath/mutants.py: FIRST_SEEDS", FIRST_SEEDS, MUTANT_SEEDS_MAX)
 FILE = ROOT / "tests/lib/simkit/house/beneath/raft.py"
 

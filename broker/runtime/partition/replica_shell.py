@@ -481,7 +481,10 @@ class ReplicaShell:
         self._replace(start, prefix)
 
     def _append_stored(self, batches: Sequence[StoredBatch]) -> None:
-        """Write fetched batches in runs, so that a torn tail never looks like rot; then sync."""
+        """Write fetched batches in runs, so that a torn tail never looks like rot; then sync.
+
+        A follower that is far behind writes them whole, into a log that says so.
+        """
         first, log = 0, self._local.log
         runs = [len(run) for run in append_runs([one.header for one in batches], log.synced_end)]
         try:

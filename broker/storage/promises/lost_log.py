@@ -29,9 +29,7 @@ class RecoveredLog:
     report: RecoveryReport
 
     @property
-    def found(
-        self,
-    ) -> tuple[Sequence[Segment], Offset, Offset, Sequence[DamagedRange]]:
+    def found(self) -> tuple[Sequence[Segment], Offset, Offset, Sequence[DamagedRange]]:
         """Return the segments, the log's start and end, and the damage."""
         return self.segments, self.log_start, self.log_end, self.report.damaged_ranges
 

@@ -48,6 +48,12 @@ def lose_a_sector_of(disk: SimDisk, batch: int) -> None:
     disk.overwrite(FIRST, (position // SECTOR + 1) * SECTOR, bytes(SECTOR))
 
 
+def proof_of_rot(disk: SimDisk) -> RotProof:
+    """Open the log, and return why its one damaged range is no torn write."""
+    (damage,) = open_log(disk.files(), LARGE).recovery.damaged_ranges
+    return damage.proof
+
+
 def copied(disk: SimDisk, sent: Sequence[StoredBatch]) -> PartitionLog:
     """Return a log with four synced batches, and four of a group that is not synced."""
     log = open_log(disk.files(), LARGE)
@@ -72,8 +78,7 @@ def test_a_torn_group_is_cut_although_later_batches_had_seen_it_synced(
     log.append_stored(sent[5:8])
     log.sync()
     lose_a_sector_of(disk, 6)
-    (damage,) = open_log(disk.files(), LARGE).recovery.damaged_ranges
-    assert damage.proof is RotProof.SEEN_SYNCED
+    assert proof_of_rot(disk) is RotProof.SEEN_SYNCED
 
 
 def test_without_the_mark_the_same_tail_is_taken_for_rot(
@@ -83,8 +88,7 @@ def test_without_the_mark_the_same_tail_is_taken_for_rot(
     copied(disk, sent)
     disk.delete(MARK)
     lose_a_sector_of(disk, 5)
-    (damage,) = open_log(disk.files(), LARGE).recovery.damaged_ranges
-    assert damage.proof is RotProof.SEEN_SYNCED
+    assert proof_of_rot(disk) is RotProof.SEEN_SYNCED
 
 
 def test_what_was_synced_before_the_copying_stays_proved(
@@ -99,8 +103,7 @@ def test_what_was_synced_before_the_copying_stays_proved(
     log.append_stored(sent[2:8])
     lose_a_sector_of(disk, 1)
     disk.delete(f"{FOLDER}/{segment_name(0, 'index')}")
-    (damage,) = open_log(disk.files(), LARGE).recovery.damaged_ranges
-    assert damage.proof is RotProof.BELOW_RECOVERY_POINT
+    assert proof_of_rot(disk) is RotProof.BELOW_RECOVERY_POINT
 
 
 @pytest.mark.parametrize("how", ["told", "by a write as the leader"])
