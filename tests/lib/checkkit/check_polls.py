@@ -26,18 +26,28 @@ class Polls:
         self.sessions = ints(history.polls["session"])[poll]
         self.committed: Flags = ints(history.polls["committed"])[poll] != 0
         self.partitions = ints(history.sessions["partition"])[self.sessions]
-        self.forgiven = self._forgiven(facts, ints(history.polls["at_ns"])[poll])
+        self._losses = history.forgiven
+        self._at_ns = ints(history.polls["at_ns"])[poll]
+        self.forgiven = self._forgiven()
         # By session, and within it in the order in which rows were seen.
         self.order = np.argsort(self.sessions, kind="stable")
 
-    def _forgiven(self, facts: Facts, at_ns: Ints) -> Flags:
+    def _forgiven(self) -> Flags:
         """Tell which rows an operator gave up after they were shown."""
         flags: Flags = np.zeros(len(self.offsets), np.bool_)
-        for partition, choices in facts.history.forgiven.items():
+        for partition, choices in self._losses.items():
             for end, until_ns in choices:
                 here = self.partitions == partition
-                flags |= here & (self.offsets >= end) & (at_ns <= until_ns)
+                flags |= here & (self.offsets >= end) & (self._at_ns <= until_ns)
         return flags
+
+    def are_parted(self, one: int, other: int) -> bool:
+        """Tell whether an operator gave up one of two rows of a partition, and not the other."""
+        return any(
+            (self.offsets[one] >= end and self._at_ns[one] <= until_ns)
+            != (self.offsets[other] >= end and self._at_ns[other] <= until_ns)
+            for end, until_ns in self._losses.get(int(self.partitions[one]), ())
+        )
 
     def who(self, facts: Facts, row: int) -> str:
         """Return the consumer that saw a row."""
@@ -107,6 +117,8 @@ def _check_contents(facts: Facts, polls: Polls) -> Iterator[Violation]:
         record, partition = int(records[again]), int(polls.partitions[again])
         lower, offset = int(polls.offsets[other]), int(polls.offsets[again])
         if facts.stored_again(record, partition, lower, offset):
+            continue
+        if facts.record["attempts"][record] > 1 and polls.are_parted(other, again):
             continue
         detail = f"{facts.name(records[again])} was read at {polls.offsets[other]} as well"
         yield _violation(Anomaly.DOUBLED, polls, again, detail)

@@ -187,6 +187,21 @@ def unclean_election_loses_what_was_accepted() -> Verdict:
     return world.judge_all()
 
 
+def retry_is_shown_again_after_its_first_copy_was_given_up() -> Verdict:
+    """A consumer saw "b" before an operator accepted its loss; a retry stored it elsewhere."""
+    world = world_of("a")
+    world.send("b")
+    world.store("b")
+    world.poll("early", 0, 2)
+    world.history.forgive(0, 1, world.tick())
+    world.fail_over(keep=1)
+    world.publish("c")
+    world.retry("b")
+    world.ack("b", world.store("b"))
+    world.poll("late", 0, 3)
+    return world.judge_all()
+
+
 def retry_meets_a_log_whose_first_copy_only_the_table_has() -> Verdict:
     """An operator accepted a loss from the table's end on; the new leader does not know "b"."""
     world = world_of("a")
@@ -243,6 +258,7 @@ GOOD: Final = (
     two_clients_hear_epochs_in_other_orders,
     leader_acks_before_it_can_know_its_successor,
     unclean_election_loses_what_was_accepted,
+    retry_is_shown_again_after_its_first_copy_was_given_up,
     retry_meets_a_log_whose_first_copy_only_the_table_has,
     table_lags_behind,
     spark_s_read_is_in_any_order,

@@ -416,6 +416,20 @@ def stored_again_within_an_accepted_loss() -> Verdict:
     return _twice(loss_from=1, first_is_acked=False, retried=True)
 
 
+def polled_at_two_offsets_after_an_accepted_loss() -> Verdict:
+    """Both copies were stored and shown after the loss."""
+    world = world_of("a", "b")
+    world.history.forgive(0, 1, world.tick())
+    world.fail_over(keep=1)
+    world.send("c")
+    world.store("c")
+    world.poll("early", 0, 2)
+    world.retry("c")
+    world.ack("c", world.store("c"))
+    world.poll("late", 2, 3)
+    return world.judge_all()
+
+
 BAD: Final[dict[Callable[[], Verdict], set[Anomaly]]] = {
     replica_has_other_bytes: {Anomaly.DIVERGED},
     replica_has_another_epoch: {Anomaly.DIVERGED},
@@ -460,6 +474,7 @@ BAD: Final[dict[Callable[[], Verdict], set[Anomaly]]] = {
     acknowledged_and_stored_again_after_an_accepted_loss: {Anomaly.DOUBLED},
     sent_once_and_stored_again_after_an_accepted_loss: {Anomaly.DOUBLED},
     stored_again_within_an_accepted_loss: {Anomaly.DOUBLED},
+    polled_at_two_offsets_after_an_accepted_loss: {Anomaly.DOUBLED},
 }
 
 
