@@ -21,7 +21,7 @@ from broker.adapters.liftbridge.http2 import (
     ConnectionEnded,
     GrpcConnection,
     Http2Limits,
-    MessageArrived,
+    MessagesArrived,
     prefixed,
 )
 from broker.adapters.liftbridge.statuses import OK, Code, Status, StatusError
@@ -71,8 +71,8 @@ class Pair:
         """Give the server bytes; every message is used at once."""
         found: list[object] = list(self.server.receive(data))
         for one in found:
-            if isinstance(one, MessageArrived):
-                self.server.used(one.call, one.window_bytes)
+            if isinstance(one, MessagesArrived):
+                self.server.used(one.call, sum(one.windows_bytes))
             self.ended = self.ended or isinstance(one, ConnectionEnded)
         return found
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Final, Protocol
 
 import structlog
@@ -21,10 +22,11 @@ from broker.adapters.liftbridge.http2 import (
     Event,
     GrpcConnection,
     HalfClosed,
-    MessageArrived,
+    MessagesArrived,
     prefixed,
 )
-from broker.adapters.liftbridge.publishing import PublishCall, Published, parse
+from broker.adapters.liftbridge.publish_requests import Published
+from broker.adapters.liftbridge.publishing import PublishCall
 from broker.adapters.liftbridge.statuses import OK, Code, Status, StatusError, status_of
 from broker.adapters.liftbridge.stream_calls import Unary, decode
 from broker.adapters.liftbridge.subjects import publish_to_subject
@@ -43,6 +45,7 @@ _PUBLISH: Final = SERVICE + "Publish"
 _PUBLISH_ASYNC: Final = SERVICE + "PublishAsync"
 _SUBSCRIBE: Final = SERVICE + "Subscribe"
 _TO_SUBJECT: Final = SERVICE + "PublishToSubject"
+_WINDOW_BYTES: Final = attrgetter("window_bytes")
 _DEADLINE: Final = Status(Code.DEADLINE_EXCEEDED, "the deadline of the call has passed")
 
 Subscribe = Callable[[api.SubscribeRequest, Subscriber], str | None]
@@ -69,7 +72,8 @@ class Workers(Protocol):
 class _Call:
     path: str
     caller: Caller = NOBODY
-    message: MessageArrived | None = None  # of a call with one message, until the call starts
+    message: bytes | None = None  # of a call with one message, until the call starts
+    message_window_bytes: int = 0  # of it, to give back
     publish: PublishCall | None = None
     sink: CallSink | None = None
     give_up: Callable[[], None] | None = None  # ends the wait of the call for its answer
@@ -130,8 +134,8 @@ class ClientConnection(asyncio.Protocol):
         published: dict[int, list[Published]] = {}
         now_us = self._clock.now_us()
         for event in self._grpc.receive(data):
-            if isinstance(event, MessageArrived):
-                self._message(event, published, now_us)
+            if isinstance(event, MessagesArrived):
+                self._messages(event, published, now_us)
             else:
                 self._store(published)
                 self._event(event)
@@ -224,24 +228,27 @@ class ClientConnection(asyncio.Protocol):
             if many:
                 self._grpc.accept(opened.call)
 
-    def _message(
-        self, event: MessageArrived, published: dict[int, list[Published]], now_us: int
+    def _messages(
+        self, event: MessagesArrived, published: dict[int, list[Published]], now_us: int
     ) -> None:
         call = self._calls.get(event.call)
+        if call is None:
+            self._grpc.used(event.call, sum(event.windows_bytes))
+            return
         try:
-            if call is None:
-                self._used(event.call, event)
-            elif call.publish is not None:
-                request, size = _request(event, call.path), len(event.payload)
-                one = Published(request, size, event.window_bytes, now_us)
-                published.setdefault(event.call, []).append(one)
-            elif call.message is None:
-                call.message = event
-            else:
+            if call.publish is not None:
+                messages = call.publish.read(event.payloads, event.windows_bytes, now_us)
+                if call.path == _PUBLISH and not all(one.envelope.stream for one in messages):
+                    raise StatusError(Code.INVALID_ARGUMENT, "No stream provided")
+                published.setdefault(event.call, []).extend(messages)
+                return
+            if call.message is not None or len(event.payloads) > 1:
                 raise StatusError(Code.INTERNAL, "the call takes one message and got a second")
         except (StatusError, HeadwaterError) as refused:
             self._finish(event.call, _status(refused))
-            self._used(event.call, event)
+            self._grpc.used(event.call, sum(event.windows_bytes))
+            return
+        call.message, call.message_window_bytes = event.payloads[0], event.windows_bytes[0]
 
     def _store(self, published: dict[int, list[Published]]) -> None:
         for number, messages in published.items():
@@ -249,7 +256,7 @@ class ClientConnection(asyncio.Protocol):
             if call is not None and call.publish is not None:
                 call.publish.take(messages)
             else:  # the message behind them ended the call
-                self._used(number, *messages)
+                self._used(number, messages)
         published.clear()
 
     def _half_closed(self, number: int) -> None:
@@ -265,9 +272,8 @@ class ClientConnection(asyncio.Protocol):
             self._finish(number, Status(Code.INTERNAL, "the call has no message"))
             return
         call.started = True
-        payload = call.message.payload
-        self._used(number, call.message)
-        call.message = None
+        payload = call.message
+        self._give_message_back(number, call)
         if call.path == _SUBSCRIBE:
             self._start_subscription(number, call, payload)
             return
@@ -308,7 +314,7 @@ class ClientConnection(asyncio.Protocol):
         many: bool,
     ) -> None:
         """Answer published messages. Of Publish there is one."""
-        self._used(number, *published)
+        self._used(number, published)
         call = self._calls.get(number)
         if call is None:
             return
@@ -391,17 +397,20 @@ class ClientConnection(asyncio.Protocol):
             call.sink.stop()
         if call.counted:
             self._guard.exit(call.caller)
-        if call.message is not None:
-            self._used(number, call.message)
+        self._give_message_back(number, call)
         if call.publish is not None:
-            self._used(number, *call.publish.end())
+            self._used(number, call.publish.end())
         if call.give_up is not None:
             with suppress(HeadwaterError):  # NATS's connection is closed: nothing waits there
                 call.give_up()
 
-    def _used(self, number: int, *messages: MessageArrived | Published) -> None:
+    def _used(self, number: int, messages: Iterable[Published]) -> None:
         """Let the peer send as many bytes again as messages had that nothing here needs now."""
-        self._grpc.used(number, sum(one.window_bytes for one in messages))
+        self._grpc.used(number, sum(map(_WINDOW_BYTES, messages)))
+
+    def _give_message_back(self, number: int, call: _Call) -> None:
+        self._grpc.used(number, call.message_window_bytes)
+        call.message, call.message_window_bytes = None, 0
 
     def _write(self) -> None:
         self._writes_soon = False
@@ -410,14 +419,6 @@ class ClientConnection(asyncio.Protocol):
         output = self._grpc.take_output()
         if output and self._transport is not None:
             self._transport.write(output)
-
-
-def _request(message: MessageArrived, path: str) -> api.PublishRequest:
-    """Return what a message of Publish or PublishAsync asks for; raise what refuses it."""
-    request = parse(message.payload)
-    if not request.stream and path == _PUBLISH:  # in PublishAsync it is NOT_FOUND
-        raise StatusError(Code.INVALID_ARGUMENT, "No stream provided")
-    return request
 
 
 def _status(result: object) -> Status:

@@ -9,11 +9,13 @@ Source: RFC 9113, sections 3.4, 4.1 and 6.1.
 
 from __future__ import annotations
 
+import struct
 from typing import Final
 
 _PREFACE_BYTES: Final = 24  # that a client sends before its first frame
-_HEAD_BYTES: Final = 9  # of a frame: length (3), type (1), flags (1), stream (4)
-_PLAIN_DATA: Final = b"\0\0"  # type DATA without flags: no padding, and not the call's last frame
+_HEAD: Final = struct.Struct(">BHBBI")  # of a frame: length (3 bytes), type, flags, stream
+_HEAD_BYTES: Final = _HEAD.size
+_LOW_BITS: Final = 16  # of the length, in the second number of a head
 
 
 class DataFrameJoiner:
@@ -23,7 +25,7 @@ class DataFrameJoiner:
         """``frame_bytes_max`` is the longest legal frame; no joined frame is longer."""
         self._frame_bytes_max = frame_bytes_max
         self._preface_left = _PREFACE_BYTES
-        self._held = bytearray()  # the beginning of a frame
+        self._held = b""  # the beginning of a frame
         self._is_broken = False
 
     def join(self, data: bytes) -> bytes:
@@ -36,34 +38,35 @@ class DataFrameJoiner:
             return data
         preface = data[: self._preface_left]
         self._preface_left -= len(preface)
-        held = self._held
-        held += data[len(preface) :]
+        held = self._held + data[len(preface) :]
         parts: list[bytes] = [preface]
         plain = _PlainData(parts)
+        add, longest, unpack = plain.bodies.append, self._frame_bytes_max, _HEAD.unpack_from
         at, size = 0, len(held)
         while size - at >= _HEAD_BYTES:
-            body = at + _HEAD_BYTES
-            length = int.from_bytes(held[at : at + 3], "big")
-            if length > self._frame_bytes_max:
+            high, low, kind, flags, stream = unpack(held, at)
+            length = high << _LOW_BITS | low
+            if length > longest:
                 self._is_broken = True
                 break
-            end = body + length
+            end = at + _HEAD_BYTES + length
             if end > size:
                 break
-            kind = bytes(held[at + 3 : body])
-            if kind[:2] != _PLAIN_DATA or not length:
+            if kind or flags or not length:  # padded, the last frame of its call, or no data
                 plain.end()
-                parts.append(bytes(held[at:end]))
+                parts.append(held[at:end])
             else:
-                if kind != plain.kind or plain.length + length > self._frame_bytes_max:
+                if stream != plain.stream or plain.length + length > longest:
                     plain.end()
-                plain.add(kind, bytes(held[body:end]))
+                    plain.stream = stream
+                add(held[at + _HEAD_BYTES : end])
+                plain.length += length
             at = end
         plain.end()
-        del held[:at]
+        self._held = held[at:]
         if self._is_broken:
-            parts.append(bytes(held))
-            held.clear()
+            parts.append(self._held)
+            self._held = b""
         return b"".join(parts)
 
 
@@ -72,16 +75,15 @@ class _PlainData:
 
     def __init__(self, parts: list[bytes]) -> None:
         self._parts = parts
-        self._bodies: list[bytes] = []
-        self.kind = b""
+        self.bodies: list[bytes] = []
+        self.stream = 0
         self.length = 0
 
-    def add(self, kind: bytes, body: bytes) -> None:
-        self.kind = kind
-        self._bodies.append(body)
-        self.length += len(body)
-
     def end(self) -> None:
-        if self._bodies:
-            self._parts += (self.length.to_bytes(3, "big"), self.kind, *self._bodies)
-            self._bodies, self.kind, self.length = [], b"", 0
+        """Put the joined frame behind the other parts."""
+        if self.bodies:
+            high, low = divmod(self.length, 1 << _LOW_BITS)
+            self._parts.append(_HEAD.pack(high, low, 0, 0, self.stream))
+            self._parts += self.bodies
+            self.bodies.clear()
+            self.length = 0

@@ -16,8 +16,9 @@ Source: RFC 9113; "gRPC over HTTP2" of the gRPC project.
 from __future__ import annotations
 
 import re
+import struct
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -28,7 +29,8 @@ from h2 import config, connection, errors, events, exceptions, settings
 from broker.adapters.liftbridge.data_frames import DataFrameJoiner
 from broker.adapters.liftbridge.statuses import Code, Status
 
-PREFIX_BYTES: Final = 5  # of each message: one byte for its compression, four for its length
+_PREFIX: Final = struct.Struct(">BI")  # of each message: its compression, and its length
+PREFIX_BYTES: Final = _PREFIX.size
 _TIMEOUT: Final = re.compile(rb"([0-9]{1,8})([HMSmun])")
 _TIMEOUT_MS: Final = {
     b"H": 3_600_000.0,
@@ -63,12 +65,12 @@ class CallOpened:
 
 
 @dataclass(frozen=True, slots=True)
-class MessageArrived:
-    """A whole message of a call, without its prefix."""
+class MessagesArrived:
+    """Whole messages of a call that came together, in order, each without its prefix."""
 
     call: int
-    payload: bytes
-    window_bytes: int  # to give back with `GrpcConnection.used` once the message is handled
+    payloads: Sequence[bytes]
+    windows_bytes: Sequence[int]  # of each, to give back with `GrpcConnection.used` once handled
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +101,7 @@ class ConnectionEnded:
     reason: str  # "" if the peer ended it in order
 
 
-Event = CallOpened | MessageArrived | HalfClosed | CallEnded | Drained | ConnectionEnded
+Event = CallOpened | MessagesArrived | HalfClosed | CallEnded | Drained | ConnectionEnded
 
 
 @dataclass(slots=True)
@@ -221,21 +223,22 @@ class GrpcConnection:
             call.received += frame.data
         received = call.received if before else frame.data
         size = len(received)
-        found: list[Event] = []
+        payloads: list[bytes] = []
+        windows: list[int] = []
         while size - at >= PREFIX_BYTES:
-            start = at + PREFIX_BYTES
-            length = int.from_bytes(received[at + 1 : start], "big")
-            problem = self._problem(received[at], length)
-            if problem is not None:
-                self.finish(number, problem)
+            compression, length = _PREFIX.unpack_from(received, at)
+            if compression or length > self._limits.message_bytes_max:
+                self.finish(number, self._problem(compression, length))
                 break
+            start = at + PREFIX_BYTES
             end = start + length
             if size < end:
                 break
-            here = end - max(at, before)
-            unclaimed -= here
-            found.append(MessageArrived(number, bytes(received[start:end]), here))
+            payloads.append(bytes(received[start:end]))
+            windows.append(end - at)
             at = end
+        if windows:
+            windows[0] -= before  # which were given back when they came
         if before:
             del call.received[:at]
         elif call.status is None:
@@ -243,24 +246,22 @@ class GrpcConnection:
         self._count(call)
         if self._partial_bytes > self._limits.partial_bytes_max:
             self.finish(number, Status(Code.RESOURCE_EXHAUSTED, "too many large messages at once"))
-        self.used(number, unclaimed)
-        return found
+        self.used(number, unclaimed - sum(windows))
+        return [MessagesArrived(number, payloads, windows)] if payloads else []
 
     def _count(self, call: _Http2Stream) -> None:
         self._partial_bytes += len(call.received) - call.counted_bytes
         call.counted_bytes = len(call.received)
 
-    def _problem(self, compression: int, length: int) -> Status | None:
+    def _problem(self, compression: int, length: int) -> Status:
         if compression:
             return Status(
                 Code.UNIMPLEMENTED, "the message is compressed: send it without compression"
             )
-        if length > self._limits.message_bytes_max:
-            return Status(
-                Code.RESOURCE_EXHAUSTED,
-                f"a message of {length} bytes exceeds {self._limits.message_bytes_max} bytes",
-            )
-        return None
+        return Status(
+            Code.RESOURCE_EXHAUSTED,
+            f"a message of {length} bytes exceeds {self._limits.message_bytes_max} bytes",
+        )
 
     def _half_closed(self, number: int) -> Iterable[Event]:
         call = self._calls.get(number)

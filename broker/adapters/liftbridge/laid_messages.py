@@ -29,6 +29,10 @@ _ACK_RECEIVED_TAG: Final = b"\x40"  # field 8, a varint
 _RESPONSE_ACK_TAG: Final = b"\x0a"  # field 1, a message
 _RESPONSE_ID_TAG: Final = b"\x1a"  # field 3, a string
 _BITS: Final = 7  # of a varint's byte
+_LOW_NUMBERS: Final = 1 << 2 * _BITS
+_LOW_PARTS: Final = [
+    bytes((low & 0x7F | 0x80, low >> _BITS | 0x80)) for low in range(_LOW_NUMBERS)
+]  # the first two bytes of a varint that goes on
 _FEW: Final = 16  # numbers that are encoded sooner one by one than by numpy
 
 
@@ -57,8 +61,8 @@ def lay_out(
 
 def lay_out_answers(
     common: bytes,
-    offsets: np.ndarray[tuple[int], np.dtype[np.int64]],
-    received_ns: np.ndarray[tuple[int], np.dtype[np.int64]],
+    offsets: Sequence[int],
+    received_ns: Sequence[int],
     ids: Sequence[str],
     inboxes: Sequence[str],
 ) -> list[bytes]:
@@ -66,22 +70,24 @@ def lay_out_answers(
 
     ``common`` has the other fields of each ``Ack``; ``ids`` are the correlation ids.
     """
-    heads = zip(varints(offsets), varints(received_ns), ids, inboxes, strict=True)
     found: list[bytes] = []
-    pack, join = _PREFIX.pack, b"".join
-    for offset, received, name, inbox in heads:
-        ident = name.encode()
-        parts = [common, _ACK_OFFSET_TAG, offset, _ACK_RECEIVED_TAG, received]
-        if ident:
-            parts += (_field(_ACK_ID_TAG, len(ident)), ident)
-        if inbox:
-            to = inbox.encode()
-            parts += (_field(_ACK_INBOX_TAG, len(to)), to)
-        ack = join(parts)
-        response = join((
-            _field(_RESPONSE_ACK_TAG, len(ack)), ack, _field(_RESPONSE_ID_TAG, len(ident)), ident,
-        ))  # fmt: skip
-        found.append(pack(0, len(response)) + response)
+    join, sizes, last = b"".join, (-1, -1, -1), -1
+    head = begin = id_field = inbox_field = id_again = b""
+    for offset, received, name, inbox in zip(offsets, received_ns, ids, inboxes, strict=True):
+        if received != last:  # messages that came together share their time
+            last, sizes = received, (-1, -1, -1)
+            head = common + _ACK_RECEIVED_TAG + _varint(received) + _ACK_OFFSET_TAG
+        ident, to, number = name.encode(), inbox.encode(), offset_varint(offset)
+        if (len(number), len(ident), len(to)) != sizes:  # the parts between are the same otherwise
+            sizes = len(number), len(ident), len(to)
+            id_field = _field(_ACK_ID_TAG, len(ident)) if ident else b""
+            inbox_field = _field(_ACK_INBOX_TAG, len(to)) if to else b""
+            id_again = _field(_RESPONSE_ID_TAG, len(ident)) if ident else b""
+            ack_bytes = len(head) + sum(sizes) + len(id_field) + len(inbox_field)
+            ack_field = _field(_RESPONSE_ACK_TAG, ack_bytes)
+            whole = len(ack_field) + ack_bytes + len(id_again) + len(ident)
+            begin = _PREFIX.pack(0, whole) + ack_field
+        found.append(join((begin, head, number, id_field, ident, inbox_field, to, id_again, ident)))
     return found
 
 
@@ -98,6 +104,18 @@ def _varint(number: int) -> bytes:
         number >>= _BITS
     found.append(number)
     return bytes(found)
+
+
+def offset_varint(number: int) -> bytes:
+    """Return a number that is not negative as a varint, sooner if others had its higher bits."""
+    if number < _LOW_NUMBERS:
+        return _varint(number)
+    return _LOW_PARTS[number % _LOW_NUMBERS] + _high_part(number // _LOW_NUMBERS)
+
+
+@lru_cache(maxsize=64)
+def _high_part(number: int) -> bytes:
+    return _varint(number)
 
 
 def varints(numbers: np.ndarray[tuple[int], np.dtype[np.int64]]) -> list[bytes]:

@@ -15,9 +15,8 @@ import pyarrow.compute as pc
 
 from broker.adapters.liftbridge.http2 import prefixed
 from broker.adapters.liftbridge.laid_messages import lay_out
+from broker.adapters.liftbridge.publish_requests import Published
 from broker.codec.schema import HEADERS_TYPE, ROW_SCHEMA
-from broker.model.records import AckPolicy
-from broker.wire.liftbridge import api_pb2 as api
 from broker.wire.liftbridge import message_pb2 as wire
 
 NS_PER_US: Final = 1000
@@ -31,11 +30,6 @@ COLUMNS: Final = (
     "reply_subject",
 )
 SCHEMA: Final = pa.schema([ROW_SCHEMA.field(name) for name in COLUMNS])
-POLICIES: Final = {
-    wire.LEADER: AckPolicy.LEADER,
-    wire.ALL: AckPolicy.ALL,
-    wire.NONE: AckPolicy.NONE,
-}
 
 
 def encode_rows(
@@ -93,23 +87,21 @@ def _messages(rows: pa.RecordBatch, stream: str, partition: int) -> Iterator[wir
         yield message
 
 
-def to_batch(requests: Sequence[api.PublishRequest]) -> pa.RecordBatch:
+def to_batch(messages: Sequence[Published]) -> pa.RecordBatch:
     """Return published messages as columns of a producer; the broker stamps the time."""
-    columns = {
-        "key": pa.array([one.key or None for one in requests], pa.binary()),
-        "value": pa.array([one.value for one in requests], pa.binary()),
-    }
-    if any(one.headers for one in requests):
+    envelopes = [one.envelope for one in messages]
+    kinds = set(map(id, envelopes))
+    different = [envelopes[0]] if len(kinds) == 1 else envelopes
+    count = len(messages)
+    keys = pa.nulls(count, pa.binary())
+    if any(one.key for one in different):
+        keys = pa.array([one.key or None for one in envelopes], pa.binary())
+    columns = {"key": keys, "value": pa.array([one.value for one in messages], pa.binary())}
+    if any(one.headers for one in different):
         # A protobuf map has no order.
-        named = [sorted(one.headers.items()) or None for one in requests]
+        named = [sorted(one.headers.items()) or None for one in envelopes]
         columns["headers"] = pa.array(named, pa.map_(pa.string(), pa.binary())).cast(HEADERS_TYPE)
-    if any(one.correlationId for one in requests):
-        ids = [one.correlationId or None for one in requests]
+    if any(one.correlation_id for one in messages):
+        ids = [one.correlation_id or None for one in messages]
         columns["correlation_id"] = pa.array(ids, pa.string())
     return pa.RecordBatch.from_pydict(columns)
-
-
-def size_of(request: api.PublishRequest) -> int:
-    """Return the bytes of a record: value, key and headers."""
-    named = sum(len(name.encode()) + len(value) for name, value in request.headers.items())
-    return len(request.key) + len(request.value) + named

@@ -18,15 +18,14 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+from operator import attrgetter
 from typing import Final
-
-import numpy as np
-from google.protobuf.message import DecodeError
 
 from broker.adapters.access.pace import Pace
 from broker.adapters.liftbridge.http2 import prefixed
 from broker.adapters.liftbridge.laid_messages import lay_out_answers
-from broker.adapters.liftbridge.messages import NS_PER_US, POLICIES, size_of, to_batch
+from broker.adapters.liftbridge.messages import NS_PER_US, to_batch
+from broker.adapters.liftbridge.publish_requests import POLICIES, Published, RequestReader
 from broker.adapters.liftbridge.statuses import OK, Status, status_of
 from broker.adapters.liftbridge.targets import LookUps, PublishTarget
 from broker.errors import (
@@ -55,6 +54,10 @@ _BATCH_BYTES: Final = 2048  # of an Arrow message with every column and no data
 _ROW_BYTES: Final = 64  # of a row beside its data
 _LEADER_WAIT_MS: Final = 5_000  # how long a message waits for a leader: as Liftbridge's clients
 _LOOK_UP_AGAIN_S: Final = 0.05
+_ENVELOPE: Final = attrgetter("envelope")
+_ACK_POLICY: Final = attrgetter("envelope.ack_policy")
+_REQUEST_BYTES: Final = attrgetter("request_bytes")
+_WINDOW_BYTES: Final = attrgetter("window_bytes")
 # The first class that an error is an instance of counts; any other is INTERNAL.
 _ASYNC_CODES: Final[tuple[tuple[type[HeadwaterError], api.PublishAsyncError.Code], ...]] = (
     (AccessError, api.PublishAsyncError.PERMISSION_DENIED),
@@ -66,17 +69,6 @@ _ASYNC_CODES: Final[tuple[tuple[type[HeadwaterError], api.PublishAsyncError.Code
     (InvalidRequestError, api.PublishAsyncError.BAD_REQUEST),
     (CommitTimeoutError, api.PublishAsyncError.UNKNOWN),  # INTERNAL: it is not stored
 )
-
-
-@dataclass(slots=True)
-class Published:
-    """One message that waits for its outcome."""
-
-    request: api.PublishRequest
-    request_bytes: int  # at least the bytes of its record
-    window_bytes: int
-    received_us: int
-    waits_until_ms: int | None = None  # for a leader, by the monotonic clock; None: does not wait
 
 
 Answer = Callable[[Sequence[Published], Sequence[bytes], Status], None]
@@ -124,6 +116,7 @@ class PublishCall:
         self._answer = answer
         self._queues: dict[tuple[str, int], _PartitionQueue] = {}
         self._unanswered = 0
+        self.read = RequestReader().read
 
     @property
     def idle(self) -> bool:
@@ -146,7 +139,7 @@ class PublishCall:
 
     def _pass_held(self) -> None:
         while self._held:
-            wait_ms = self._pace.ask(sum(one.window_bytes for one in self._held[0]))
+            wait_ms = self._pace.ask(sum(map(_WINDOW_BYTES, self._held[0])))
             if wait_ms:
                 self._finder.call_later(wait_ms / 1000, self._pass_held)
                 return
@@ -155,12 +148,12 @@ class PublishCall:
     def _sort(self, messages: Sequence[Published]) -> None:
         """Put messages behind others of their partitions, and store what can be stored."""
         touched: dict[tuple[str, int], _PartitionQueue] = {}
-        for one in messages:
-            key = (one.request.stream, one.request.partition)
+        for envelope, alike in groupby(messages, _ENVELOPE):
+            key = envelope.target
             queue = touched.get(key)
             if queue is None:
                 queue = touched[key] = self._queue_of(key)
-            queue.waiting.append(one)
+            queue.waiting.extend(alike)
         for queue in touched.values():
             self._store_waiting(queue)
 
@@ -176,8 +169,8 @@ class PublishCall:
             return
         target, ready = queue.target, list(queue.waiting)
         queue.waiting.clear()
-        for policy, group in groupby(ready, lambda one: POLICIES.get(one.request.ackPolicy)):
-            self._store(target, policy, list(group))
+        for policy, group in groupby(ready, _ACK_POLICY):
+            self._store(target, POLICIES.get(policy), list(group))
 
     def _look_up(self, queue: _PartitionQueue) -> None:
         queue.looking = True
@@ -236,6 +229,24 @@ class PublishCall:
             )
             return
         config = target.stream.config
+        fitting = messages
+        if (
+            config.optimistic_concurrency
+            or max(map(_REQUEST_BYTES, messages)) > config.record_bytes_max
+        ):
+            fitting = self._without_refused(messages, policy, config)
+        if config.optimistic_concurrency:
+            for one in fitting:
+                expected = one.envelope.expected_offset
+                end = None if expected < 0 else Offset(expected)
+                self._submit(_Run(target, policy, [one], end))
+            return
+        for part in _parts(fitting, config.segment_bytes_max):
+            self._submit(_Run(target, policy, part))
+
+    def _without_refused(
+        self, messages: list[Published], policy: AckPolicy, config: StreamConfig
+    ) -> list[Published]:
         fitting: list[Published] = []
         for one in messages:
             refused = _refusal(one, policy, config)
@@ -243,14 +254,7 @@ class PublishCall:
                 fitting.append(one)
             else:
                 self._refuse([one], refused)
-        if config.optimistic_concurrency:
-            for one in fitting:
-                expected = one.request.expectedOffset
-                end = None if expected < 0 else Offset(expected)
-                self._submit(_Run(target, policy, [one], end))
-            return
-        for part in _parts(fitting, config.segment_bytes_max):
-            self._submit(_Run(target, policy, part))
+        return fitting
 
     def _submit(self, run: _Run) -> None:
         def done(outcome: RecordsOutcome | HeadwaterError) -> None:  # on a commit thread
@@ -258,7 +262,7 @@ class PublishCall:
 
         try:
             run.target.writer.submit_records(
-                to_batch([one.request for one in run.messages]),
+                to_batch(run.messages),
                 None,
                 done,
                 policy=run.policy,
@@ -273,7 +277,7 @@ class PublishCall:
             self._refuse(run.messages, CommitTimeoutError(told))  # a repeat could be a second one
             return
         if isinstance(outcome, HeadwaterError):
-            key = (run.target.stream.name, run.messages[0].request.partition)
+            key = (run.target.stream.name, run.messages[0].envelope.partition)
             self._wait_or_refuse(self._queue_of(key), run.messages, outcome)
             return
         silent = run.policy is AckPolicy.NONE
@@ -288,7 +292,7 @@ class PublishCall:
         )
         answers: list[bytes] = []
         for one in messages:
-            response.correlationId = one.request.correlationId
+            response.correlationId = one.correlation_id
             answers.append(prefixed(response.SerializeToString()))
         self._done(messages, answers, status)
 
@@ -303,7 +307,7 @@ def _refusal(message: Published, policy: AckPolicy, config: StreamConfig) -> Hea
     """Return why a message cannot be stored in a stream, or None."""
     limit = config.record_bytes_max
     # The record's size is counted only if it may be too large: that takes longer than the rest.
-    if message.request_bytes > limit and (size := size_of(message.request)) > limit:
+    if message.request_bytes > limit and (size := _record_bytes(message)) > limit:
         return RecordTooLargeError(
             f"a record of {size} bytes exceeds {limit} bytes (record_bytes_max)",
             size_bytes=size,
@@ -315,6 +319,10 @@ def _refusal(message: Published, policy: AckPolicy, config: StreamConfig) -> Hea
             "the answer: ack policy NONE is refused"
         )
     return None
+
+
+def _record_bytes(message: Published) -> int:
+    return message.envelope.size_bytes + len(message.value)
 
 
 def _async_code(error: HeadwaterError) -> api.PublishAsyncError.Code:
@@ -339,35 +347,21 @@ def _parts(messages: Sequence[Published], bytes_max: int) -> Iterator[list[Publi
         yield part
 
 
-def parse(payload: bytes) -> api.PublishRequest:
-    """Read a request.
-
-    Raises:
-        InvalidRequestError: the bytes are not a PublishRequest.
-    """
-    request = api.PublishRequest()
-    try:
-        request.ParseFromString(payload)
-    except DecodeError as cause:
-        raise InvalidRequestError(f"the request is not a PublishRequest: {cause}") from cause
-    return request
-
-
 def _acked(run: _Run, outcome: RecordsOutcome, now_us: int) -> list[bytes]:
     """Return the answers for stored messages, each with its prefix."""
-    requests = [one.request for one in run.messages]
-    subject = run.target.subject
+    messages, subject = run.messages, run.target.subject
+    envelopes = list(map(_ENVELOPE, messages))
     common = wire.Ack(
-        stream=requests[0].stream,
+        stream=envelopes[0].stream,
         partitionSubject=subject,
         msgSubject=subject,
-        ackPolicy=requests[0].ackPolicy,
+        ackPolicy=envelopes[0].ack_policy,
         commitTimestamp=now_us * NS_PER_US,
     )
     return lay_out_answers(
         common.SerializeToString(),
-        np.array(outcome.offsets, np.int64),
-        np.array([one.received_us for one in run.messages], np.int64) * NS_PER_US,
-        [one.correlationId for one in requests],
-        [one.ackInbox for one in requests],
+        outcome.offsets,
+        [one.received_us * NS_PER_US for one in messages],
+        [one.correlation_id for one in messages],
+        [one.ack_inbox for one in envelopes],
     )

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from google.protobuf.message import DecodeError
 
-from broker.adapters.liftbridge.messages import POLICIES
+from broker.adapters.liftbridge.publish_requests import POLICIES
 from broker.adapters.liftbridge.statuses import Code, StatusError
 from broker.adapters.liftbridge.stream_calls import decode
 from broker.codec.nats import envelope

@@ -10,15 +10,16 @@ from google.protobuf.message import Message as Protobuf
 from h2 import config as h2_config
 from h2 import connection as h2_connection
 
-from broker.adapters.liftbridge import health, publishing
+from broker.adapters.liftbridge import health
 from broker.adapters.liftbridge.group_calls import GroupCalls
 from broker.adapters.liftbridge.http2 import (
     CallOpened,
     GrpcConnection,
     Http2Limits,
-    MessageArrived,
+    MessagesArrived,
     prefixed,
 )
+from broker.adapters.liftbridge.publish_requests import RequestReader
 from broker.adapters.liftbridge.statuses import OK, StatusError
 from broker.adapters.liftbridge.stream_calls import StreamCalls
 from broker.errors import HeadwaterError
@@ -66,12 +67,18 @@ def _served(data: bytes) -> object:
     server.start()
     for at in range(0, len(data), 300):
         for one in server.receive(data[at : at + 300]):
-            if isinstance(one, MessageArrived):
-                server.used(one.call, one.window_bytes)
+            if isinstance(one, MessagesArrived):
+                server.used(one.call, sum(one.windows_bytes))
                 server.send(one.call, b"x" * 100)
             elif isinstance(one, CallOpened):
                 server.finish(one.call, OK)
     return server.take_output()
+
+
+def _published(data: bytes) -> object:
+    """Read a message behind one that it may differ from in its value and correlation id only."""
+    payloads = [_request(api.PublishRequest), data]
+    return RequestReader().read(payloads, [1, 1], 0)
 
 
 @cache
@@ -141,8 +148,8 @@ def decoders() -> Iterator[Decoder]:
     yield from (_unary(kind, method) for kind, method in _CALLS.items())
     yield Decoder(
         name="liftbridge_publish",
-        covers=("broker.adapters.liftbridge.publishing.parse",),
-        decode=publishing.parse,
+        covers=("broker.adapters.liftbridge.publish_requests.RequestReader.read",),
+        decode=_published,
         make_seeds=lambda: [_request(api.PublishRequest)],
     )
     yield Decoder(

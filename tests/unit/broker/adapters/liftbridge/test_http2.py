@@ -23,7 +23,7 @@ from broker.adapters.liftbridge.http2 import (
     GrpcConnection,
     HalfClosed,
     Http2Limits,
-    MessageArrived,
+    MessagesArrived,
     prefixed,
 )
 from broker.adapters.liftbridge.statuses import Code, Status
@@ -101,7 +101,9 @@ class Peer:
 
 def messages(events: list[Event]) -> Iterator[bytes]:
     """Yield the messages among events."""
-    yield from (one.payload for one in events if isinstance(one, MessageArrived))
+    for one in events:
+        if isinstance(one, MessagesArrived):
+            yield from one.payloads
 
 
 @given(
@@ -190,11 +192,11 @@ def test_messages_that_nobody_handles_stop_their_sender() -> None:
     one = prefixed(b"x" * (KIB - 5))
     for _ in range(64):
         peer.send(call, one)
-    held = [event for event in peer.exchange() if isinstance(event, MessageArrived)]
-    assert len(held) == 64
+    held = [event for event in peer.exchange() if isinstance(event, MessagesArrived)]
+    assert sum(len(event.payloads) for event in held) == 64
     assert peer.client.local_flow_control_window(call) == 0
     for event in held:
-        peer.server.used(event.call, event.window_bytes)
+        peer.server.used(event.call, sum(event.windows_bytes))
     peer.exchange()
     assert peer.client.local_flow_control_window(call) >= 32 * KIB
 

@@ -8,7 +8,12 @@ import numpy as np
 import pytest
 
 from broker.adapters.liftbridge.http2 import PREFIX_BYTES
-from broker.adapters.liftbridge.laid_messages import lay_out, lay_out_answers, varints
+from broker.adapters.liftbridge.laid_messages import (
+    lay_out,
+    lay_out_answers,
+    offset_varint,
+    varints,
+)
 from broker.wire.liftbridge import api_pb2 as api
 from broker.wire.liftbridge import message_pb2 as wire
 from cases import seeds
@@ -22,6 +27,7 @@ def test_varints_are_those_of_protobuf() -> None:
     assert varints(np.array(NUMBERS, np.int64)) == expected
     assert [varints(np.array([one], np.int64))[0] for one in NUMBERS] == expected
     assert varints(np.array([], np.int64)) == []
+    assert [offset_varint(one) for one in NUMBERS] == expected
 
 
 @pytest.mark.parametrize("seed", seeds(20))
@@ -57,8 +63,8 @@ def test_answers_are_those_of_protobuf(seed: int) -> None:
     """Few and many of them, with and without correlation ids and inboxes."""
     draw = random.Random(seed)
     count = draw.randrange(1, 40)
-    offsets = np.array([draw.choice(NUMBERS) for _ in range(count)], np.int64)
-    received = np.array([draw.choice(NUMBERS) for _ in range(count)], np.int64)
+    offsets = [draw.choice(NUMBERS) for _ in range(count)]
+    received = [draw.choice(NUMBERS) for _ in range(count)]
     ids = [draw.choice(["", "7", "größe" * 30]) for _ in range(count)]
     inboxes = [draw.choice(["", "_INBOX.x"]) for _ in range(count)]
     common = wire.Ack(
@@ -71,8 +77,8 @@ def test_answers_are_those_of_protobuf(seed: int) -> None:
     laid = lay_out_answers(common.SerializeToString(), offsets, received, ids, inboxes)
     for place, data in enumerate(laid):
         ack = wire.Ack(
-            offset=int(offsets[place]),
-            receptionTimestamp=int(received[place]),
+            offset=offsets[place],
+            receptionTimestamp=received[place],
             correlationId=ids[place],
             ackInbox=inboxes[place],
         )

@@ -8,7 +8,8 @@ from typing import Any, cast
 import pytest
 
 from broker.adapters.access.pace import Pace
-from broker.adapters.liftbridge.publishing import PublishCall, Published
+from broker.adapters.liftbridge.publish_requests import Published
+from broker.adapters.liftbridge.publishing import PublishCall
 from broker.adapters.liftbridge.statuses import Code, Status
 from broker.adapters.liftbridge.targets import PublishTarget
 from broker.errors import (
@@ -82,7 +83,8 @@ class Rig:
 
         pace = Pace(None, cast("Any", None), "publish")
         call = PublishCall(cast("Any", self), cast("Any", self), lambda work: work(), answer, pace)
-        call.take([Published(api.PublishRequest(stream="s", value=b"x"), 1, 1, 0)])
+        payload = api.PublishRequest(stream="s", value=b"x").SerializeToString()
+        call.take(call.read([payload], [1], 0))
         assert call.idle
 
 
