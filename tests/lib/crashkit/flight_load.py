@@ -190,11 +190,11 @@ class FlightLoad:
         """Hear of a batch; on the producer's thread, or on ours when it has given up."""
         if isinstance(answer, CommitTimeoutError):
             return  # thrown away with its producer: not known, goes again
+        if isinstance(answer, SequenceGapError) and self._gap_allowed.is_set():
+            return  # the log that answers has lost records: it cannot say what was stored
         if isinstance(answer, BaseException):
             for record in batch.records:
                 self._recorder.refuse(record.name, str(answer))
-            if isinstance(answer, SequenceGapError) and self._gap_allowed.is_set():
-                return
             self.failure = f"{self._maker.producer}: {type(answer).__name__}: {answer}"
         else:
             for place, record in enumerate(batch.records):
