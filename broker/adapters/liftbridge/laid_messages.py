@@ -40,23 +40,30 @@ def lay_out(
     common: bytes,
     offsets: np.ndarray[tuple[int], np.dtype[np.int64]],
     stamps_ns: np.ndarray[tuple[int], np.dtype[np.int64]],
-    keys: Sequence[bytes | None] | None,
+    keys: Sequence[bytes | None],
     values: Sequence[bytes | None],
-) -> list[bytes]:
-    """Return each message with its prefix. ``common`` has the other fields of all of them."""
-    heads = zip(varints(offsets), varints(stamps_ns), strict=True)
-    found: list[bytes] = []
-    pack, join = _PREFIX.pack, b"".join
-    for place, (offset, stamp) in enumerate(heads):
-        value = values[place] or b""
-        parts = [_OFFSET_TAG, offset, _STAMP_TAG, stamp, _field(_VALUE_TAG, len(value)), value]
-        key = keys[place] if keys is not None else None
-        if key:
-            parts += (_field(_KEY_TAG, len(key)), key)
-        parts.append(common)
-        body = join(parts)
-        found.append(pack(0, len(body)) + body)
-    return found
+) -> bytes:
+    """Return the messages, each with its prefix, joined.
+
+    ``common`` has the other fields of all of them.
+    """
+    parts: list[bytes] = []
+    sizes = (-1, -1, -1, -1)
+    begin = value_field = key_field = b""
+    for offset, stamp, key, value in zip(
+        varints(offsets), varints(stamps_ns), keys, values, strict=True
+    ):
+        data, name = value or b"", key or b""
+        if (len(offset), len(stamp), len(data), len(name)) != sizes:
+            sizes = len(offset), len(stamp), len(data), len(name)
+            value_field = _field(_VALUE_TAG, len(data))
+            key_field = _field(_KEY_TAG, len(name)) if name else b""
+            fields = len(_OFFSET_TAG) + len(_STAMP_TAG) + len(value_field) + len(key_field)
+            begin = _PREFIX.pack(0, sum(sizes) + fields + len(common)) + _OFFSET_TAG
+        parts += (
+            begin, offset, _STAMP_TAG, stamp, value_field, data, key_field, name, common,
+        )  # fmt: skip
+    return b"".join(parts)
 
 
 def lay_out_answers(

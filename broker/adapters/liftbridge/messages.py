@@ -36,15 +36,16 @@ def encode_rows(
     rows: pa.RecordBatch, *, stream: str, partition: int, reverse: bool = False
 ) -> bytes:
     """Return rows of :data:`SCHEMA` as messages, each with its prefix, joined."""
+    if reverse:
+        rows = rows.take(pa.array(range(rows.num_rows - 1, -1, -1), pa.int64()))
     encoded = _laid_out(rows, stream, partition)
     if encoded is None:
-        encoded = [
-            prefixed(message.SerializeToString()) for message in _messages(rows, stream, partition)
-        ]
-    return b"".join(reversed(encoded) if reverse else encoded)
+        messages = _messages(rows, stream, partition)
+        encoded = b"".join(prefixed(message.SerializeToString()) for message in messages)
+    return encoded
 
 
-def _laid_out(rows: pa.RecordBatch, stream: str, partition: int) -> list[bytes] | None:
+def _laid_out(rows: pa.RecordBatch, stream: str, partition: int) -> bytes | None:
     """Return rows that differ in offset, time, key and value only; None: they differ in more."""
     keys, headers, subjects, replies = (rows.column(place) for place in (2, 4, 5, 6))
     count = rows.num_rows
@@ -60,7 +61,7 @@ def _laid_out(rows: pa.RecordBatch, stream: str, partition: int) -> list[bytes] 
         common.SerializeToString(),
         rows.column(0).to_numpy(),
         rows.column(1).cast(pa.int64()).to_numpy() * NS_PER_US,
-        None if keys.null_count == count else keys.to_pylist(),
+        [None] * count if keys.null_count == count else keys.to_pylist(),
         rows.column(3).to_pylist(),
     )
 

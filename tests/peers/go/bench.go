@@ -29,11 +29,7 @@ func bench(r *rig, arguments []string) {
 	switch mode {
 	case "create":
 		partitions := int32(count)
-		options := []lift.StreamOption{lift.Partitions(partitions)}
-		if size > 0 {
-			options = append(options, lift.SegmentMaxBytes(int64(size)), lift.RetentionMaxBytes(1))
-		}
-		must(r.client.CreateStream(r.ctx, stream, stream, options...), "create")
+		must(r.client.CreateStream(r.ctx, stream, stream, lift.Partitions(partitions)), "create")
 	case "publish":
 		found["msgs_s"] = r.benchPublish(stream, size, count, 1)
 	case "publish8":

@@ -42,7 +42,9 @@ def test_messages_are_those_of_protobuf(seed: int) -> None:
     keys = [draw.choice([None, b"", draw.randbytes(draw.choice(sizes))]) for _ in range(count)]
     common = wire.Message(stream="s", partition=3, subject="foo", headers={"subject": b"foo"})
     laid = lay_out(common.SerializeToString(), numbers, stamps, keys, values)
-    for place, data in enumerate(laid):
+    for place in range(count):
+        end = PREFIX_BYTES + int.from_bytes(laid[1:PREFIX_BYTES], "big")
+        data, laid = laid[:end], laid[end:]
         expected = wire.Message(
             offset=int(numbers[place]),
             timestamp=int(stamps[place]),
@@ -54,8 +56,8 @@ def test_messages_are_those_of_protobuf(seed: int) -> None:
             headers={"subject": b"foo"},
         )
         assert data[0] == 0
-        assert int.from_bytes(data[1:PREFIX_BYTES], "big") == len(data) - PREFIX_BYTES
         assert wire.Message.FromString(data[PREFIX_BYTES:]) == expected
+    assert not laid
 
 
 @pytest.mark.parametrize("seed", seeds(20))
