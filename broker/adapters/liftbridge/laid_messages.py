@@ -14,8 +14,6 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final
 
-import numpy as np
-
 _PREFIX: Final = struct.Struct(">BI")  # of a message of gRPC: not compressed, and its length
 _OFFSET_TAG: Final = b"\x08"  # field 1, a varint
 _KEY_TAG: Final = b"\x12"  # field 2, bytes
@@ -33,13 +31,12 @@ _LOW_NUMBERS: Final = 1 << 2 * _BITS
 _LOW_PARTS: Final = [
     bytes((low & 0x7F | 0x80, low >> _BITS | 0x80)) for low in range(_LOW_NUMBERS)
 ]  # the first two bytes of a varint that goes on
-_FEW: Final = 16  # numbers that are encoded sooner one by one than by numpy
 
 
 def lay_out(
     common: bytes,
-    offsets: np.ndarray[tuple[int], np.dtype[np.int64]],
-    stamps_ns: np.ndarray[tuple[int], np.dtype[np.int64]],
+    offsets: Sequence[int],
+    stamps_ns: Sequence[int],
     keys: Sequence[bytes | None],
     values: Sequence[bytes | None],
 ) -> bytes:
@@ -49,11 +46,12 @@ def lay_out(
     """
     parts: list[bytes] = []
     sizes = (-1, -1, -1, -1)
-    begin = value_field = key_field = b""
-    for offset, stamp, key, value in zip(
-        varints(offsets), varints(stamps_ns), keys, values, strict=True
-    ):
-        data, name = value or b"", key or b""
+    begin = value_field = key_field = stamp = b""
+    last = -1
+    for offset_number, stamp_ns, key, value in zip(offsets, stamps_ns, keys, values, strict=True):
+        if stamp_ns != last:  # records that came together share their time
+            last, stamp = stamp_ns, varint(stamp_ns)
+        data, name, offset = value or b"", key or b"", varint(offset_number)
         if (len(offset), len(stamp), len(data), len(name)) != sizes:
             sizes = len(offset), len(stamp), len(data), len(name)
             value_field = _field(_VALUE_TAG, len(data))
@@ -83,8 +81,8 @@ def lay_out_answers(
     for offset, received, name, inbox in zip(offsets, received_ns, ids, inboxes, strict=True):
         if received != last:  # messages that came together share their time
             last, sizes = received, (-1, -1, -1)
-            head = common + _ACK_RECEIVED_TAG + _varint(received) + _ACK_OFFSET_TAG
-        ident, to, number = name.encode(), inbox.encode(), offset_varint(offset)
+            head = common + _ACK_RECEIVED_TAG + varint(received) + _ACK_OFFSET_TAG
+        ident, to, number = name.encode(), inbox.encode(), varint(offset)
         if (len(number), len(ident), len(to)) != sizes:  # the parts between are the same otherwise
             sizes = len(number), len(ident), len(to)
             id_field = _field(_ACK_ID_TAG, len(ident)) if ident else b""
@@ -101,42 +99,18 @@ def lay_out_answers(
 @lru_cache(maxsize=4096)
 def _field(tag: bytes, size: int) -> bytes:
     """Return the beginning of a field of bytes."""
-    return tag + _varint(size)
+    return tag + varint(size)
 
 
-def _varint(number: int) -> bytes:
-    found = bytearray()
-    while number > 0x7F:
-        found.append(number & 0x7F | 0x80)
-        number >>= _BITS
-    found.append(number)
-    return bytes(found)
-
-
-def offset_varint(number: int) -> bytes:
+def varint(number: int) -> bytes:
     """Return a number that is not negative as a varint, sooner if others had its higher bits."""
+    if number < 1 << _BITS:
+        return bytes((number,))
     if number < _LOW_NUMBERS:
-        return _varint(number)
+        return bytes((number & 0x7F | 0x80, number >> _BITS))
     return _LOW_PARTS[number % _LOW_NUMBERS] + _high_part(number // _LOW_NUMBERS)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=4096)
 def _high_part(number: int) -> bytes:
-    return _varint(number)
-
-
-def varints(numbers: np.ndarray[tuple[int], np.dtype[np.int64]]) -> list[bytes]:
-    """Return numbers that are not negative as varints."""
-    if len(numbers) < _FEW:
-        return [_varint(one) for one in numbers.tolist()]
-    width = max(1, -(-int(numbers.max()).bit_length() // _BITS))
-    parts = np.empty((len(numbers), width), np.uint8)
-    for place in range(width):
-        parts[:, place] = (numbers >> (_BITS * place)) & 0x7F | 0x80
-    sizes = np.maximum(1, width - (numbers[:, None] >> (_BITS * np.arange(width)) == 0).sum(axis=1))
-    parts[np.arange(len(numbers)), sizes - 1] &= 0x7F
-    data = parts.tobytes()
-    return [
-        data[at : at + size]
-        for at, size in zip(range(0, len(data), width), sizes.tolist(), strict=True)
-    ]
+    return varint(number)

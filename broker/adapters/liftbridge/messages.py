@@ -59,8 +59,8 @@ def _laid_out(rows: pa.RecordBatch, stream: str, partition: int) -> bytes | None
     common.headers["reply"] = b""
     return lay_out(
         common.SerializeToString(),
-        rows.column(0).to_numpy(),
-        rows.column(1).cast(pa.int64()).to_numpy() * NS_PER_US,
+        rows.column(0).to_pylist(),
+        [NS_PER_US * one for one in rows.column(1).cast(pa.int64()).to_pylist()],
         [None] * count if keys.null_count == count else keys.to_pylist(),
         rows.column(3).to_pylist(),
     )

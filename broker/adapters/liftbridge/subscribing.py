@@ -27,7 +27,7 @@ from broker.ports.api import BrokerApi
 from broker.ports.partition import PartitionHandle
 from broker.wire.liftbridge import api_pb2 as api
 
-_READ_BYTES: Final = 256 * 1024
+_READ_BYTES: Final = 512 * 1024
 _IDLE_CHECK_MS: Final = 200  # how late a subscriber's end is noticed
 _REVERSE_RECORDS: Final = 1000  # read forwards, and sent backwards, at a time
 

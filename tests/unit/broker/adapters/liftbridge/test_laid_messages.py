@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import random
 
-import numpy as np
 import pytest
 
 from broker.adapters.liftbridge.http2 import PREFIX_BYTES
 from broker.adapters.liftbridge.laid_messages import (
     lay_out,
     lay_out_answers,
-    offset_varint,
-    varints,
+    varint,
 )
 from broker.wire.liftbridge import api_pb2 as api
 from broker.wire.liftbridge import message_pb2 as wire
@@ -22,12 +20,10 @@ NUMBERS = [0, 1, 127, 128, 129, 16383, 16384, 2**31, 2**35 - 1, 2**35, 2**56, 2*
 
 
 def test_varints_are_those_of_protobuf() -> None:
-    """Each alone, and all in one array, which has the width of the largest."""
+    """Of every length, and again when the higher bits of a number are remembered."""
     expected = [wire.Message(offset=one).SerializeToString()[1:] or b"\x00" for one in NUMBERS]
-    assert varints(np.array(NUMBERS, np.int64)) == expected
-    assert [varints(np.array([one], np.int64))[0] for one in NUMBERS] == expected
-    assert varints(np.array([], np.int64)) == []
-    assert [offset_varint(one) for one in NUMBERS] == expected
+    assert [varint(one) for one in NUMBERS] == expected
+    assert [varint(one) for one in NUMBERS] == expected
 
 
 @pytest.mark.parametrize("seed", seeds(20))
@@ -35,8 +31,8 @@ def test_messages_are_those_of_protobuf(seed: int) -> None:
     """Whatever their sizes and numbers are; an empty key is no key, a tombstone has no value."""
     draw = random.Random(seed)
     count = draw.randrange(1, 40)
-    numbers = np.array([draw.choice(NUMBERS) for _ in range(count)], np.int64)
-    stamps = np.array([draw.choice(NUMBERS) for _ in range(count)], np.int64)
+    numbers = [draw.choice(NUMBERS) for _ in range(count)]
+    stamps = [draw.choice(NUMBERS) for _ in range(count)]
     sizes = [0, 1, 100, 127, 128, 20_000]
     values = [draw.choice([None, draw.randbytes(draw.choice(sizes))]) for _ in range(count)]
     keys = [draw.choice([None, b"", draw.randbytes(draw.choice(sizes))]) for _ in range(count)]
@@ -46,8 +42,8 @@ def test_messages_are_those_of_protobuf(seed: int) -> None:
         end = PREFIX_BYTES + int.from_bytes(laid[1:PREFIX_BYTES], "big")
         data, laid = laid[:end], laid[end:]
         expected = wire.Message(
-            offset=int(numbers[place]),
-            timestamp=int(stamps[place]),
+            offset=numbers[place],
+            timestamp=stamps[place],
             key=keys[place] or b"",
             value=values[place] or b"",
             stream="s",
