@@ -16,7 +16,10 @@ import (
 	api "github.com/liftbridge-io/liftbridge-api/v2/go"
 )
 
-const benchWindow = 1000
+const (
+	benchWindow  = 1000
+	benchSettles = 10 * time.Second
+)
 
 // bench runs one measurement: liftpeer -addrs A -nats N bench MODE STREAM SIZE COUNT.
 func bench(r *rig, arguments []string) {
@@ -146,17 +149,21 @@ func (r *rig) benchBusy(stream string, size, count int, found map[string]any) {
 	found["rounds"] = <-done
 }
 
-// benchGroup lets four members read eight partitions from the start.
+// benchGroup lets four members read eight partitions from the start, once each has its share.
+//
+// A member whose epoch is old rests for two seconds, so the clock starts when all have settled: until
+// then no message is handled, and the client's windows hold the servers back.
 func (r *rig) benchGroup(stream string, count int) float64 {
 	quick := lift.FetchAssignmentsInterval(func(time.Duration) time.Duration { return 100 * time.Millisecond })
 	ctx, cancel := context.WithCancel(r.ctx)
 	defer cancel()
 	var mu sync.Mutex
-	seen, all := map[int64]struct{}{}, make(chan struct{})
+	seen, all, settled := map[int64]struct{}{}, make(chan struct{}), make(chan struct{})
 	handle := func(message *lift.Message, err error) {
 		if err != nil {
 			return
 		}
+		<-settled
 		key := int64(message.Partition())<<40 | message.Offset()
 		mu.Lock()
 		defer mu.Unlock()
@@ -166,7 +173,6 @@ func (r *rig) benchGroup(stream string, count int) float64 {
 			close(all)
 		}
 	}
-	began := time.Now()
 	members := []*lift.Consumer{}
 	for range 4 {
 		member, err := r.client.CreateConsumer(r.prefix, lift.AutoOffsetEarliest(), lift.AutoCheckpoint(0), quick)
@@ -174,6 +180,9 @@ func (r *rig) benchGroup(stream string, count int) float64 {
 		must(member.Subscribe(ctx, []string{stream}, handle), "join")
 		members = append(members, member)
 	}
+	time.Sleep(benchSettles)
+	began := time.Now()
+	close(settled)
 	<-all
 	took := time.Since(began)
 	for _, member := range members {
