@@ -25,7 +25,7 @@ from broker.adapters.liftbridge.http2 import (
     MessagesArrived,
     prefixed,
 )
-from broker.adapters.liftbridge.publish_requests import Published
+from broker.adapters.liftbridge.publish_requests import Published, RequestReader
 from broker.adapters.liftbridge.publishing import PublishCall
 from broker.adapters.liftbridge.statuses import OK, Code, Status, StatusError, status_of
 from broker.adapters.liftbridge.stream_calls import Unary, decode
@@ -110,6 +110,7 @@ class ClientConnection(asyncio.Protocol):
         self._forget = forget
         self._guard = guard
         self._grpc = GrpcConnection(config.http2)
+        self._read = RequestReader().read
         self._calls: dict[int, _Call] = {}
         self._transport: asyncio.Transport | None = None
         self._paused = False
@@ -237,7 +238,7 @@ class ClientConnection(asyncio.Protocol):
             return
         try:
             if call.publish is not None:
-                messages = call.publish.read(event.payloads, event.windows_bytes, now_us)
+                messages = self._read(event.payloads, event.windows_bytes, now_us)
                 if call.path == _PUBLISH and not all(one.envelope.stream for one in messages):
                     raise StatusError(Code.INVALID_ARGUMENT, "No stream provided")
                 published.setdefault(event.call, []).extend(messages)

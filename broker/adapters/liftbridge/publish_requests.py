@@ -27,8 +27,8 @@ POLICIES: Final = {
     wire.ALL: AckPolicy.ALL,
     wire.NONE: AckPolicy.NONE,
 }
-_LEARNT_MAX: Final = 512  # messages of one call that later ones are compared with
-_LEARNT_BYTES_MAX: Final = 64 * 1024  # longer ones are few: protobuf reads them
+_LEARNT_MAX: Final = 256  # messages of a connection that later ones are compared with
+_LEARNT_BYTES_MAX: Final = 512  # of each, beside the two fields: what a connection keeps is bounded
 _VALUE: Final = 2
 _CORRELATION_ID: Final = 7
 _BYTES: Final = 2  # protobuf's wire type of a field with a length
@@ -83,7 +83,7 @@ class _Cut(NamedTuple):
 
 
 class RequestReader:
-    """The messages of one call. Not thread-safe."""
+    """Reads the messages of one connection. Not thread-safe."""
 
     def __init__(self) -> None:
         self._learnt: dict[int, tuple[_Cut, dict[bytes, Envelope]]] = {}  # by a message's length
@@ -110,7 +110,7 @@ class RequestReader:
                     continue
             request = _parse(payload)
             envelope = _envelope_of(request)
-            if self._left and size <= _LEARNT_BYTES_MAX:
+            if self._left:
                 self._learn(payload, envelope)
             value, ident = request.value, request.correlationId
             found.append(Published(envelope, value, ident, size, window_bytes, received_us))
@@ -121,10 +121,11 @@ class RequestReader:
         cut = _cut_of(payload)
         if cut is None:
             return
+        rest = payload[: cut.value_start] + payload[cut.value_end : cut.id_start]
+        rest += payload[cut.id_end :]
         known = self._learnt.setdefault(len(payload), (cut, {}))
-        if known[0] == cut:
-            rest = payload[: cut.value_start] + payload[cut.value_end : cut.id_start]
-            known[1][rest + payload[cut.id_end :]] = envelope
+        if known[0] == cut and len(rest) <= _LEARNT_BYTES_MAX:
+            known[1][rest] = envelope
 
 
 def _parse(payload: bytes) -> api.PublishRequest:

@@ -25,7 +25,7 @@ from broker.adapters.access.pace import Pace
 from broker.adapters.liftbridge.http2 import prefixed
 from broker.adapters.liftbridge.laid_messages import lay_out_answers
 from broker.adapters.liftbridge.messages import NS_PER_US, to_batch
-from broker.adapters.liftbridge.publish_requests import POLICIES, Published, RequestReader
+from broker.adapters.liftbridge.publish_requests import POLICIES, Published
 from broker.adapters.liftbridge.statuses import OK, Status, status_of
 from broker.adapters.liftbridge.targets import LookUps, PublishTarget
 from broker.errors import (
@@ -116,7 +116,6 @@ class PublishCall:
         self._answer = answer
         self._queues: dict[tuple[str, int], _PartitionQueue] = {}
         self._unanswered = 0
-        self.read = RequestReader().read
 
     @property
     def idle(self) -> bool:

@@ -89,17 +89,19 @@ def test_messages_of_many_partitions_are_cut() -> None:
     assert len({id(one.envelope) for one in found}) == 8
 
 
-def test_what_a_reader_keeps_is_bounded() -> None:
-    """Every message is another one, by key: the reader stops learning, and reads on."""
+@pytest.mark.parametrize(("key_bytes", "kept_max"), [(7, 256), (600, 0)])
+def test_what_a_reader_keeps_is_bounded(key_bytes: int, kept_max: int) -> None:
+    """Every message has another key: the reader learns some of them, and none that is long."""
     reader = RequestReader()
+    keys = [b"%0*d" % (key_bytes, number) for number in range(2000)]
     payloads = [
-        api.PublishRequest(stream="s", key=b"%07d" % number, value=b"v").SerializeToString()
-        for number in range(2000)
+        api.PublishRequest(stream="s", key=key, value=b"v").SerializeToString() for key in keys
     ]
     first, second = (reader.read(payloads, [1] * len(payloads), 0) for _ in range(2))
-    assert [one.envelope.key for one in second] == [b"%07d" % number for number in range(2000)]
+    assert [one.envelope.key for one in second] == keys
     again = sum(one.envelope is two.envelope for one, two in zip(first, second, strict=True))
-    assert 0 < again <= 512
+    assert again <= kept_max
+    assert bool(again) == bool(kept_max)
 
 
 def test_a_correlation_id_that_is_no_text_is_refused() -> None:

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from broker.adapters.access.pace import Pace
-from broker.adapters.liftbridge.publish_requests import Published
+from broker.adapters.liftbridge.publish_requests import Published, RequestReader
 from broker.adapters.liftbridge.publishing import PublishCall
 from broker.adapters.liftbridge.statuses import Code, Status
 from broker.adapters.liftbridge.targets import PublishTarget
@@ -84,7 +84,7 @@ class Rig:
         pace = Pace(None, cast("Any", None), "publish")
         call = PublishCall(cast("Any", self), cast("Any", self), lambda work: work(), answer, pace)
         payload = api.PublishRequest(stream="s", value=b"x").SerializeToString()
-        call.take(call.read([payload], [1], 0))
+        call.take(RequestReader().read([payload], [1], 0))
         assert call.idle
 
 
