@@ -40,7 +40,7 @@ from headwater.client.put_session import PutSession
 from headwater.client.records import Records, to_batch
 from headwater.client.stall_watch import StallWatch
 from headwater.client.throttle import throttle_ms
-from headwater.client.window import SendWindow, WindowEntry, outcome_of, worth_retrying
+from headwater.client.window import SendWindow, WindowEntry, worth_retrying
 
 WINDOW_BATCHES_MAX: Final = 64  # a broker recognises the last 64 batches of a producer
 _WINDOW_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -341,7 +341,6 @@ class Producer:
                     answer = replace(answer, acks=self._path.acks)
                 self._failing_since_ms = None
                 if isinstance(answer, HeadwaterError):
-                    answer = outcome_of(entry, answer)
                     self._refused = self._refused or answer
             elif isinstance(answer, HeadwaterError) and self._worth_retrying(answer):
                 session.refusal = answer  # more specific than the error that ends the call
@@ -419,11 +418,10 @@ class Producer:
         with self._changed:
             left = self._window.abandon()
             self._failed = self._failed or error
-            told = [outcome_of(entry, error) for entry in left]
-            self._refused = self._refused or next(iter(told), error)
+            self._refused = self._refused or error
             self._changed.notify_all()
-        for entry, one in zip(left, told, strict=True):
-            _resolve(entry, one)
+        for entry in left:
+            _resolve(entry, error)
 
 
 def new_producer_id() -> ProducerId:

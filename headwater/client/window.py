@@ -13,10 +13,6 @@ These rules keep every batch stored once, in order (Source: Kafka's idempotent p
 5. A broker that answers in an older leader epoch than the newest seen one is no longer the leader,
    so its acknowledgement is not valid; the batch is sent again.
 
-6. A refusal says that this send stored nothing. If an earlier send of the batch had no answer, the
-   batch may be stored nevertheless: its sender is told so. A refusal as a gap says more: no send of
-   the batch is in the log.
-
 Batches of NO_PRODUCER have no numbers, so rules 3 and 4 do not apply. Such a batch, sent again, may
 be stored twice, or behind a later batch.
 """
@@ -30,7 +26,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from broker.errors import (
-    CommitTimeoutError,
     EnvelopeError,
     HeadwaterError,
     InvalidRequestError,
@@ -62,17 +57,6 @@ def _running_future() -> Future[AppendResult]:
     return future
 
 
-def outcome_of(entry: WindowEntry, error: HeadwaterError) -> HeadwaterError:
-    """Return the error that a batch's sender is told (rule 6)."""
-    if entry.unanswered_count and isinstance(error, InvalidRequestError):
-        return CommitTimeoutError(
-            "the batch was sent and had no answer, so it may be stored; what came afterwards: "
-            f"{error.message}",
-            cause=type(error).__name__,
-        )
-    return error
-
-
 @dataclass(slots=True, eq=False)
 class WindowEntry:
     """One batch that is not settled yet. ``future`` gets its AppendResult or its error."""
@@ -83,7 +67,6 @@ class WindowEntry:
     producer_id: ProducerId
     base_sequence: int
     maybe_stored: bool = False  # sent under these numbers, and not refused as a sequence gap
-    unanswered_count: int = 0  # sends that the broker has not refused for good
     future: Future[AppendResult] = field(default_factory=_running_future)
 
 
@@ -155,7 +138,6 @@ class SendWindow:
             return None
         entry = self._to_send.popleft()
         entry.maybe_stored = True
-        entry.unanswered_count += 1
         self._awaiting.append(entry)
         return entry
 
@@ -184,10 +166,6 @@ class SendWindow:
             raise EnvelopeError("the broker acknowledged a batch that was not sent")
         entry = self._awaiting.popleft()
         settled = True
-        if isinstance(answer, SequenceGapError):
-            entry.unanswered_count = 0
-        elif isinstance(answer, InvalidRequestError):
-            entry.unanswered_count -= 1
         if isinstance(answer, AppendResult):
             self.confirmed = True
         elif isinstance(answer, SequenceGapError) and (self.draining or self._gap):
