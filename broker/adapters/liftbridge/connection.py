@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Final, Protocol
 
 import structlog
@@ -25,7 +24,7 @@ from broker.adapters.liftbridge.http2 import (
     MessagesArrived,
     prefixed,
 )
-from broker.adapters.liftbridge.publish_requests import Published, RequestReader
+from broker.adapters.liftbridge.publish_requests import Published, RequestReader, window_bytes_of
 from broker.adapters.liftbridge.publishing import PublishCall
 from broker.adapters.liftbridge.statuses import OK, Code, Status, StatusError, status_of
 from broker.adapters.liftbridge.stream_calls import Unary, decode
@@ -45,7 +44,6 @@ _PUBLISH: Final = SERVICE + "Publish"
 _PUBLISH_ASYNC: Final = SERVICE + "PublishAsync"
 _SUBSCRIBE: Final = SERVICE + "Subscribe"
 _TO_SUBJECT: Final = SERVICE + "PublishToSubject"
-_WINDOW_BYTES: Final = attrgetter("window_bytes")
 _DEADLINE: Final = Status(Code.DEADLINE_EXCEEDED, "the deadline of the call has passed")
 
 Subscribe = Callable[[api.SubscribeRequest, Subscriber], str | None]
@@ -407,7 +405,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _used(self, number: int, messages: Iterable[Published]) -> None:
         """Let the peer send as many bytes again as messages had that nothing here needs now."""
-        self._grpc.used(number, sum(map(_WINDOW_BYTES, messages)))
+        self._grpc.used(number, window_bytes_of(messages))
 
     def _give_message_back(self, number: int, call: _Call) -> None:
         self._grpc.used(number, call.message_window_bytes)

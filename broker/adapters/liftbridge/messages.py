@@ -91,8 +91,7 @@ def _messages(rows: pa.RecordBatch, stream: str, partition: int) -> Iterator[wir
 def to_batch(messages: Sequence[Published]) -> pa.RecordBatch:
     """Return published messages as columns of a producer; the broker stamps the time."""
     envelopes = [one.envelope for one in messages]
-    kinds = set(map(id, envelopes))
-    different = [envelopes[0]] if len(kinds) == 1 else envelopes
+    different = {id(one): one for one in envelopes}.values()
     count = len(messages)
     keys = pa.nulls(count, pa.binary())
     if any(one.key for one in different):

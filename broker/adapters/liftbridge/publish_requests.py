@@ -11,8 +11,9 @@ protobuf reads the same tags and lengths at the same places. Source: protobuf's 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 from google.protobuf.message import DecodeError
@@ -29,6 +30,7 @@ POLICIES: Final = {
 }
 _LEARNT_MAX: Final = 256  # messages of a connection that later ones are compared with
 _LEARNT_BYTES_MAX: Final = 512  # of each, beside the two fields: what a connection keeps is bounded
+_WINDOW_BYTES: Final = attrgetter("window_bytes")
 _VALUE: Final = 2
 _CORRELATION_ID: Final = 7
 _BYTES: Final = 2  # protobuf's wire type of a field with a length
@@ -71,6 +73,11 @@ class Published:
     window_bytes: int
     received_us: int
     waits_until_ms: int | None = None  # for a leader, by the monotonic clock; None: does not wait
+
+
+def window_bytes_of(messages: Iterable[Published]) -> int:
+    """Return what messages give back to their connection's window."""
+    return sum(map(_WINDOW_BYTES, messages))
 
 
 class _Cut(NamedTuple):

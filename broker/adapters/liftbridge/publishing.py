@@ -25,7 +25,7 @@ from broker.adapters.access.pace import Pace
 from broker.adapters.liftbridge.http2 import prefixed
 from broker.adapters.liftbridge.laid_messages import lay_out_answers
 from broker.adapters.liftbridge.messages import NS_PER_US, to_batch
-from broker.adapters.liftbridge.publish_requests import POLICIES, Published
+from broker.adapters.liftbridge.publish_requests import POLICIES, Published, window_bytes_of
 from broker.adapters.liftbridge.statuses import OK, Status, status_of
 from broker.adapters.liftbridge.targets import LookUps, PublishTarget
 from broker.errors import (
@@ -57,7 +57,6 @@ _LOOK_UP_AGAIN_S: Final = 0.05
 _ENVELOPE: Final = attrgetter("envelope")
 _ACK_POLICY: Final = attrgetter("envelope.ack_policy")
 _REQUEST_BYTES: Final = attrgetter("request_bytes")
-_WINDOW_BYTES: Final = attrgetter("window_bytes")
 # The first class that an error is an instance of counts; any other is INTERNAL.
 _ASYNC_CODES: Final[tuple[tuple[type[HeadwaterError], api.PublishAsyncError.Code], ...]] = (
     (AccessError, api.PublishAsyncError.PERMISSION_DENIED),
@@ -138,7 +137,7 @@ class PublishCall:
 
     def _pass_held(self) -> None:
         while self._held:
-            wait_ms = self._pace.ask(sum(map(_WINDOW_BYTES, self._held[0])))
+            wait_ms = self._pace.ask(window_bytes_of(self._held[0]))
             if wait_ms:
                 self._finder.call_later(wait_ms / 1000, self._pass_held)
                 return

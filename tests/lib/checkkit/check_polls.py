@@ -43,11 +43,12 @@ class Polls:
 
     def are_parted(self, one: int, other: int) -> bool:
         """Tell whether an operator gave up one of two rows of a partition, and not the other."""
-        return any(
-            (self.offsets[one] >= end and self._at_ns[one] <= until_ns)
-            != (self.offsets[other] >= end and self._at_ns[other] <= until_ns)
-            for end, until_ns in self._losses.get(int(self.partitions[one]), ())
-        )
+        pair = [one, other]
+        for end, until_ns in self._losses.get(int(self.partitions[one]), ()):
+            lost = (self.offsets[pair] >= end) & (self._at_ns[pair] <= until_ns)
+            if lost[0] != lost[1]:
+                return True
+        return False
 
     def who(self, facts: Facts, row: int) -> str:
         """Return the consumer that saw a row."""
