@@ -284,9 +284,11 @@ class PartitionDriver:
         """Run one turn; the scheduler calls this, on one thread at a time."""
         work = Work()
         try:
-            self._queue.take(work, held=(held := self._holds_writes()))
+            self._queue.take_calls(work, held=self._holds_writes())
             for call in work.calls:
                 self._run_call(call)
+            if not (held := self._holds_writes()):  # after the calls: one may begin a leadership
+                self._queue.take_writes(work)
             if work.writes:
                 self.maintenance.is_done = False
                 self.writes.commit(work.writes)

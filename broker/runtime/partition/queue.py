@@ -196,8 +196,11 @@ class TurnQueue:
             raise call.error
         return call.result
 
-    def take(self, work: Work, *, held: bool = False) -> None:
-        """Move the oldest work to ``work``; the owner calls it. While ``held``, writes stay."""
+    def take_calls(self, work: Work, *, held: bool = False) -> None:
+        """Move the calls before the oldest write to ``work``; while ``held``, those behind it, too.
+
+        Then :meth:`take_writes`: a call may be why writes have to wait. The owner calls both.
+        """
         with self._lock:
             if held:
                 self._take_calls_locked(work)
@@ -209,6 +212,10 @@ class TurnQueue:
                 work.calls.append(first)  # before popleft: after a crash `poison` must find it
                 self._queue.popleft()
                 self._count_out_locked(first)
+
+    def take_writes(self, work: Work) -> None:
+        """Move the writes before the oldest call to ``work``, as many as one group may have."""
+        with self._lock:
             size = 0
             while self._queue:
                 write = self._queue[0]

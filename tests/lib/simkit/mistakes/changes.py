@@ -7,6 +7,7 @@ from typing import Any, Final
 from broker.core.metadata import stream_purge
 from broker.runtime import hosted_partitions
 from broker.runtime.api import streams
+from broker.runtime.partition.queue import TurnQueue
 from broker.runtime.partition.tier_source import LocalTierSource
 from simkit.replacing import Mutant, replaced
 
@@ -40,6 +41,18 @@ def unshipped_records_are_purged() -> Any:
     return replaced(stream_purge, "_refused_by_table", lambda *_: None)
 
 
+def writes_are_taken_before_the_calls() -> Any:
+    """Write a turn's records though one of its calls has begun to read the message ids."""
+    original = TurnQueue.take_calls
+
+    def take_calls(self: Any, work: Any, *, held: bool = False) -> None:
+        original(self, work, held=held)
+        if not held:
+            self.take_writes(work)
+
+    return replaced(TurnQueue, "take_calls", take_calls)
+
+
 MUTANTS: Final[dict[str, Mutant]] = {
     one.__name__: one
     for one in (
@@ -48,9 +61,14 @@ MUTANTS: Final[dict[str, Mutant]] = {
         uncommitted_records_are_purged,
         purge_does_not_ask_who_reads,
         unshipped_records_are_purged,
+        writes_are_taken_before_the_calls,
     )
 }
-WITH_LAKE: Final = ("purge_does_not_ask_who_reads", "unshipped_records_are_purged")
+WITH_LAKE: Final = (
+    "purge_does_not_ask_who_reads",
+    "unshipped_records_are_purged",
+    "writes_are_taken_before_the_calls",
+)
 # The first seed that is known to show it, if that is not 0.
 FIRST_SEEDS: Final = {
     "uncommitted_records_are_purged": 62,
@@ -58,4 +76,5 @@ FIRST_SEEDS: Final = {
     "purge_is_heard_at_the_next_start": 2,
     "change_is_not_obeyed": 2,
     "unshipped_records_are_purged": 1,
+    "writes_are_taken_before_the_calls": 65,
 }

@@ -72,6 +72,28 @@ def test_writes_wait_until_all_ids_are_known(rig: ReadingRig) -> None:
     assert (other[0].offsets[0], other[0].duplicates) == (COUNT, frozenset())
 
 
+@pytest.mark.parametrize("leads_anew", [False, True])
+def test_a_retry_in_the_turn_in_which_the_reading_begins_is_recognised(
+    rig: ReadingRig, leads_anew: bool
+) -> None:
+    """A call of that turn begins it: the stream has another window, or a leadership begins."""
+    rig.turns.run()
+    driver = rig.driver
+    assert driver.state is ReplicaState.LEADING
+    if leads_anew:
+        view = replace(alone_view(leader_epoch=3), broker_epochs={ME: BrokerEpoch(2)})
+        driver.replication.take_view(view)
+    else:
+        longer = replace(driver.config, dedup_window_ms=2 * driver.config.dedup_window_ms)
+        driver.configure(replace(driver.stream, config=longer))
+    retry = rig.put_ids([b"v"], [f"id-{COUNT - 1}"])
+    rig.one_turn()
+    assert (retry, driver.state) == ([], ReplicaState.READING_IDS)
+    rig.turns.run()
+    assert (retry[0].offsets[0], retry[0].duplicates) == (COUNT - 1, {0})
+    assert rig.log.log_end == COUNT
+
+
 def test_other_work_is_done_between_two_slices(rig: ReadingRig) -> None:
     """A call, and so a message of a follower, waits for one slice only."""
     done: list[ReplicaState] = []

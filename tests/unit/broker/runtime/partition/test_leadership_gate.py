@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from broker.adapters.disk.files import DiskFiles
+from broker.core.replication.view import PartitionView
 from broker.errors import HistoryClaimedError, ShuttingDownError
 from broker.model.epochs import BrokerEpoch, LeaderEpoch
 from broker.model.ids import PartitionId
@@ -34,12 +35,15 @@ class ClaimedRig(DriverRig):
         self.asked.append(lineage[-1].lineage_id)
         return True
 
+    def view_of(self, lineage_id: str, epoch: int) -> PartitionView:
+        """Return the view of a leadership."""
+        begun = Leadership(leader_epoch=LeaderEpoch(epoch), lineage_id=lineage_id, start=Offset(0))
+        here = {ME: BrokerEpoch(1)}
+        return replace(alone_view(leader_epoch=epoch), lineage=(begun,), broker_epochs=here)
+
     def lead(self, lineage_id: str, epoch: int = 1) -> None:
         """Begin a leadership."""
-        begun = Leadership(leader_epoch=LeaderEpoch(epoch), lineage_id=lineage_id, start=Offset(0))
-        view = alone_view(leader_epoch=epoch)
-        here = {ME: BrokerEpoch(1)}
-        self.view(replace(view, lineage=(begun,), broker_epochs=here))
+        self.view(self.view_of(lineage_id, epoch))
 
     def admit(self, lineage_id: str) -> None:
         """Settle its claim."""
@@ -88,6 +92,19 @@ def test_the_first_write_waits_for_the_claim(rig: ClaimedRig) -> None:
     assert isinstance(answers[0], AppendResult)
     assert rig.values() == [b"a"]
     assert isinstance(rig.write(b"b")[0], AppendResult)
+
+
+def test_a_write_in_the_turn_in_which_a_leadership_begins_waits_for_its_claim(
+    rig: ClaimedRig,
+) -> None:
+    """It was queued for the leadership before, whose claim says nothing of this one."""
+    rig.admit(ID)
+    rig.driver.replication.take_view(rig.view_of(NEXT, epoch=2))
+    answers = rig.write(b"a")
+    assert (answers, rig.log.log_end, rig.asked) == ([], 0, [ID, NEXT])
+    rig.admit(NEXT)
+    assert isinstance(answers[0], AppendResult)
+    assert rig.values() == [b"a"]
 
 
 def test_a_lake_out_of_reach_is_waited_for_so_long(rig: ClaimedRig) -> None:

@@ -32,7 +32,7 @@ def test_messages_that_were_taken_make_room_for_others(held: bool) -> None:
         taken = 0
         while True:
             work = Work()
-            queue.take(work, held=held)
+            queue.take_calls(work, held=held)
             if not work.calls:
                 break
             taken += len(work.calls)
