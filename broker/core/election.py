@@ -46,6 +46,7 @@ from broker.core.metadata.commands import (
 from broker.core.metadata.partition_rules import candidates, is_compared, members
 from broker.core.metadata.placement import hand_overs
 from broker.core.metadata.state import MetadataState, PartitionState
+from broker.core.replacements import Replacements, replaced_leaders
 from broker.model.epochs import BrokerEpoch, LeaderEpoch
 from broker.model.ids import BrokerId, PartitionId
 from broker.model.offsets import Offset
@@ -71,6 +72,14 @@ class ElectionTiming:
         before another broker becomes leader.
         """
         return self.session_ms * 2 // 3
+
+    def hear_ms(self) -> int:
+        """How long a broker may take to apply that a leader of its own was replaced.
+
+        A sixth of the session, the time between two heartbeats. So a replaced leader acts for as
+        long as its lease and this time at most, which together are shorter than a session.
+        """
+        return self.session_ms // 6
 
 
 @dataclass(slots=True)
@@ -138,6 +147,7 @@ class ElectionCore:
         self._elections: dict[PartitionId, _OpenElection] = {}
         self._fencing_ms: dict[BrokerId, int] = {}  # time of the last proposal to fence or unfence
         self._handed_ms: dict[BrokerId, int] = {}
+        self._replacements = Replacements(self._timing.hear_ms())
         self._confirmed_ms: dict[BrokerId, int] = {}  # when a candidate there last became leader
 
     def step(self, event: ElectionEvent) -> list[ElectionEffect]:
@@ -149,10 +159,10 @@ class ElectionCore:
                 self._take_office(now_ms)
             case OfficeLost():
                 self._in_office = False
-            case MetadataChanged(state, now_ms):
-                return list(self._take_state(state, now_ms))
-            case HeartbeatCame(broker, broker_epoch, now_ms):
-                return list(self._hear(broker, broker_epoch, now_ms))
+            case MetadataChanged():
+                return list(self._take_state(event))
+            case HeartbeatCame():
+                return list(self._hear(event))
             case LeaderReported():
                 return list(self._weigh_report(event))
             case LogEndAnswered():
@@ -169,11 +179,14 @@ class ElectionCore:
         self._reports.clear()
         self._elections.clear()
 
-    def _take_state(self, state: MetadataState, now_ms: int) -> Iterator[ElectionEffect]:
+    def _take_state(self, event: MetadataChanged) -> Iterator[ElectionEffect]:
         """Take a newer state, and take the next step for each partition without a leader."""
+        state, now_ms = event.state, event.now_ms
+        replaced: set[BrokerId] = set()
         for change in partition_changes(self._state, state):
             before, one = change.before, change.after
             partition_id = change.partition_id
+            replaced.update(replaced_leaders(before, one, state.brokers))
             if before is not None and (one is None or one.leader_epoch != before.leader_epoch):
                 self._reports.pop((partition_id, before.leader_epoch), None)
             if one is None or one.status == "online":
@@ -192,18 +205,25 @@ class ElectionCore:
             session = self._sessions.get(broker)
             if session is None or session[0] < registered.epoch:
                 self._sessions[broker] = (registered.epoch, now_ms)
+        self._replacements.add(replaced, event.index, now_ms)
         self._state = state
         if self._in_office:
             yield from self._act(now_ms)
 
-    def _hear(
-        self, broker: BrokerId, broker_epoch: BrokerEpoch, now_ms: int
-    ) -> Iterator[ElectionEffect]:
-        """Note a heartbeat. A former process of a broker, or a fenced broker, gets no lease."""
+    def _hear(self, event: HeartbeatCame) -> Iterator[ElectionEffect]:
+        """Note a heartbeat. A former process of a broker, or a fenced broker, gets no lease.
+
+        A broker that does not know that it was replaced somewhere is as good as silent: with a new
+        lease it would go on as the leader. Its session ends too, because without a lease it serves
+        none of its partitions.
+        """
+        broker, now_ms = event.broker, event.now_ms
         registered = self._state.brokers.get(broker)
-        if not self._in_office or registered is None or registered.epoch != broker_epoch:
+        if not self._in_office or registered is None or registered.epoch != event.broker_epoch:
             return
-        self._sessions[broker] = (broker_epoch, now_ms)
+        if event.applied_index < self._replacements.index_due(broker, now_ms):
+            return
+        self._sessions[broker] = (event.broker_epoch, now_ms)
         if not registered.fenced:
             yield GrantLease(broker)
 

@@ -25,18 +25,20 @@ class OfficeLost:
 
 @dataclass(frozen=True, slots=True)
 class MetadataChanged:
-    """There is a newer state of the metadata."""
+    """There is a newer state of the metadata: the one after the entry at ``index``."""
 
     state: MetadataState
+    index: int
     now_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatCame:
-    """A heartbeat of a broker came."""
+    """A heartbeat of a broker came; it had applied the metadata up to ``applied_index``."""
 
     broker: BrokerId
     broker_epoch: BrokerEpoch
+    applied_index: int
     now_ms: int
 
 

@@ -21,11 +21,15 @@ ROLL_GROUPS: Final = 128  # of the fetches that stand between two brokers
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
-    """A broker is alive. ``sent_ms`` is its own monotonic clock; the answer repeats it."""
+    """A broker is alive. ``sent_ms`` is its own monotonic clock; the answer repeats it.
+
+    The controller hears no heartbeat of a broker that has not applied, for a while, that a leader
+    of its own was replaced.
+    """
 
     broker_epoch: BrokerEpoch
     sent_ms: int
-    applied_index: int = 0  # of the metadata log on this broker, for operators
+    applied_index: int = 0  # of the metadata log on this broker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -62,6 +62,7 @@ _TURN_MAX: Final = 256  # messages and results that one turn takes
 @dataclass(frozen=True, slots=True)
 class _State:
     state: MetadataState
+    index: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +98,9 @@ class ControllerPump:
         # Proposals that are not answered yet. Repeats of them would only queue behind them.
         self._under_way: set[Command] = set()
 
-    def changed(self, state: MetadataState) -> None:
+    def changed(self, index: int, state: MetadataState) -> None:
         """Take a newer state of the metadata. Any thread."""
-        self._inbox.put(_State, _State(state))
+        self._inbox.put(_State, _State(state, index))
 
     def deliver(self, sender: BrokerId, message: ControlMessage) -> None:
         """Take a broker's message. Any thread.
@@ -145,8 +146,8 @@ class ControllerPump:
 
     def _take(self, item: _State | _Passed | tuple[BrokerId, ControlMessage], now_ms: int) -> None:
         match item:
-            case _State(state):
-                self._do(self._core.step(MetadataChanged(state, now_ms)))
+            case _State(state, index):
+                self._do(self._core.step(MetadataChanged(state, index, now_ms)))
             case _Passed():
                 self._barrier_under_way = False
                 if item.error is None and item.office == self._metadata.office:
@@ -200,7 +201,8 @@ class ControllerPump:
             _log.info("office_taken", term=passed.office)
             self._do(self._core.step(OfficeTaken(now_ms)))
         for broker, heartbeat in passed.heartbeats:
-            effects = self._core.step(HeartbeatCame(broker, heartbeat.broker_epoch, now_ms))
+            came = HeartbeatCame(broker, heartbeat.broker_epoch, heartbeat.applied_index, now_ms)
+            effects = self._core.step(came)
             answer = HeartbeatAnswer(
                 broker_epoch=heartbeat.broker_epoch,
                 sent_ms=heartbeat.sent_ms,
@@ -255,7 +257,7 @@ class Controller:
     def start(self) -> None:
         """Begin to follow the metadata and, while active, to act."""
         self._driven.start()
-        self._metadata.subscribe(lambda _, state: self._pump.changed(state))
+        self._metadata.subscribe(self._pump.changed)
 
     def stop(self) -> None:
         """Stop. Blocks; returns at once if it was never started."""

@@ -68,7 +68,7 @@ class Office:
 
     def changed(self) -> list[ElectionEffect]:
         """Show the core the state."""
-        return self.core.step(MetadataChanged(self.state, self.now_ms))
+        return self.core.step(MetadataChanged(self.state, 1, self.now_ms))
 
     def answer(self, effects: list[ElectionEffect]) -> list[NameCandidate]:
         """Let every candidate report its log end; return the brokers named then."""
@@ -203,7 +203,7 @@ class Room(Office):
         """Let time pass; all brokers send heartbeats."""
         self.now_ms += more_ms
         for broker, registered in self.state.brokers.items():
-            self.core.step(HeartbeatCame(broker, registered.epoch, self.now_ms))
+            self.core.step(HeartbeatCame(broker, registered.epoch, 1, self.now_ms))
         return self.core.step(TickElapsed(self.now_ms))
 
 
@@ -294,6 +294,6 @@ def _ticks(room: Room, count: int) -> list[ElectionEffect]:
         room.now_ms += 50
         for broker, registered in room.state.brokers.items():
             if not registered.fenced:
-                room.core.step(HeartbeatCame(broker, registered.epoch, room.now_ms))
+                room.core.step(HeartbeatCame(broker, registered.epoch, 1, room.now_ms))
         effects += room.core.step(TickElapsed(room.now_ms))
     return effects

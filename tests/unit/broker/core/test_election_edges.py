@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from broker.core.election import ElectionCore, ElectionTiming
@@ -35,7 +37,8 @@ from broker.core.metadata.commands import (
 )
 from broker.core.metadata.outcome import Rejected
 from broker.core.metadata.placement import balance, hand_overs
-from broker.core.metadata.state import MetadataState
+from broker.core.metadata.state import MetadataState, PartitionState, PartitionStatus
+from broker.core.replacements import replaced_leaders
 from broker.model.epochs import BrokerEpoch, LeaderEpoch
 from broker.model.ids import BrokerId, PartitionId, PartitionNumber, StreamUuid
 from broker.model.offsets import Offset
@@ -70,7 +73,7 @@ class Room:
     def __init__(self, partitions: int = 1) -> None:
         self.state = _state(partitions)
         self.core = ElectionCore(TIMING)
-        self.now_ms = 0
+        self.now_ms = self.index = 0
         self.core.step(OfficeTaken(0))
         self.changed()
 
@@ -82,7 +85,8 @@ class Room:
 
     def changed(self) -> list[ElectionEffect]:
         """Show the core the state."""
-        return self.core.step(MetadataChanged(self.state, self.now_ms))
+        self.index += 1
+        return self.core.step(MetadataChanged(self.state, self.index, self.now_ms))
 
     def epoch(self, broker: BrokerId) -> BrokerEpoch:
         """Return a broker's newest epoch."""
@@ -91,7 +95,7 @@ class Room:
     def beat(self, *brokers: BrokerId) -> None:
         """Let brokers say that they live."""
         for broker in brokers:
-            self.core.step(HeartbeatCame(broker, self.epoch(broker), self.now_ms))
+            self.core.step(HeartbeatCame(broker, self.epoch(broker), self.index, self.now_ms))
 
     def pass_ms(self, more_ms: int, *alive: BrokerId, step_ms: int = 50) -> list[Command]:
         """Let time pass in the controller's steps; return its proposals."""
@@ -152,13 +156,13 @@ def test_a_lease_ends_before_the_session_even_on_a_slower_clock(session_ms: int)
 def test_who_gets_a_lease() -> None:
     """The newest process of a broker that is not fenced, from the controller in office."""
     room = Room()
-    assert room.core.step(HeartbeatCame(B, room.epoch(B), 10))
-    assert not room.core.step(HeartbeatCame(B, BrokerEpoch(room.epoch(B) - 1), 10))
+    assert room.core.step(HeartbeatCame(B, room.epoch(B), room.index, 10))
+    assert not room.core.step(HeartbeatCame(B, BrokerEpoch(room.epoch(B) - 1), room.index, 10))
     room.do(FenceBroker(broker=B, broker_epoch=room.epoch(B)))
-    assert not room.core.step(HeartbeatCame(B, room.epoch(B), 20))
-    assert room.core.step(HeartbeatCame(C, room.epoch(C), 20))
+    assert not room.core.step(HeartbeatCame(B, room.epoch(B), room.index, 20))
+    assert room.core.step(HeartbeatCame(C, room.epoch(C), room.index, 20))
     room.core.step(OfficeLost())
-    assert not room.core.step(HeartbeatCame(C, room.epoch(C), 30))
+    assert not room.core.step(HeartbeatCame(C, room.epoch(C), room.index, 30))
 
 
 def test_a_heartbeat_of_a_former_process_renews_no_session() -> None:
@@ -167,7 +171,7 @@ def test_a_heartbeat_of_a_former_process_renews_no_session() -> None:
     for _ in range(40):
         room.now_ms += 50
         room.beat(A, C)
-        room.core.step(HeartbeatCame(B, BrokerEpoch(room.epoch(B) - 1), room.now_ms))
+        room.core.step(HeartbeatCame(B, BrokerEpoch(room.epoch(B) - 1), room.index, room.now_ms))
         if _commands(room.core.step(TickElapsed(room.now_ms))):
             break
     assert room.now_ms == TIMING.session_ms
@@ -198,12 +202,109 @@ def test_a_new_controller_counts_silence_from_its_office() -> None:
     state = _state()
     state, _ = apply(state, FenceBroker(broker=C, broker_epoch=state.brokers[C].epoch))
     core = ElectionCore(TIMING)
-    core.step(MetadataChanged(state, 0))
+    core.step(MetadataChanged(state, 1, 0))
     core.step(OfficeTaken(60_000))
     assert _commands(core.step(TickElapsed(60_050))) == []
-    core.step(HeartbeatCame(C, state.brokers[C].epoch, 60_060))
+    core.step(HeartbeatCame(C, state.brokers[C].epoch, 1, 60_060))
     unfence = UnfenceBroker(broker=C, broker_epoch=state.brokers[C].epoch)
     assert _commands(core.step(TickElapsed(60_100))) == [unfence]
+
+
+# ---------------------------------------------------------------------------- replacements
+
+
+def _replace_leader(room: Room, number: int = 0) -> None:
+    row = room.state.partitions[UUID][number]
+    room.do(
+        StartElection(
+            stream_uuid=UUID,
+            partition=PartitionNumber(number),
+            leader_epoch=row.leader_epoch,
+            partition_epoch=row.partition_epoch,
+            suspect=row.leader,
+        )
+    )
+
+
+def test_a_broker_that_does_not_know_that_it_was_replaced_gets_no_lease() -> None:
+    """With a new lease it would go on as the leader: acknowledge, and say what is the newest."""
+    room = Room()
+    known = room.index
+    _replace_leader(room)
+    just_before = room.now_ms + TIMING.hear_ms() - 1
+    assert room.core.step(HeartbeatCame(A, room.epoch(A), known, just_before))
+    assert not room.core.step(HeartbeatCame(A, room.epoch(A), known, just_before + 1))
+    assert room.core.step(HeartbeatCame(A, room.epoch(A), known + 1, just_before + 1))
+    assert room.core.step(HeartbeatCame(B, room.epoch(B), 0, just_before + 1)), "it lost nothing"
+
+
+def test_a_broker_that_does_not_know_that_it_was_replaced_is_fenced() -> None:
+    """Without a lease it serves none of its partitions, so they need other leaders."""
+    room = Room()
+    known = room.index
+    _replace_leader(room)
+    while room.now_ms < TIMING.hear_ms() + TIMING.session_ms:
+        room.now_ms += 50
+        room.beat(B, C)
+        room.core.step(HeartbeatCame(A, room.epoch(A), known, room.now_ms))
+        for command in _commands(room.core.step(TickElapsed(room.now_ms))):
+            if isinstance(command, FenceBroker):
+                room.do(command)
+    assert room.state.brokers[A].fenced
+
+
+def test_a_broker_that_hands_over_partition_after_partition_keeps_its_lease() -> None:
+    """It applies each change a moment later than the controller, never all of them."""
+    room = Room(partitions=20)
+    for number in range(20):
+        known = room.index
+        _replace_leader(room, number)
+        assert room.core.step(HeartbeatCame(A, room.epoch(A), known, room.now_ms)), number
+        room.now_ms += TIMING.hear_ms() // 2
+
+
+def test_a_controller_that_did_not_see_who_was_replaced_asks_it_of_everybody() -> None:
+    """It began with a later state, or a state that came late hides a leader."""
+    room = Room()
+    _replace_leader(room)
+    core = ElectionCore(TIMING)
+    core.step(MetadataChanged(room.state, 9, 0))
+    core.step(OfficeTaken(TIMING.hear_ms()))
+    for broker in (A, B, C):
+        assert not core.step(HeartbeatCame(broker, room.epoch(broker), 8, TIMING.hear_ms()))
+        assert core.step(HeartbeatCame(broker, room.epoch(broker), 9, TIMING.hear_ms()))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "replaced"),
+    [
+        (None, (1, A), ""),  # created
+        (None, (3, B), "abc"),
+        ((1, A), (1, A), ""),
+        ((1, A), (2, None), "a"),
+        ((1, A), (3, A), "a"),  # elected again, in another epoch
+        ((1, A), (4, None), "abc"),  # who led in epoch 3?
+        ((2, None), (3, B), ""),
+        ((2, None), (4, None), "abc"),
+        ((3, B), None, ""),  # deleted
+    ],
+)
+def test_who_was_replaced_between_two_states(
+    before: tuple[int, BrokerId | None] | None,
+    after: tuple[int, BrokerId | None] | None,
+    replaced: str,
+) -> None:
+    """The leader before; anybody, if there may have been another one between."""
+    row = _state().partitions[UUID][0]
+
+    def at(told: tuple[int, BrokerId | None] | None) -> PartitionState | None:
+        if told is None:
+            return None
+        epoch, leader = told
+        status: PartitionStatus = "election" if leader is None else "online"
+        return replace(row, leader_epoch=LeaderEpoch(epoch), leader=leader, status=status)
+
+    assert "".join(replaced_leaders(at(before), at(after), (A, B, C))) == replaced
 
 
 # ---------------------------------------------------------------------------- reports

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from uuid import UUID
 
 import pytest
@@ -12,14 +13,16 @@ from broker.adapters.clock import SystemClock
 from broker.core.election import ElectionTiming
 from broker.core.metadata.apply import apply
 from broker.core.metadata.commands import Command, RegisterBroker
-from broker.core.metadata.state import MetadataState
+from broker.core.metadata.state import MetadataState, PartitionState
 from broker.errors import HeadwaterError, UnavailableError
 from broker.model.control_messages import ControlMessage, Heartbeat, HeartbeatAnswer, LeaderReport
 from broker.model.epochs import BrokerEpoch, LeaderEpoch
 from broker.model.ids import BrokerId, PartitionId, PartitionNumber, StreamUuid
+from broker.model.offsets import Offset
 from broker.runtime.cluster.controller import Controller, ControllerPump
 
-B = BrokerId("b")
+B, C = BrokerId("b"), BrokerId("c")
+STREAM = StreamUuid(str(UUID(int=1)))
 ONE = BrokerEpoch(1)
 _Passed = Callable[[HeadwaterError | None], None]
 
@@ -168,7 +171,7 @@ def test_a_decision_is_not_proposed_again_before_its_proposal_is_answered() -> N
     pump = ControllerPump(
         metadata=metadata, control=control, timing=ElectionTiming(), wake=lambda: None
     )
-    pump.changed(metadata.state)
+    pump.changed(1, metadata.state)
     now_ms = 0
     pump.turn(now_ms)
     metadata.barriers.get_nowait()(None)
@@ -192,12 +195,12 @@ def test_one_turn_takes_all_that_has_come() -> None:
     pump = ControllerPump(
         metadata=metadata, control=control, timing=ElectionTiming(), wake=lambda: None
     )
-    pump.changed(metadata.state)
+    pump.changed(1, metadata.state)
     pump.turn(0)
     metadata.barriers.get_nowait()(None)
     pump.turn(1)
     for number in range(100):
-        partition_id = PartitionId(StreamUuid(str(UUID(int=1))), PartitionNumber(number))
+        partition_id = PartitionId(STREAM, PartitionNumber(number))
         report = LeaderReport(
             partition_id=partition_id, broker_epoch=ONE, leader_epoch=LeaderEpoch(1)
         )
@@ -207,3 +210,31 @@ def test_one_turn_takes_all_that_has_come() -> None:
     metadata.barriers.get_nowait()(None)
     pump.turn(3)
     assert control.sent.get_nowait() == HeartbeatAnswer(broker_epoch=ONE, sent_ms=7, granted=True)
+
+
+def test_a_heartbeat_says_whether_its_broker_knows_that_it_was_replaced() -> None:
+    """A broker that has not applied it gets no lease, and the index of a state is its entry's."""
+    metadata, control = Metadata(), Control()
+    timing = ElectionTiming()
+    pump = ControllerPump(metadata=metadata, control=control, timing=timing, wake=lambda: None)
+    for index, leader, epoch in ((5, B, 1), (6, C, 3)):
+        row = PartitionState(
+            leader=leader,
+            leader_epoch=LeaderEpoch(epoch),
+            cold_end=Offset(0),
+            replicas=(B, C),
+            isr=(B, C),
+        )
+        pump.changed(index, replace(metadata.state, partitions={STREAM: (row,)}))
+        pump.turn(0)
+    metadata.barriers.get_nowait()(None)
+    for sent_ms, applied_index in enumerate((5, 6)):
+        beat = Heartbeat(broker_epoch=ONE, sent_ms=sent_ms, applied_index=applied_index)
+        pump.deliver(B, beat)
+        pump.turn(timing.hear_ms())
+        metadata.barriers.get_nowait()(None)
+        pump.turn(timing.hear_ms())
+        answer = control.sent.get_nowait()
+        assert answer == HeartbeatAnswer(
+            broker_epoch=ONE, sent_ms=sent_ms, granted=applied_index == 6
+        )
