@@ -227,6 +227,10 @@ class Publisher:
         """Stay within the window of a producer that a broker remembers."""
         return not self.pending or self._sequence - self.pending[0].sequence < 32
 
+    def stop(self) -> None:
+        """Begin no other record."""
+        self.stopped = True
+
     def _begin_record(self) -> None:
         one = self._recorded(self._sequence)
         self._sequence += 1
@@ -377,7 +381,8 @@ class CommittedReader:
         self._partition, self._partition_id = partition
         self._world, self._nodes, self._history = world, nodes, history
         self._lake, self._changes, self._expiring = lake, changes, expiring
-        self._lease_ms = lease_ms * 5 // 4  # of the slowest clock
+        # How long a replaced leader may be sure of what it knows, by the slowest clock.
+        self._lease_ms = lease_ms * 5 // 4
         self._position = Offset(0)
         self._shown: list[tuple[int, Offset]] = []  # times, and the committed end at each
         world.at(70, self._tick)
@@ -439,8 +444,8 @@ class CommittedReader:
     def _read(self, node: Node, driver: PartitionDriver, end: Offset) -> None:
         """Read on up to the end that a leader is sure of.
 
-        One that was replaced, because the others reported it, may be sure of an older end for as
-        long as its lease; see docs/replication.md.
+        One that was replaced, because the others reported it, may be sure of an older end until it
+        has to know that, and as long as its lease then; see docs/replication.md.
         """
         process, now_ms = node.machine.process, self._world.now_ms
         self._require(end, now_ms, process)

@@ -64,6 +64,7 @@ from tiering.config import TieringConfig
 HEAL_MS_MAX = 8_000  # the slowest of 200 seeds without a lake took 3,113
 # With one, the backlog has to be shipped through a store that was slow: 29,802 of seed 21.
 HEAL_WITH_LAKE_MS_MAX = 60_000
+LATE_MS = 2_000  # how long clients publish that come while a life heals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,7 +262,11 @@ class House:
     def add_partition(self, partition_id: PartitionId) -> None:
         """Let clients come to a partition that was added to a stream."""
         self.partitions.append(partition_id)
+        known = len(self.publishers)
         self._let_clients_come(len(self.partitions) - 1, partition_id)
+        if not self.faults.is_trouble:  # a life in which somebody publishes on is hardly ever well
+            for publisher in self.publishers[known:]:
+                self.world.at(LATE_MS, publisher.stop)
         for taker in self.takers:
             taker.numbers[partition_id] = len(self.partitions) - 1
 
@@ -272,8 +277,8 @@ class House:
         self.readers.append(
             CommittedReader(
                 (number, partition_id), self.world, self.nodes, self.history,
-                lease_ms=self.setting.election.lease_ms(), lake=self.lake,
-                changes=self.changes, expiring=self.expiring,
+                lease_ms=self.setting.election.lease_ms() + self.setting.election.hear_ms(),
+                lake=self.lake, changes=self.changes, expiring=self.expiring,
             )
         )  # fmt: skip
 
@@ -384,7 +389,7 @@ class House:
                 one.end()
         self.world.note("healing")
         for publisher in self.publishers:
-            publisher.stopped = True
+            publisher.stop()
         began_ms = self.world.now_ms
         patience_ms = HEAL_MS_MAX if self.lake is None else HEAL_WITH_LAKE_MS_MAX
         many = 1 if self.changes is None else 3  # smaller segments are more objects to ship

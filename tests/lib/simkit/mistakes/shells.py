@@ -444,7 +444,7 @@ FIRST_SEEDS: Final = {
     "opened_is_not_marked": 9,
     "session_is_registered_before_it_is_durable": 0,
     "lease_is_for_ever": 7,
-    "newest_is_told_without_a_lease": 2,
+    "newest_is_told_without_a_lease": 1,
     "leases_without_a_barrier": 10,
     "messages_are_not_counted_out": 10,
     "end_of_turn_forgets_what_came": 155,
