@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -24,7 +25,10 @@ from simkit.house.scripts import (
     one_partition,
     resume,
     row,
+    run_until,
     table_beyond_the_last_replica,
+    the_one,
+    three_replicas,
 )
 from simkit.mistakes.cores import MUTANTS
 from simkit.mistakes.shells import INTERVAL_MUTANTS
@@ -148,6 +152,34 @@ def test_a_leader_that_nobody_hears_is_reported_and_replaced(seed: int) -> None:
         house.run_for(4000)
         assert row(house).leader not in (deaf, None), (deaf, replicas)
         finish(house)
+
+
+def test_followers_that_miss_their_leader_one_after_the_other_depose_nobody() -> None:
+    """A report counts together with reports of its time, not with one of a later silence."""
+    with three_replicas(0) as (house, leads, first, second):
+        before, window_ms = row(house), house.setting.election.report_window_ms
+        for name in (first, second):
+            misses = partial(_misses_its_leader, house, name)
+            house.network.loses = partial(_is_an_answer, leads, name)
+            run_until(house, misses, f"{name} reports its leader")
+            house.network.loses = None
+            run_until(house, partial(_not, misses), f"{name} hears its leader")
+            house.run_for(2 * window_ms)
+        assert row(house).leader_epoch == before.leader_epoch
+        finish(house)
+
+
+def _is_an_answer(leader: str, follower: str, sender: str, receiver: str, message: Any) -> bool:
+    return (sender, receiver, message[0]) == (leader, follower, "replica")
+
+
+def _misses_its_leader(house: House, name: str) -> bool:
+    driver = house.nodes[name].replica(the_one(house))
+    return driver is not None and driver.replication.misses_leader(row(house).leader_epoch)
+
+
+def _not(holds: Callable[[], bool]) -> bool:
+    return not holds()
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -241,6 +241,11 @@ class PartitionFollower:
         self._heard_ms, self.has_heard = now_ms, True
 
     @property
+    def misses_leader(self) -> bool:
+        """Whether the leader was reported, and has sent no word since."""
+        return self._reported_ms > self._heard_ms
+
+    @property
     def _patience_ms(self) -> int:
         return self._timing.leader_ms if self.has_heard else self._first_word_ms
 

@@ -2,7 +2,7 @@
 
 Each granted heartbeat extends the lease. The lease counts from the time at which the heartbeat was
 sent, on this broker's clock. Reports of silent leaders are repeated with the heartbeats until the
-metadata has a newer leader epoch.
+leader is heard again, or the metadata has a newer leader epoch.
 """
 
 from __future__ import annotations
@@ -31,12 +31,14 @@ class MemberBeats:
         control: ControlTransport,
         timing: ElectionTiming,
         broker_epoch: Callable[[], BrokerEpoch],
+        misses_leader: Callable[[PartitionId, LeaderEpoch], bool],
     ) -> None:
-        """Prepare; the first turn or report sends."""
+        """Prepare; the first turn or report sends. ``misses_leader``: asked before each repeat."""
         self._metadata = metadata
         self._control = control
         self._timing = timing
         self._broker_epoch = broker_epoch
+        self._misses_leader = misses_leader
         self._new_reports = Inbox(waiting_max=0)
         self._reports: dict[PartitionId, LeaderEpoch] = {}
         self.lease_until_ms = 0  # this broker may lead until then, on its monotonic clock
@@ -49,14 +51,16 @@ class MemberBeats:
             partition_id, leader_epoch = new[1]
             self._reports[partition_id] = leader_epoch
         for partition_id, leader_epoch in list(self._reports.items()):
-            if not self._send_report(partition_id, leader_epoch):
+            still = self._misses_leader(partition_id, leader_epoch)
+            if not (still and self._send_report(partition_id, leader_epoch)):
                 del self._reports[partition_id]
         return now_ms + self._timing.session_ms // _BEATS_A_SESSION
 
     def report(self, partition_id: PartitionId, leader_epoch: LeaderEpoch) -> None:
-        """Report a silent leader, and repeat until the metadata has another epoch. Any thread.
+        """Report a silent leader, and repeat while the report is true. Any thread.
 
-        The report is repeated because the active controller itself may be down.
+        It is repeated because the active controller itself may be down. A report that outlived the
+        silence would count together with a report of another replica at any later time.
         """
         self._new_reports.put(partition_id, (partition_id, leader_epoch))
         self._send_report(partition_id, leader_epoch)

@@ -150,6 +150,7 @@ class ClusterMember:
             control=control,
             timing=setting.timing,
             broker_epoch=lambda: self._broker_epoch,
+            misses_leader=self._misses_leader,
         )
         self._follower = MetadataFollower(self._follow, wake=self._wake_follower)
         self._following = drive("metadata", self._follower.turn)
@@ -420,6 +421,10 @@ class ClusterMember:
             case _:
                 if self._controller is not None:
                     self._controller.deliver(sender, message)
+
+    def _misses_leader(self, partition_id: PartitionId, leader_epoch: LeaderEpoch) -> bool:
+        driver = self._replica(partition_id)
+        return driver is not None and driver.replication.misses_leader(leader_epoch)
 
     def _replica(self, partition_id: PartitionId) -> PartitionDriver | None:
         return self._hosted().find(partition_id)

@@ -237,6 +237,13 @@ class ReplicaShell:
         """The end of the broker's lease, which this replica may not have taken yet."""
         return self._links.lease_until_ms()
 
+    def misses_leader(self, leader_epoch: LeaderEpoch) -> bool:
+        """Tell whether the leader of an epoch was reported here, and has sent no word since."""
+        follower = self._replica.follower
+        if follower is None or follower.leader_epoch != leader_epoch:
+            return False
+        return follower.misses_leader
+
     # ------------------------------------------------------------------ events, owner thread
 
     def view_changed(self, view: PartitionView | None) -> None:

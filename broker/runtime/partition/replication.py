@@ -106,6 +106,12 @@ class Replication:
             return self._health.is_only_copy
         return self.shell is not None and self.shell.role == "leader"
 
+    def misses_leader(self, leader_epoch: LeaderEpoch) -> bool:
+        """See ``ReplicaShell.misses_leader``; a replica that has failed hears nobody."""
+        if self.shell is None or self._health.failure is not None:
+            return False
+        return self.shell.misses_leader(leader_epoch)
+
     @property
     def lineage(self) -> Lineage:
         """The log's starts of leadership, according to the view."""

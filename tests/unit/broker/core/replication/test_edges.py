@@ -26,7 +26,7 @@ from broker.model.epoch_history import EpochHistory
 from broker.model.epochs import BrokerEpoch, EpochStart, LeaderEpoch, PartitionEpoch
 from broker.model.ids import NO_PRODUCER, BrokerId, PartitionId, PartitionNumber
 from broker.model.offsets import Offset
-from broker.model.replica_messages import FetchAnswer, FetchRequest
+from broker.model.replica_messages import FetchAnswer, FetchRequest, NewDataNotice
 from broker.ports.partition import StoredBatch
 from simkit.brokers.driver_rig import view_of_three
 from simkit.brokers.metadata_rig import UUID, MetadataRig
@@ -142,6 +142,20 @@ def test_a_leader_that_refuses_again_and_again_is_reported_in_time() -> None:
                 request = _fetch_of([effect])
         follower.step(MessageCame(replace(_answer(request), refusal="not_leader"), now_ms))
     assert reported == [400]
+
+
+def test_a_leader_is_missed_from_its_report_until_its_next_word() -> None:
+    """The member repeats a report as long as the follower misses its leader."""
+    follower = _follower(_facts(0))
+    follower.start(0)
+    missed = [follower.misses_leader]
+    effects = follower.step(TickElapsed(400))
+    assert any(isinstance(one, ReportLeader) for one in effects)
+    missed.append(follower.misses_leader)
+    for epoch in (4, 5):
+        follower.step(MessageCame(NewDataNotice(leader_epoch=LeaderEpoch(epoch)), 410))
+        missed.append(follower.misses_leader)
+    assert missed == [False, True, True, False]
 
 
 def test_after_a_full_disk_the_follower_pauses() -> None:

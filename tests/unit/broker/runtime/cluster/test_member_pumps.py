@@ -174,12 +174,17 @@ def test_a_start_that_is_given_up_leaves_the_note_of_a_clean_stop() -> None:
 # ---------------------------------------------------------------------- heartbeats
 
 
-def _beats(metadata: Metadata, control: Control) -> MemberBeats:
+def _beats(
+    metadata: Metadata,
+    control: Control,
+    misses_leader: Callable[[PartitionId, LeaderEpoch], bool] = lambda _, __: True,
+) -> MemberBeats:
     return MemberBeats(
         metadata=metadata,
         control=control,
         timing=ElectionTiming(session_ms=600),
         broker_epoch=lambda: ONE,
+        misses_leader=misses_leader,
     )
 
 
@@ -201,9 +206,9 @@ def test_a_heartbeat_leaves_a_few_times_a_session() -> None:
 B_C = BrokerId("c")
 
 
-def test_a_report_is_repeated_until_the_metadata_has_moved_on() -> None:
-    """The active controller of the first try may be the broker that is gone."""
-    metadata, control = Metadata(), Control()
+def _with_a_leader() -> tuple[Metadata, LeaderEpoch]:
+    """Return metadata in which B leads the partition, and the leader epoch."""
+    metadata = Metadata()
     metadata.state, _ = apply(metadata.state, _registered(B))
     stream = Stream(
         name="s", uuid=UUID, config=StreamConfig(subject="s"), created_us=1, table_name="s"
@@ -211,17 +216,44 @@ def test_a_report_is_repeated_until_the_metadata_has_moved_on() -> None:
     metadata.state, _ = apply(
         metadata.state, CreateStream(stream=stream, leader=B, assignment=((B,),), min_isr=1)
     )
-    epoch = metadata.state.partitions[UUID][0].leader_epoch
+    return metadata, metadata.state.partitions[UUID][0].leader_epoch
+
+
+def _reports(control: Control) -> int:
+    return sum(isinstance(one, LeaderReport) for _, one in control.sent)
+
+
+def test_a_report_is_repeated_until_the_metadata_has_moved_on() -> None:
+    """The active controller of the first try may be the broker that is gone."""
+    (metadata, epoch), control = _with_a_leader(), Control()
     beats = _beats(metadata, control)
     beats.report(PARTITION, epoch)
     beats.turn(0)
     beats.turn(100)
-    assert sum(isinstance(one, LeaderReport) for _, one in control.sent) == 3
+    assert _reports(control) == 3
     beats.report(PARTITION, LeaderEpoch(epoch + 1))
     control.sent.clear()
     beats.turn(200)
     beats.turn(300)
-    assert not any(isinstance(one, LeaderReport) for _, one in control.sent)
+    assert _reports(control) == 0
+
+
+def test_a_report_ends_when_its_leader_is_heard_again() -> None:
+    """Else a short silence counts, at any later time, together with another replica's report."""
+    (metadata, epoch), control = _with_a_leader(), Control()
+    missed = {(PARTITION, epoch)}
+    beats = _beats(metadata, control, lambda *leader: leader in missed)
+    beats.report(PARTITION, epoch)
+    beats.turn(0)
+    assert _reports(control) == 2
+    missed.clear()
+    beats.turn(100)
+    missed.add((PARTITION, epoch))  # a new silence begins with a new report
+    beats.turn(200)
+    assert _reports(control) == 2
+    beats.report(PARTITION, epoch)
+    beats.turn(300)
+    assert _reports(control) == 4
 
 
 # ---------------------------------------------------------------------- following
