@@ -40,7 +40,7 @@ from headwater.client.put_session import PutSession
 from headwater.client.records import Records, to_batch
 from headwater.client.stall_watch import StallWatch
 from headwater.client.throttle import throttle_ms
-from headwater.client.window import SendWindow, WindowEntry, worth_retrying
+from headwater.client.window import SendWindow, WindowEntry, outcome_of, worth_retrying
 
 WINDOW_BATCHES_MAX: Final = 64  # a broker recognises the last 64 batches of a producer
 _WINDOW_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -341,6 +341,7 @@ class Producer:
                     answer = replace(answer, acks=self._path.acks)
                 self._failing_since_ms = None
                 if isinstance(answer, HeadwaterError):
+                    answer = outcome_of(entry, answer)
                     self._refused = self._refused or answer
             elif isinstance(answer, HeadwaterError) and self._worth_retrying(answer):
                 session.refusal = answer  # more specific than the error that ends the call
@@ -376,7 +377,8 @@ class Producer:
             if session is not self._session:
                 return  # retired
             self._session = None
-            self._window.ended()
+            # A broker that refuses a call answers first what it took of it.
+            self._window.ended(unread=isinstance(cause, InvalidRequestError))
             if self._closed or not (self._window or unacked):
                 return
             self._connecting = True
@@ -416,12 +418,12 @@ class Producer:
                 cause=type(cause).__name__,
             )
         with self._changed:
-            left = self._window.abandon()
+            told = [(entry, outcome_of(entry, error)) for entry in self._window.abandon()]
             self._failed = self._failed or error
-            self._refused = self._refused or error
+            self._refused = self._refused or (told[0][1] if told else error)
             self._changed.notify_all()
-        for entry in left:
-            _resolve(entry, error)
+        for entry, outcome in told:
+            _resolve(entry, outcome)
 
 
 def new_producer_id() -> ProducerId:

@@ -13,6 +13,10 @@ These rules keep every batch stored once, in order (Source: Kafka's idempotent p
 5. A broker that answers in an older leader epoch than the newest seen one is no longer the leader,
    so its acknowledgement is not valid; the batch is sent again.
 
+6. A send without an answer, or with an answer that says nothing for certain, may have stored its
+   batch. A later refusal that is decided before the broker looks for the batch (no access,
+   read-only) does not say otherwise: the batch's sender is told that it may be stored.
+
 Batches of NO_PRODUCER have no numbers, so rules 3 and 4 do not apply. Such a batch, sent again, may
 be stored twice, or behind a later batch.
 """
@@ -26,14 +30,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from broker.errors import (
+    AccessError,
+    CommitTimeoutError,
     EnvelopeError,
+    FencedError,
     HeadwaterError,
     InvalidRequestError,
     LogFailedError,
+    OverloadedError,
+    PartitionReadonlyError,
     SegmentCorruptError,
     SequenceGapError,
     StaleLeaderEpochError,
     StreamRecreatedError,
+    may_be_stored,
+    of_unknown_outcome,
 )
 from broker.model.epochs import LeaderEpoch
 from broker.model.ids import NO_PRODUCER, NO_SEQUENCE, ProducerId
@@ -67,7 +78,19 @@ class WindowEntry:
     producer_id: ProducerId
     base_sequence: int
     maybe_stored: bool = False  # sent under these numbers, and not refused as a sequence gap
+    in_doubt: bool = False  # an earlier send may have stored it
     future: Future[AppendResult] = field(default_factory=_running_future)
+
+
+def outcome_of(entry: WindowEntry, error: HeadwaterError) -> HeadwaterError:
+    """Return the error that the sender of a batch is told (rule 6)."""
+    if entry.in_doubt and isinstance(error, AccessError | PartitionReadonlyError):
+        return CommitTimeoutError(
+            "an earlier send of the batch had no certain answer, so the batch may be stored; sent "
+            f"again, it was refused: {error.message}",
+            cause=type(error).__name__,
+        )
+    return error
 
 
 class SendWindow:
@@ -123,7 +146,7 @@ class SendWindow:
 
     def connected(self) -> None:
         """Note a new connection: all unsettled batches must be sent on it."""
-        self._awaiting.clear()
+        self._leave_in_doubt()
         self._to_send = deque(self._unsettled)
         self.draining = False
 
@@ -146,12 +169,13 @@ class SendWindow:
         if not isinstance(answer, AppendResult):
             return answer
         if answer.leader_epoch < self.leader_epoch:
-            return StaleLeaderEpochError(
+            stale = StaleLeaderEpochError(
                 f"an acknowledgement of leader epoch {answer.leader_epoch} came after one of "
                 f"{self.leader_epoch}; the batch is sent again",
                 got=answer.leader_epoch,
                 current=self.leader_epoch,
             )
+            return of_unknown_outcome(stale)
         self.leader_epoch = answer.leader_epoch
         return answer
 
@@ -175,6 +199,8 @@ class SendWindow:
         elif worth_retrying(answer, several=self.several):
             self.draining = True
             settled = False
+            certain = isinstance(answer, OverloadedError | FencedError)
+            entry.in_doubt |= not certain or may_be_stored(answer)
         else:
             raise answer
         if settled:
@@ -189,9 +215,11 @@ class SendWindow:
             self._awaiting.pop()
         self._settle(entry)
 
-    def ended(self) -> None:
-        """Note that the connection is over."""
-        self._awaiting.clear()
+    def ended(self, *, unread: bool = False) -> None:
+        """Note that the connection is over. ``unread``: no batch without an answer was taken."""
+        if unread:
+            self._awaiting.clear()
+        self._leave_in_doubt()
         self._to_send.clear()
         self.draining = True
 
@@ -202,6 +230,11 @@ class SendWindow:
             queue.clear()
         self._bytes = 0
         return left
+
+    def _leave_in_doubt(self) -> None:
+        for entry in self._awaiting:
+            entry.in_doubt = True
+        self._awaiting.clear()
 
     def _settle(self, entry: WindowEntry) -> None:
         self._unsettled.remove(entry)  # the head, unless an earlier batch must be sent again
@@ -215,6 +248,7 @@ class SendWindow:
         self.next_sequence = 0
         self.confirmed = False
         for entry in self._unsettled:
+            entry.in_doubt = False
             entry.producer_id = self.producer_id
             entry.base_sequence = self.next_sequence
             self.next_sequence += entry.records_count

@@ -16,6 +16,7 @@ from broker.errors import (
     HeadwaterError,
     LogFailedError,
     OverloadedError,
+    PartitionReadonlyError,
     RecordTooLargeError,
     SequenceGapError,
     StaleLeaderEpochError,
@@ -26,7 +27,7 @@ from broker.model.ids import NO_PRODUCER, NO_SEQUENCE, ProducerId
 from broker.model.offsets import Offset
 from broker.model.records import AppendResult
 from cases import each_of, seeds
-from headwater.client.window import SendWindow, WindowEntry
+from headwater.client.window import SendWindow, WindowEntry, outcome_of
 
 OK = AppendResult(Offset(0), 1, LeaderEpoch(1))
 
@@ -172,6 +173,7 @@ class ModelBroker:
     """Stores batches as the real broker does, and refuses some of them."""
 
     random: random.Random
+    closed_share: float = 0.0  # of batches, refused before a look at what is stored
     stored: list[int] = field(default_factory=list)
     table: ProducerTable = field(default_factory=ProducerTable)
 
@@ -179,6 +181,8 @@ class ModelBroker:
         """Judge one batch; a batch whose number divides by 7 is never acceptable."""
         if entry.batch % 7 == 3:
             return RecordTooLargeError("too large")
+        if self.random.random() < self.closed_share:
+            return PartitionReadonlyError("read-only for now")
         chance = self.random.random()
         if chance < 0.05:
             return OverloadedError("busy")
@@ -203,7 +207,7 @@ def test_every_batch_is_stored_once_and_in_order(seed: int) -> None:
     pipe = window(batches_max=chance.choice([1, 2, 8]))
     numbers = iter(range(60))
     offsets: dict[int, AppendResult] = {}
-    refused: set[int] = set()
+    refused: dict[int, HeadwaterError] = {}
     for step in itertools.count():
         assert step < 3_000, f"no progress, seed {seed}"
         exhausted = run_connection(pipe, broker, numbers, chance, offsets, refused)
@@ -213,11 +217,48 @@ def test_every_batch_is_stored_once_and_in_order(seed: int) -> None:
     deduplicated = [number for number, _ in itertools.groupby(broker.stored)]
     assert deduplicated == expected, f"seed {seed}"
     assert sorted(offsets) == expected
-    assert refused == set(range(60)) - set(expected)
+    assert set(refused) == set(range(60)) - set(expected)
     for number, result in offsets.items():
         stored = broker.stored[result.base_offset : result.base_offset + result.records_count]
         assert stored == [number] * result.records_count, f"seed {seed}"
     assert len(broker.stored) == sum(result.records_count for result in offsets.values())
+
+
+@each_of(seeds(200))
+def test_a_refused_batch_is_stored_nowhere(seed: int) -> None:
+    """A broker that refuses before it looks for an earlier send does not say where that went."""
+    chance = random.Random(seed)
+    broker = ModelBroker(chance, closed_share=0.1)
+    pipe = window(batches_max=chance.choice([1, 2, 8]))
+    numbers = iter(range(60))
+    offsets: dict[int, AppendResult] = {}
+    refused: dict[int, HeadwaterError] = {}
+    while not run_connection(pipe, broker, numbers, chance, offsets, refused) or len(pipe):
+        pass
+    assert sorted([*offsets, *refused]) == list(range(60))
+    for number, error in refused.items():
+        if not isinstance(error, CommitTimeoutError):
+            assert number not in broker.stored, f"{error}, seed {seed}"
+
+
+def test_a_call_that_is_refused_as_a_whole_has_stored_nothing() -> None:
+    """So its batches are refused for certain, unless an earlier call had stored them."""
+    closed = PartitionReadonlyError("read-only")
+    pipe = confirmed_window()
+    (first,) = send(pipe, 1)
+    pipe.ended(unread=True)
+    assert outcome_of(first, closed) is closed
+    pipe.connected()
+    assert pipe.next_to_send() is first
+    pipe.ended()
+    pipe.connected()
+    assert pipe.next_to_send() is first
+    pipe.ended(unread=True)
+    told = outcome_of(first, closed)
+    assert isinstance(told, CommitTimeoutError)
+    assert told.facts == {"cause": "PartitionReadonlyError"}
+    too_large = RecordTooLargeError("too large")
+    assert outcome_of(first, too_large) is too_large  # so it was at its first send
 
 
 def run_connection(
@@ -226,7 +267,7 @@ def run_connection(
     numbers: Iterator[int],
     chance: random.Random,
     offsets: dict[int, AppendResult],
-    refused: set[int],
+    refused: dict[int, HeadwaterError],
 ) -> bool:
     """Play one connection until it ends or breaks; return whether no number is left to send."""
     pipe.connected()
@@ -250,7 +291,7 @@ def run_connection(
             if isinstance(answer, AppendResult):
                 offsets[sent.batch] = answer
             elif settled is not None:
-                refused.add(sent.batch)
+                refused[sent.batch] = outcome_of(sent, answer)
         over = entry is None and not answers
         if over or chance.random() < 0.03:
             pipe.ended()
