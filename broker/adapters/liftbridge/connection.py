@@ -65,6 +65,9 @@ class Workers(Protocol):
     def call_soon(self, work: Callable[[], None]) -> None:
         """Run on the event loop. Any thread."""
 
+    def call_last(self, work: Callable[[], None]) -> None:
+        """Run behind the work that is due now. The event loop."""
+
 
 @dataclass(slots=True)
 class _Call:
@@ -328,7 +331,7 @@ class ClientConnection(asyncio.Protocol):
             self._finish(number, status)
         if not self._writes_soon:
             self._writes_soon = True
-            asyncio.get_running_loop().call_soon(self._write)
+            self._workers.call_last(self._write)
 
     # ------------------------------------------------------------------ subscriptions
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -71,7 +72,7 @@ class LiftbridgeService:
         self._lost = asyncio.Event()  # no connection is left, and no more are taken
         self._refused_count = 0
         self._refused_told_s: float | None = None
-        self._workers: _Threads | None = None
+        self._workers: LoopWorkers | None = None
         self._thread = threading.Thread(target=self._run, name="liftbridge", daemon=True)
 
     def start(self) -> None:
@@ -124,7 +125,7 @@ class LiftbridgeService:
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._closing = asyncio.Event()
-        workers = self._workers = _Threads(self._loop, self._config)
+        workers = self._workers = LoopWorkers(self._loop, self._config)
         server = await self._loop.create_server(
             self._connection, self._config.host, self._config.port, ssl=self._config.tls
         )
@@ -218,11 +219,14 @@ class _Pool:
         self.running_max = running_max
 
 
-class _Threads:
+class LoopWorkers:
     """Implements ``Workers``: threads for calls, and others for subscriptions, which stay long."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, config: LiftbridgeServiceConfig) -> None:
         self._loop = loop
+        self._due: deque[Callable[[], None]] = deque()  # for the event loop, of any thread
+        self._last: deque[Callable[[], None]] = deque()  # for the event loop, behind these
+        self._is_woken = False  # the event loop will run what is due
         self._calls = _Pool(config.commands_max, _WAITING_MAX, "liftbridge-call")
         self._subscriptions = _Pool(
             config.subscriptions_max, config.subscriptions_max, "liftbridge-subscription"
@@ -253,9 +257,40 @@ class _Threads:
         return True
 
     def call_soon(self, work: Callable[[], None]) -> None:
-        """See ``Workers.call_soon``. After the end nothing is run."""
-        with suppress(RuntimeError):  # the loop has ended: no call waits for the answer
-            self._loop.call_soon_threadsafe(work)
+        """See ``Workers.call_soon``. After the end nothing is run.
+
+        A sleeping event loop is woken once for all that is due: each wake-up is a write to a
+        socket, in which a thread gives the interpreter's lock away.
+        """
+        self._due.append(work)
+        if not self._is_woken:  # two threads at once wake it twice: that does no harm
+            self._is_woken = True
+            with suppress(RuntimeError):  # the loop has ended: no call waits for the answer
+                self._loop.call_soon_threadsafe(self._run_due)
+
+    def call_last(self, work: Callable[[], None]) -> None:
+        """See ``Workers.call_last``."""
+        if not self._last:
+            self._loop.call_soon(self._run_last)
+        self._last.append(work)
+
+    def _run_due(self) -> None:
+        self._is_woken = False  # what is added from here on wakes the loop again
+        try:
+            for _ in range(len(self._due)):
+                self._due.popleft()()
+        finally:
+            if self._due:  # one failed: the event loop tells of it, and the others run next
+                self._loop.call_soon(self._run_due)
+        self._run_last()
+
+    def _run_last(self) -> None:
+        try:
+            while self._last:
+                self._last.popleft()()
+        finally:
+            if self._last:
+                self._loop.call_soon(self._run_last)
 
     def close(self) -> None:
         """Take no more work; what runs ends by itself."""

@@ -140,6 +140,7 @@ def decoders() -> Iterator[Decoder]:
         covers=(
             "broker.adapters.liftbridge.http2.GrpcConnection.receive",
             "broker.adapters.liftbridge.data_frames.DataFrameJoiner.join",
+            "broker.adapters.liftbridge.data_frames.DataFrameJoiner.pong",
         ),
         decode=_served,
         make_seeds=_talk,

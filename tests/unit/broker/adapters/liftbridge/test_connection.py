@@ -45,6 +45,10 @@ class BusyWorkers:
         """Run at once."""
         work()
 
+    def call_last(self, work: Callable[[], None]) -> None:
+        """Run at once."""
+        work()
+
 
 def test_a_publisher_of_a_busy_broker_is_told_to_try_again() -> None:
     """A client repeats a call after Unavailable, and not after Internal."""

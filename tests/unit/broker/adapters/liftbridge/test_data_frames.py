@@ -5,9 +5,10 @@ from __future__ import annotations
 from itertools import groupby
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given
 
-from broker.adapters.liftbridge.data_frames import DataFrameJoiner
+from broker.adapters.liftbridge.data_frames import DataFrameJoiner, cut
 from cases import examples
 
 FRAME_BYTES_MAX = 40
@@ -94,3 +95,47 @@ def test_a_frame_that_is_too_long_is_not_waited_for() -> None:
     assert joiner.join(PREFACE + good + long[:HEAD_BYTES]) == PREFACE + good + long[:HEAD_BYTES]
     assert joiner.join(long[HEAD_BYTES:]) == long[HEAD_BYTES:]
     assert joiner.join(good + good) == good + good
+
+
+@given(FRAMES, st.integers(1, FRAME_BYTES_MAX))
+@examples(100)
+def test_cut_frames_mean_the_same(frames: list[Frame], frame_bytes_max: int) -> None:
+    """No byte of a call's data is lost or moved; no frame of plain data is too long."""
+    found = decoded(cut(encoded(frames), frame_bytes_max))
+    assert meaning(found) == meaning(frames)
+    assert all(len(body) <= frame_bytes_max for kind, flags, _, body in found if not kind | flags)
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        PREFACE[:-1],  # the preface is not whole
+        PREFACE + encoded([(0, 0, 1, b"data")])[:-1],  # a frame is not whole
+        PREFACE + encoded([(1, 0, 1, b"headers")]),  # a header block is not whole
+        PREFACE + encoded([(1, 0, 1, b"headers"), (9, 0, 1, b"more")]),
+        PREFACE + b"\xff" * HEAD_BYTES,  # no frame
+    ],
+)
+def test_a_ping_within_something_else_is_left_to_h2(before: bytes) -> None:
+    """There its bytes are no PING, or the peer has broken HTTP/2."""
+    joiner = DataFrameJoiner(FRAME_BYTES_MAX)
+    joiner.join(before)
+    assert joiner.pong(encoded([(6, 0, 0, b"12345678")])) is None
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        (6, 1, 0, b"12345678"),  # an answer to one of ours
+        (6, 0, 1, b"12345678"),  # of a call: that breaks HTTP/2
+        (6, 0, 0, b"1234567"),
+        (6, 0, 0, b"123456789"),
+        (7, 0, 0, b"12345678"),
+    ],
+)
+def test_what_is_no_legal_ping_is_left_to_h2(frame: Frame) -> None:
+    """Only h2 says how HTTP/2 was broken."""
+    joiner = DataFrameJoiner(FRAME_BYTES_MAX)
+    joiner.join(PREFACE + encoded([(1, 4, 1, b"a whole header block")]))
+    assert joiner.pong(encoded([frame])) is None
+    assert joiner.pong(encoded([(6, 0, 0, b"12345678")])) == encoded([(6, 1, 0, b"12345678")])

@@ -247,6 +247,37 @@ def test_an_answer_waits_for_the_peers_window() -> None:
     assert peer.status()["grpc-status"] == "0"
 
 
+def test_a_long_answer_comes_in_frames_that_the_peer_takes() -> None:
+    """h2 writes it as one; a peer that gets a longer frame than it allows ends the connection."""
+    peer = Peer()
+    call = peer.open()
+    peer.client.increment_flow_control_window(4 * 1024 * KIB)
+    peer.client.increment_flow_control_window(4 * 1024 * KIB, call)
+    peer.exchange()
+    answer = bytes(range(256)) * 12 * KIB
+    peer.server.send(call, answer)
+    peer.exchange()
+    sizes = [
+        one.flow_controlled_length
+        for one in peer.received
+        if isinstance(one, h2.events.DataReceived)
+    ]
+    assert max(size or 0 for size in sizes) <= peer.client.max_inbound_frame_size == 16 * KIB
+    assert peer.data(call) == answer
+
+
+def test_a_ping_is_answered() -> None:
+    """One that comes alone, and one that comes with other frames, which h2 answers."""
+    peer = Peer()
+    peer.client.ping(b"-alone--")
+    peer.exchange()
+    peer.client.ping(b"together")
+    peer.open()
+    peer.exchange()
+    acks = [one for one in peer.received if isinstance(one, h2.events.PingAckReceived)]
+    assert [one.ping_data for one in acks] == [b"-alone--", b"together"]
+
+
 def test_small_messages_share_a_frame() -> None:
     """Thousand messages are few frames: each costs the library tens of microseconds."""
     peer = Peer()
