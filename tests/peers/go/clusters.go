@@ -226,8 +226,11 @@ func leaderKill(r *rig) {
 		value, known := acked[offset]
 		check(!known || value == string(message.Value()), "the subscriber got %q", message.Value())
 	}
-	fresh, err := lift.Connect(r.addrs)
-	must(err, "a new client of the two others")
+	var fresh lift.Client
+	until(func() bool { // the metadata names the dead broker until its session ends
+		fresh, err = lift.Connect(r.addrs)
+		return err == nil
+	}, "a new client of the two others")
 	defer fresh.Close()
 	ack, err := fresh.Publish(r.ctx, stream, []byte("x"), lift.AckPolicyAll())
 	must(err, "its publish")

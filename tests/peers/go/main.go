@@ -261,16 +261,22 @@ func (s *subscription) silent(what string) {
 
 // read returns what a subscription gets until it ends as one does that has reached its stop.
 func (r *rig) read(stream string, options ...lift.SubscriptionOption) []*lift.Message {
+	messages, ended := r.readOnce(stream, options...)
+	check(ended == lift.ErrReadonlyPartition, "ended with %v", ended)
+	return messages
+}
+
+// readOnce does the same, and returns how the subscription ended.
+func (r *rig) readOnce(stream string, options ...lift.SubscriptionOption) ([]*lift.Message, error) {
 	found, err := r.subscribe(stream, options...)
 	must(err, "subscribe to "+stream)
 	defer found.cancel()
 	ended := found.end()
-	check(ended == lift.ErrReadonlyPartition, "ended with %v", ended)
 	messages := make([]*lift.Message, 0, len(found.messages))
 	for len(found.messages) > 0 {
 		messages = append(messages, <-found.messages)
 	}
-	return messages
+	return messages, ended
 }
 
 func (r *rig) readAll(stream string, options ...lift.SubscriptionOption) []*lift.Message {
