@@ -396,9 +396,10 @@ class AsyncLiftbridge:
             try:
                 found = await call(self._servers.at(address), max(0.001, left))
             except CallRefused as refused:
-                if refused.code != "UNAVAILABLE":
+                late = refused.code == "DEADLINE_EXCEEDED"  # the call had all the time that is left
+                if refused.code != "UNAVAILABLE" and not late:
                     raise refused.error() from refused
-                if left <= 0:
+                if late or left <= 0:
                     servers = ", ".join(self._directory.all())
                     raise NoAnswerError(
                         f"no answer from {servers} for {self._timeout_s:g} s: {refused.text}"

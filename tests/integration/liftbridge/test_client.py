@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -12,6 +13,7 @@ import pytest
 from broker.errors import (
     ConditionFailedError,
     InvalidRequestError,
+    NoAnswerError,
     ShuttingDownError,
     StreamExistsError,
     UnavailableError,
@@ -244,6 +246,17 @@ def test_asyncio(up: LiftServer) -> None:
                     assert (await anext(member)).partition == place[1]
 
     asyncio.run(main())
+
+
+def test_a_server_that_does_not_answer_is_an_error_in_time() -> None:
+    """It takes the connection and says nothing; the error names its address."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        with (
+            Liftbridge(address, timeout_s=0.5) as client,
+            pytest.raises(NoAnswerError, match=f"no answer from {address}"),
+        ):
+            client.metadata()
 
 
 def test_no_server_is_an_error_in_time() -> None:
