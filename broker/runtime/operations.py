@@ -22,7 +22,7 @@ from broker.core.metadata.commands import (
 )
 from broker.core.metadata.outcome import CommandReply
 from broker.core.metadata.placement import balance
-from broker.core.metadata.state import MetadataState, PartitionState
+from broker.core.metadata.state import FEATURE_LEVEL_FENCED, MetadataState, PartitionState
 from broker.core.raft.events import ChangeRefusal
 from broker.errors import (
     EncryptionKeyError,
@@ -55,6 +55,7 @@ from broker.model.raft import GroupSeen, NodeId, VoterChanged
 from broker.model.replica_state import ReplicaState
 from broker.model.stream import Stream
 from broker.ports.system import Clock
+from broker.runtime.api.feature_levels import raise_level
 from broker.runtime.asked_compactions import CompactedReplicas, ask_to_compact
 from broker.runtime.cluster.summary import brokers_of, partitions_of
 from broker.runtime.metadata.metadata_log import WaitingMetadata
@@ -285,6 +286,7 @@ class ClusterOperations:
             stream, one = _find(state, name, partition)
             if (one.target or one.replicas) == wanted:
                 return None
+            raise_level(self._metadata, FEATURE_LEVEL_FENCED)
             return ReassignReplicas(
                 stream_uuid=stream.uuid,
                 partition=partition,

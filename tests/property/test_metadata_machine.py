@@ -38,7 +38,7 @@ from broker.core.metadata.commands import (
 from broker.core.metadata.partition_rules import candidates
 from broker.core.metadata.placement import balance, hand_overs, place
 from broker.core.metadata.snapshot import decode_snapshot, encode_snapshot, state_hash
-from broker.core.metadata.state import MetadataState, PartitionState
+from broker.core.metadata.state import FEATURE_LEVEL_MAX, MetadataState, PartitionState
 from broker.errors import HeadwaterError
 from broker.model.epochs import BrokerEpoch, LeaderEpoch, PartitionEpoch
 from broker.model.ids import BrokerId, StreamUuid
@@ -88,7 +88,7 @@ class Proposers:
                 known_sessions=known,
                 clean=self.rng.random() < 0.5,
                 addresses={"peer": "127.0.0.1:1"},
-                features_max=3,
+                features_max=FEATURE_LEVEL_MAX,
             )
         if drawn < 0.45:
             return FenceBroker(broker=broker, broker_epoch=epoch)
@@ -99,7 +99,8 @@ class Proposers:
         if drawn < 0.66:
             return RemoveBroker(broker=broker, broker_epoch=epoch)
         if drawn < 0.7:
-            return SetFeatureLevel(expected=state.feature_level, level=self.rng.choice((1, 2, 3)))
+            level = self.rng.choice((1, 2, 3, FEATURE_LEVEL_MAX))
+            return SetFeatureLevel(expected=state.feature_level, level=level)
         if drawn < 0.75:
             return AllocateIds(count=self.rng.randrange(1, 9))
         if drawn < 0.78 and state.streams:
@@ -231,6 +232,8 @@ def _check_partition(
         assert after.leader == before.candidate
     if before.leader is not None and after.leader != before.leader:
         assert after.leader_epoch > before.leader_epoch, "the old leader is not fenced"
+    if before.leader is not None and set(before.replicas) - set(after.replicas):
+        assert after.leader_epoch > before.leader_epoch, "replicas that left are not fenced"
     joined = set(after.isr) - set(before.isr)
     if joined and isinstance(command, ChangeIsr):
         assert command.leader_epoch == before.leader_epoch

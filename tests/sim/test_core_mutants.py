@@ -51,6 +51,8 @@ NOTICED_BY: Final = {
     "lease_checked_too_early": _REPLICA
     + "a_lease_that_is_over_stops_commits_until_it_is_granted_again",
     "drop_replicas_early": _PARTITIONS + "old_replicas_leave_when_all_new_ones_are_in_sync",
+    "late_fetches_of_a_removed_log_count": _PARTITIONS
+    + "replicas_that_leave_are_fenced_by_a_new_leader_epoch",
     "same_epoch_after_restart": _PARTITIONS + "a_leader_that_restarts_gets_a_new_epoch",
     "leader_goes_on_after_a_restart": _COMPARED,
     "restarts_leave_no_mark": _COMPARED,

@@ -18,7 +18,12 @@ from broker.core.metadata.partition_commands import (
     TakeOffline,
     WithdrawReplica,
 )
-from broker.core.metadata.state import Loss, MetadataState, PartitionState
+from broker.core.metadata.state import (
+    FEATURE_LEVEL_FENCED,
+    Loss,
+    MetadataState,
+    PartitionState,
+)
 from broker.errors import (
     HeadwaterError,
     IneligibleReplicaError,
@@ -79,6 +84,8 @@ def apply_partition(state: MetadataState, command: PartitionCommand) -> Applied:
     step = _step(state, present, command)
     if isinstance(step, HeadwaterError):
         return state, Rejected(step)
+    if state.feature_level >= FEATURE_LEVEL_FENCED:
+        step = rules.fenced(present, step)
     reply: CommandReply = {
         "partition_epoch": step.partition_epoch,
         "leader_epoch": step.leader_epoch,

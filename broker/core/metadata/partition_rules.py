@@ -298,6 +298,19 @@ def reassigned_to(partition: PartitionState, target: tuple[BrokerId, ...]) -> Pa
     return bumped(_reassigned(replace(partition, replicas=union, target=target)))
 
 
+def fenced(before: PartitionState, after: PartitionState) -> PartitionState:
+    """Return the partition after a step; in a new leader epoch if replicas left a leader.
+
+    A replica that left may come back with an empty log, in the same process. A late fetch of its
+    removed log must not count for the new log: its leader epoch is old now (decision 0059). The
+    leader confirms itself like any candidate, which begins a leadership with its own lineage id.
+    """
+    left = set(before.replicas) - set(after.replicas)
+    if not left or after.leader is None or after.leader != before.leader:
+        return after
+    return candidate_named(after, after.leader)
+
+
 def _with_isr(partition: PartitionState, isr: Iterable[BrokerId]) -> PartitionState:
     members = tuple(sorted(isr))
     eligible: set[BrokerId] = set()

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from broker.codec.peer import replica_messages
-from broker.core.metadata.commands import NameCandidate, StartElection
+from broker.core.metadata.commands import NameCandidate, ReassignReplicas, StartElection
 from broker.core.metadata.state import PartitionState
 from broker.errors import CommitTimeoutError, InvalidRequestError
 from broker.model.ids import BrokerId, PartitionId
@@ -288,6 +288,63 @@ def answer_of_a_follower() -> None:
         finish(house)
 
 
+def reassign(house: House, target: tuple[BrokerId, ...]) -> None:
+    """Begin to move the partition to these brokers."""
+    command = ReassignReplicas(
+        stream_uuid=the_one(house).stream_uuid,
+        partition=0,
+        partition_epoch=row(house).partition_epoch,
+        target=target,
+    )
+    assert house.house.propose(command) is None
+
+
+def late_fetch_of_a_removed_log() -> None:
+    """A replica leaves a partition, and comes back; a fetch of the log that it had comes late.
+
+    The broker is the same process, led by the same leader; its new log is still empty when the
+    fetch says that it has synced every record.
+    """
+    shape: dict[str, Any] = {"brokers": 4, "factor": 3, "min_isr": 2}
+    with one_partition(0, policies=(AckPolicy.ALL,), **shape) as house:
+        run_until(house, lambda: committed(house) > 5, "records")
+        for publisher in house.publishers:
+            publisher.stopped = True
+        house.run_for(1_500)
+        before, first = row(house).replicas, row(house).leader or ""
+        moved = next(one for one in before if one != first)
+        free = next(BrokerId(one) for one in house.nodes if one not in before)
+        end, kept = log_end(house, moved), list[Any]()
+
+        def overheard(sender: str, receiver: str, message: Any) -> bool:
+            fetch = _fetch_of(sender, message, moved)
+            if fetch is not None and fetch.synced_end == end:
+                kept.append(message)
+            return False
+
+        house.network.loses = overheard
+        run_until(house, lambda: kept, "a fetch of a log with every record")
+        reassign(house, tuple(free if one == moved else one for one in before))
+        run_until(house, lambda: moved not in row(house).replicas, "a replica that left")
+        house.run_for(500)
+        assert house.nodes[moved].replica(the_one(house)) is None, "its log is removed"
+        assert row(house).leader == first, "the same broker leads"
+
+        def silent(sender: str, receiver: str, message: Any) -> bool:
+            return _fetching(sender, receiver, message, moved)
+
+        house.network.loses = silent
+        reassign(house, before)
+        run_until(house, lambda: house.nodes[moved].replica(the_one(house)), "its new log")
+        house.run_for(100)
+        assert (log_end(house, moved), committed(house)) == (0, end), "the new log is empty"
+        house.nodes[first]._receive(moved, kept[0])
+        house.run_for(500)
+        assert moved not in row(house).isr, "an empty log is not in sync"
+        finish(house)
+        assert row(house).replicas == before
+
+
 def elect(house: House, name: str, *, accepts: bool = True) -> None:
     """Ask until the answer is known: now and then a proposal ends as after a timeout."""
     for _ in range(20):
@@ -375,6 +432,7 @@ SCRIPTS: Final[dict[str, Callable[[], None]]] = {
     "cold_end_learned_after_the_election": table_beyond_the_last_replica_is_not_noted,
     "no_epoch_in_acks": late_fetch_of_an_older_epoch,
     "answers_of_followers": answer_of_a_follower,
+    "late_fetches_of_a_removed_log_count": late_fetch_of_a_removed_log,
 }
 
 

@@ -256,6 +256,11 @@ def drop_replicas_early() -> Any:
     return replaced(partition_rules, "_reassigned", reassigned)
 
 
+def late_fetches_of_a_removed_log_count() -> Any:
+    """Keep the leader epoch when replicas leave; they may come back with an empty log (0059)."""
+    return replaced(partition_rules, "fenced", lambda before, after: after)
+
+
 def same_epoch_after_restart() -> Any:
     """Let a restarted leader go on in the epoch that it had (Liftbridge; A25)."""
 
@@ -491,6 +496,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
         ack_without_a_lease,
         lease_checked_too_early,
         drop_replicas_early,
+        late_fetches_of_a_removed_log_count,
         same_epoch_after_restart,
         leader_goes_on_after_a_restart,
         restarts_leave_no_mark,
@@ -530,7 +536,7 @@ HOUSE_SEEDS: Final = {
     "ack_without_a_lease": 41,
     "lease_checked_too_early": 138,
     "drop_replicas_early": 11,
-    "same_epoch_after_restart": 0,
+    "same_epoch_after_restart": 1,
     "restarts_leave_no_mark": 87,
     "candidate_without_a_comparison": 30,
     "one_answer_is_enough": 30,

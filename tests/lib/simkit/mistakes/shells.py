@@ -438,7 +438,7 @@ FIRST_SEEDS: Final = {
     "late_views_are_not_followed": 23,
     "retry_table_of_the_old_leader": 23,
     "older_view_wins": 29,
-    "views_are_taken_out_of_order": 29,
+    "views_are_taken_out_of_order": 38,
     "second_epoch_is_not_taken": 0,
     "given_up_without_waiting": 40,
     "opened_is_not_marked": 9,

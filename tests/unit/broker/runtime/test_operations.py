@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,11 +21,18 @@ from broker.core.metadata.commands import (
     UnfenceBroker,
 )
 from broker.core.metadata.outcome import CommandReply
-from broker.core.metadata.state import FEATURE_LEVEL_MAX, MetadataState, PartitionState
+from broker.core.metadata.state import (
+    FEATURE_LEVEL_ACCESS,
+    FEATURE_LEVEL_FENCED,
+    FEATURE_LEVEL_MAX,
+    MetadataState,
+    PartitionState,
+)
 from broker.core.raft.events import ChangeRefusal
 from broker.errors import (
     DiskFullError,
     EnvelopeError,
+    FeatureLevelError,
     HeadwaterError,
     IneligibleReplicaError,
     InvalidAssignmentError,
@@ -259,6 +267,26 @@ def test_move_keeps_the_old_until_the_new_are_in_sync(metadata: Metadata) -> Non
     metadata.confirm()
     assert metadata.one().replicas == (B, D)
     assert metadata.one().leader == B
+
+
+def test_the_first_move_raises_the_feature_level(metadata: Metadata) -> None:
+    """Replicas that leave are fenced from then on; an older build would not fence them."""
+    metadata.state = replace(metadata.state, feature_level=FEATURE_LEVEL_ACCESS)
+    operations = _operations(metadata)
+    assert not operations.move("s", 0, ["a", "b", "c"]).changed
+    assert metadata.state.feature_level == FEATURE_LEVEL_ACCESS, "nothing moves"
+    assert operations.move("s", 0, ["a", "b", "d"]).changed
+    assert metadata.state.feature_level == FEATURE_LEVEL_FENCED
+
+
+def test_no_partition_moves_while_an_older_build_runs(metadata: Metadata) -> None:
+    """The refusal names the broker to upgrade; the partition stays where it is."""
+    older = replace(metadata.state.brokers[D], features_max=FEATURE_LEVEL_ACCESS)
+    brokers = {**metadata.state.brokers, D: older}
+    metadata.state = replace(metadata.state, feature_level=FEATURE_LEVEL_ACCESS, brokers=brokers)
+    with pytest.raises(FeatureLevelError, match="d"):
+        _operations(metadata).move("s", 0, ["a", "b", "d"])
+    assert metadata.state.partitions[UUID][0].target == ()
 
 
 def test_move_refuses_what_cannot_hold_it(metadata: Metadata) -> None:

@@ -30,7 +30,12 @@ from broker.core.metadata.commands import (
 from broker.core.metadata.partition_rules import candidates
 from broker.core.metadata.placement import place
 from broker.core.metadata.snapshot import decode_snapshot, encode_snapshot
-from broker.core.metadata.state import FEATURE_LEVEL_MAX, MetadataState
+from broker.core.metadata.state import (
+    FEATURE_LEVEL_ACCESS,
+    FEATURE_LEVEL_FENCED,
+    FEATURE_LEVEL_MAX,
+    MetadataState,
+)
 from broker.errors import (
     FeatureLevelError,
     HeadwaterError,
@@ -220,6 +225,59 @@ def test_old_replicas_leave_when_all_new_ones_are_in_sync() -> None:
     assert cluster.one().leader == D
     twice = ReassignReplicas(**AT, partition_epoch=cluster.one().partition_epoch, target=(D, D))
     assert isinstance(cluster.refused(twice), InvalidAssignmentError)
+
+
+def _moved(cluster: MetadataRig, target: tuple[BrokerId, ...]) -> ReassignReplicas:
+    return ReassignReplicas(**AT, partition_epoch=cluster.one().partition_epoch, target=target)
+
+
+def test_replicas_that_leave_are_fenced_by_a_new_leader_epoch() -> None:
+    """They may come back with an empty log: no fetch of the removed log has the new epoch."""
+    cluster = MetadataRig(features_max=FEATURE_LEVEL_FENCED)
+    cluster.do(_moved(cluster, (A, B, D)))
+    assert (cluster.one().leader, cluster.one().leader_epoch) == (A, 1), "nobody has left"
+    cluster.do(cluster.isr(A, B, C, D))
+    assert (cluster.one().replicas, cluster.one().isr) == ((A, B, D), (A, B, D))
+    assert (cluster.one().candidate, cluster.one().leader_epoch) == (A, 2)
+    cluster.do(cluster.confirm(A))
+    assert (cluster.one().leader, cluster.one().leader_epoch) == (A, 2)
+
+
+def test_a_reassignment_that_is_taken_back_fences_the_replicas_that_leave() -> None:
+    """Brokers that only began to copy leave at once, and with them their logs."""
+    cluster = MetadataRig(features_max=FEATURE_LEVEL_FENCED)
+    cluster.do(_moved(cluster, (A, B, D)))
+    cluster.do(_moved(cluster, (C, A, B)))
+    assert cluster.one().replicas == (C, A, B)
+    assert (cluster.one().candidate, cluster.one().leader_epoch) == (A, 2)
+
+
+def test_the_leader_goes_on_while_no_replica_leaves() -> None:
+    """Another order, and more replicas, need no new leader epoch."""
+    cluster = MetadataRig(features_max=FEATURE_LEVEL_FENCED)
+    cluster.do(_moved(cluster, (C, B, A)))
+    cluster.do(_moved(cluster, (C, B, A, D)))
+    cluster.do(cluster.isr(A, B, C, D))
+    assert (cluster.one().replicas, cluster.one().target) == ((C, B, A, D), ())
+    assert (cluster.one().leader, cluster.one().leader_epoch) == (A, 1)
+
+
+def test_replicas_that_leave_at_a_leader_s_confirmation_need_no_further_epoch() -> None:
+    """Its epoch is new, and has had no leader so far to fetch from."""
+    cluster = MetadataRig(features_max=FEATURE_LEVEL_FENCED)
+    cluster.do(cluster.name(B))
+    cluster.do(_moved(cluster, (B, C)))
+    cluster.do(cluster.confirm(B))
+    assert (cluster.one().replicas, cluster.one().leader) == ((B, C), B)
+    assert cluster.one().leader_epoch == 2
+
+
+def test_a_journal_of_an_older_build_is_replayed_as_it_was() -> None:
+    """Below the feature level the leader goes on in its epoch, as its next commands say."""
+    cluster = MetadataRig(features_max=FEATURE_LEVEL_ACCESS)
+    cluster.do(_moved(cluster, (A, B)))
+    assert (cluster.one().replicas, cluster.one().leader) == ((A, B), A)
+    assert cluster.one().leader_epoch == 1
 
 
 def test_a_reported_leader_leaves_the_isr_and_fences_itself_out() -> None:
