@@ -75,7 +75,8 @@ class HostedPartitions:
 
         ``reconcile`` waits once, for ``patience_s``, for a replica that is slow to take a view.
         When that replica has taken the view, ``on_late`` is called, on any thread, and
-        :meth:`reconcile` has to run again. ``on_late`` must be quick.
+        :meth:`reconcile` has to run again; also when a log is removed whose partition has come
+        back meanwhile. ``on_late`` must be quick.
         """
         self.me = me
         self._opener = opener
@@ -92,6 +93,7 @@ class HostedPartitions:
         self._late: dict[PartitionId, OwnerCall] = {}  # views that the replica has not taken yet
         self.removal_waits = False  # a closed log waits for room for its removal
         self._closing: dict[PartitionId, tuple[PartitionDriver, OwnerCall]] = {}
+        self._come_back: set[PartitionId] = set()  # belong here again, and wait for a removal
         self._lock = threading.RLock()
 
     def registered(self, broker_epoch: BrokerEpoch) -> None:
@@ -169,6 +171,7 @@ class HostedPartitions:
                 if driver is None:
                     if partition_id in self._closing:
                         self._state = before
+                        self._come_back.add(partition_id)
                         continue  # an earlier replica of this partition still has the files open
                     try:
                         driver = self._open(streams[uuid], number, row)
@@ -288,6 +291,9 @@ class HostedPartitions:
                 continue
             del self._closing[partition_id]
             self._marks.forget(partition_id)
+            if partition_id in self._come_back:  # perhaps no other change of the metadata comes
+                self._come_back.discard(partition_id)
+                self._on_late()
 
     def begin_close(self, wake: Callable[[], None] = lambda: None) -> Closing:
         """Begin to close every log; ``wake`` is called whenever one is closed."""

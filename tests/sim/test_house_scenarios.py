@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from broker.errors import InvalidRequestError
+from broker.model.ids import BrokerId
 from broker.model.records import AckPolicy
 from simkit.house.house import House
 from simkit.house.scripts import (
@@ -23,6 +24,7 @@ from simkit.house.scripts import (
     log_end,
     mend,
     one_partition,
+    reassign,
     resume,
     row,
     run_until,
@@ -36,6 +38,7 @@ from simkit.mistakes.shells import MUTANTS as SHELL_MUTANTS
 from simkit.mistakes.tiering import MIXED_MUTANTS
 
 SEEDS = range(3)
+SEEDS_OF_RETURNS = (0, 2, 3)  # in 2 and 3 the removal lasts until the replica is back
 ALL_MUTANTS = {**MUTANTS, **MIXED_MUTANTS, **INTERVAL_MUTANTS}
 
 
@@ -257,6 +260,31 @@ def test_two_replicas_that_lead_in_turn_and_never_meet_agree_in_the_end(seed: in
         resume([one])
         finish(house)
         assert house.world.seen["A2 walked back over more than one epoch"]
+
+
+@pytest.mark.parametrize("seed", SEEDS_OF_RETURNS)
+def test_a_replica_that_comes_back_while_its_log_is_removed_opens_a_new_one(seed: int) -> None:
+    """It waits for the removal, and for no other change of the metadata."""
+    shape: dict[str, Any] = {"brokers": 4, "factor": 3, "min_isr": 2, "policies": (AckPolicy.ALL,)}
+    with one_partition(seed, **shape) as house:
+        run_until(house, lambda: committed(house) > 5, "records")
+        for publisher in house.publishers:
+            publisher.stopped = True
+        house.run_for(1_500)
+        before, partition_id = row(house).replicas, the_one(house)
+        name = next(one for one in before if one != row(house).leader)
+        free = next(BrokerId(one) for one in house.nodes if one not in before)
+        node = house.nodes[name]
+        reassign(house, tuple(free if one == name else one for one in before))
+        run_until(house, lambda: name not in row(house).replicas, "a replica that left")
+        run_until(house, lambda: node.replica(partition_id) is None, "a log that is closed")
+        house.network.loses = lambda sender, receiver, message: (
+            sender == name and message[0] == "replica"
+        )
+        reassign(house, before)
+        run_until(house, lambda: node.replica(partition_id), "a new log")
+        finish(house)
+        assert row(house).replicas == before
 
 
 def test_a_controller_that_was_stopped_blames_nobody() -> None:
