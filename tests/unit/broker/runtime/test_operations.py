@@ -1,4 +1,7 @@
-"""An operator's command becomes the right metadata command, against the real state machine."""
+"""An operator's command becomes the right metadata command, against the real state machine.
+
+The file is not split: all commands are asked of one small cluster, built at its beginning.
+"""
 
 from __future__ import annotations
 
