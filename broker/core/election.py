@@ -73,13 +73,17 @@ class ElectionTiming:
         """
         return self.session_ms * 2 // 3
 
+    def beat_ms(self) -> int:
+        """How long a broker waits between two heartbeats: a sixth of the session."""
+        return self.session_ms // 6
+
     def hear_ms(self) -> int:
         """How long a broker may take to apply that a leader of its own was replaced.
 
-        A sixth of the session, the time between two heartbeats. So a replaced leader acts for as
-        long as its lease and this time at most, which together are shorter than a session.
+        The time between two heartbeats. So a replaced leader acts for as long as its lease and this
+        time at most, which together are shorter than a session.
         """
-        return self.session_ms // 6
+        return self.beat_ms()
 
 
 @dataclass(slots=True)

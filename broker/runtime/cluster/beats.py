@@ -8,7 +8,6 @@ leader is heard again, or the metadata has a newer leader epoch.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
 
 from broker.core.election import ElectionTiming
 from broker.model.control_messages import Heartbeat, HeartbeatAnswer, LeaderReport
@@ -17,8 +16,6 @@ from broker.model.ids import BrokerId, PartitionId
 from broker.ports.cluster import ControlTransport
 from broker.runtime.inbox import Inbox
 from broker.runtime.metadata.metadata_log import SeenMetadata
-
-_BEATS_A_SESSION: Final = 6
 
 
 class MemberBeats:
@@ -54,7 +51,7 @@ class MemberBeats:
             still = self._misses_leader(partition_id, leader_epoch)
             if not (still and self._send_report(partition_id, leader_epoch)):
                 del self._reports[partition_id]
-        return now_ms + self._timing.session_ms // _BEATS_A_SESSION
+        return now_ms + self._timing.beat_ms()
 
     def report(self, partition_id: PartitionId, leader_epoch: LeaderEpoch) -> None:
         """Report a silent leader, and repeat while the report is true. Any thread.
