@@ -7,11 +7,10 @@ ObjectCorruptError with the object's key.
 
 from __future__ import annotations
 
-import io
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -19,14 +18,13 @@ import pyarrow.parquet as pq
 
 from broker.codec.schema import FILE_SCHEMA
 from broker.errors import ObjectCorruptError
+from tiering.store import arrow_file
 from tiering.store.object_store import ObjectStore
 from tiering.store.table_keys import FOOTER_KEY, keys_at, needs_key, no_keys
 from tiering.table.table import DataFile
 
 _T = TypeVar("_T")
 Offsets = np.ndarray[Any, np.dtype[np.int64]]
-
-_WHOLE_BYTES_MAX: Final = 4 * 1024 * 1024  # up to this size, one request is faster than several
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +48,13 @@ class ParquetObject:
         A small file is fetched whole with one request, and the length of the answer is its size.
         """
         self._file = file
-        if file.size_bytes <= _WHOLE_BYTES_MAX:
+        if file.size_bytes <= arrow_file.WHOLE_BYTES_MAX:
             body = store.get(file.path)
             self._require_size(len(body))
-            source = pa.BufferReader(body)
+            source = arrow_file.bytes_file(body)
         else:
             self._require_size(store.head(file.path).size_bytes)
-            source = _source(store, file.path, file.size_bytes)
+            source = arrow_file.object_file(store, file.path, file.size_bytes)
         keys = keys_at(store.config)
         self._has_keys = keys is not None
         self._parquet = self._checked(
@@ -200,51 +198,11 @@ def read_columns(store: ObjectStore, key: str, names: Sequence[str] | None = Non
     """
     try:
         file = pq.ParquetFile(
-            _source(store, key, store.head(key).size_bytes), page_checksum_verification=True
+            arrow_file.object_file(store, key, store.head(key).size_bytes),
+            page_checksum_verification=True,
         )
         present = file.schema_arrow.names
         wanted = present if names is None else [name for name in names if name in present]
         return file.read(columns=wanted)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as cause:
         raise ObjectCorruptError(f"{key} is not readable Parquet: {cause}", key=key) from cause
-
-
-def _source(store: ObjectStore, key: str, size: int) -> Any:
-    """Return an object as a file: a small one is fetched whole, a large one in ranges."""
-    if size <= _WHOLE_BYTES_MAX:
-        return pa.BufferReader(store.get(key))
-    return pa.PythonFile(_RangeFile(store, key, size), mode="r")
-
-
-class _RangeFile(io.RawIOBase):
-    """A remote object as a seekable file; each read is one ranged request."""
-
-    def __init__(self, store: ObjectStore, key: str, size: int) -> None:
-        super().__init__()
-        self._store = store
-        self._key = key
-        self._size = size
-        self._position = 0
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
-        self._position = base + offset
-        return self._position
-
-    def tell(self) -> int:
-        return self._position
-
-    def size(self) -> int:
-        return self._size
-
-    def read(self, size: int = -1) -> bytes:
-        end = self._size if size is None or size < 0 else min(self._size, self._position + size)
-        data = self._store.get(self._key, self._position, end)
-        self._position += len(data)
-        return data
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True

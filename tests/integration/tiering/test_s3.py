@@ -101,7 +101,7 @@ def test_large_objects_are_read_in_pieces(
     moto: StoreConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Above the whole-object limit only footers and wanted row groups are fetched."""
-    monkeypatch.setattr("tiering.read.parquet_source._WHOLE_BYTES_MAX", 0)
+    monkeypatch.setattr("tiering.store.arrow_file.WHOLE_BYTES_MAX", 0)
     lab = TierLab(fresh(moto))
     lab.source.fill(2, 400)
     ship(lab)

@@ -16,10 +16,10 @@ from broker.errors import GapError, ObjectCorruptError, OffsetOutOfRangeError, O
 from broker.model.offsets import Offset, OffsetRange
 from simkit.tier.faulty_store import FaultyStore
 from simkit.tier.lab import TierLab
-from tiering.read import parquet_source
 from tiering.read.parquet_source import ParquetObject
 from tiering.read.reader import read_rows
 from tiering.read.times import first_reaching
+from tiering.store import arrow_file
 from tiering.table.table import DataFile, TableSnapshot
 
 
@@ -112,7 +112,7 @@ def test_a_small_file_costs_one_request(table: Rewritten, monkeypatch: pytest.Mo
     ParquetObject(store, file)
     assert dict(store.calls) == {"get": 1}
     for bytes_max in (1 << 20, 1):  # fetched whole, and in ranges
-        monkeypatch.setattr(parquet_source, "_WHOLE_BYTES_MAX", bytes_max)
+        monkeypatch.setattr(arrow_file, "WHOLE_BYTES_MAX", bytes_max)
         with pytest.raises(ObjectCorruptError, match="the table's log says 7"):
             ParquetObject(store, replace(file, size_bytes=7))
 
