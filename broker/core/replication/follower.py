@@ -6,8 +6,10 @@
 Each new leader epoch gets a new follower. A follower does not fetch before its log is a prefix of
 the leader's log. To align, it asks where its newest epoch ends in the leader's log, truncates its
 own log there, and goes back epoch by epoch until both logs have the same epoch (KIP-101, 279, 320).
-The high watermark never decides a truncation. One request is in flight at a time; an answer to an
-earlier request is dropped.
+The high watermark never decides a truncation. One request is open at a time. It is repeated until
+an answer comes, and the first answer to any of its copies counts: if only the last copy could be
+answered, a leader that always answers after the next copy was sent would never be heard. An answer
+to an earlier request is dropped.
 
 A follower that has nothing to fetch lets its fetch stand (``standing.py``): it sends nothing more
 until the leader answers, or until roll calls no longer confirm the fetch.
@@ -124,7 +126,7 @@ class PartitionFollower:
         self._first_word_ms = timing.leader_ms << min(mute_leaders, _PATIENCE_DOUBLED_MAX)
         self.phase: Phase = "asking"
         self.next_request_id = first_request_id
-        self._expected_id = 0
+        self._first_id = first_request_id  # of the open request; its repeats have higher ids
         self._sent_ms = self._heard_ms = self._reported_ms = now_ms
         self.has_heard = False  # whether this leader has sent any message
         self._ask_epoch = self._facts.epochs.latest
@@ -178,9 +180,9 @@ class PartitionFollower:
             return [*effects, *self._fetch(now_ms)]
         if waited_ms >= timing.request_ms + timing.wait_ms:
             if self.phase == "asking":
-                effects += self._ask(now_ms)
+                effects += self._ask(now_ms, again=True)
             elif self.phase == "fetching":
-                effects += self._fetch(now_ms)
+                effects += self._fetch(now_ms, again=True)
         return effects
 
     @property
@@ -251,13 +253,13 @@ class PartitionFollower:
 
     # ------------------------------------------------------------------ aligning
 
-    def _ask(self, now_ms: int) -> list[Effect]:
+    def _ask(self, now_ms: int, *, again: bool = False) -> list[Effect]:
         self.phase = "asking"
         request = EpochEndRequest(
             follower=self._me,
             broker_epoch=self._broker_epoch,
             leader_epoch=self.leader_epoch,
-            request_id=self._new_id(now_ms),
+            request_id=self._new_id(now_ms, again=again),
             epoch=self._ask_epoch,
         )
         return [SendToReplica(self.leader, request)]
@@ -309,7 +311,7 @@ class PartitionFollower:
         whole = facts.synced_end == facts.log_end == self.high_watermark
         return whole and bool(self._timing.stand_ms) and now_ms >= self._stand_from_ms
 
-    def _fetch(self, now_ms: int, *, stands: bool = False) -> list[Effect]:
+    def _fetch(self, now_ms: int, *, stands: bool = False, again: bool = False) -> list[Effect]:
         self.phase = "standing" if stands else "fetching"
         facts = self._facts
         at = facts.log_end
@@ -318,7 +320,7 @@ class PartitionFollower:
             follower=self._me,
             broker_epoch=self._broker_epoch,
             leader_epoch=self.leader_epoch,
-            request_id=self._new_id(now_ms),
+            request_id=self._new_id(now_ms, again=again),
             fetch_from=at,
             last_epoch=last,
             synced_end=facts.synced_end,
@@ -358,7 +360,8 @@ class PartitionFollower:
             self.phase = "appending"
             yield AppendStored(answer.batches)
             return
-        self.phase = "idle"
+        if answer.request_id == self.next_request_id - 1:  # else the leader still has a copy
+            self.phase = "idle"
         yield from self._advance(answer.high_watermark)
 
     def _continues(self, batches: Sequence[Any]) -> bool:
@@ -381,11 +384,13 @@ class PartitionFollower:
 
     # ------------------------------------------------------------------ requests
 
-    def _new_id(self, now_ms: int) -> int:
-        self._expected_id = self.next_request_id
+    def _new_id(self, now_ms: int, *, again: bool) -> int:
+        request_id = self.next_request_id
+        if not again:
+            self._first_id = request_id
         self.next_request_id += 1
         self._sent_ms = now_ms
-        return self._expected_id
+        return request_id
 
     def _ask_again_soon(self, now_ms: int) -> None:
         """Ask again soon after a refusal: usually one side does not know the newest epoch yet.
@@ -397,4 +402,4 @@ class PartitionFollower:
         self._sent_ms = now_ms - timing.request_ms - timing.wait_ms + timing.retry_ms
 
     def _is_expected(self, request_id: int, *phases: Phase) -> bool:
-        return self.phase in phases and request_id == self._expected_id
+        return self.phase in phases and self._first_id <= request_id < self.next_request_id

@@ -12,11 +12,13 @@ from broker.codec.record_batch import BatchHeader
 from broker.core.events import TickElapsed
 from broker.core.metadata.commands import StopBroker
 from broker.core.replication.effects import (
+    AppendStored,
     LogFacts,
     ProposeLeadership,
     RefuseLeadership,
     ReportLeader,
     SendToReplica,
+    TruncateLog,
 )
 from broker.core.replication.events import AppendRefused, LogSynced, MessageCame, ViewChanged
 from broker.core.replication.follower import FollowerTiming, PartitionFollower
@@ -26,7 +28,13 @@ from broker.model.epoch_history import EpochHistory
 from broker.model.epochs import BrokerEpoch, EpochStart, LeaderEpoch, PartitionEpoch
 from broker.model.ids import NO_PRODUCER, BrokerId, PartitionId, PartitionNumber
 from broker.model.offsets import Offset
-from broker.model.replica_messages import FetchAnswer, FetchRequest, NewDataNotice
+from broker.model.replica_messages import (
+    EpochEndAnswer,
+    EpochEndRequest,
+    FetchAnswer,
+    FetchRequest,
+    NewDataNotice,
+)
 from broker.ports.partition import StoredBatch
 from simkit.brokers.driver_rig import view_of_three
 from simkit.brokers.metadata_rig import UUID, MetadataRig
@@ -156,6 +164,47 @@ def test_a_leader_is_missed_from_its_report_until_its_next_word() -> None:
         follower.step(MessageCame(NewDataNotice(leader_epoch=LeaderEpoch(epoch)), 410))
         missed.append(follower.misses_leader)
     assert missed == [False, True, True, False]
+
+
+def test_a_leader_that_answers_later_than_fetches_are_repeated_is_followed() -> None:
+    """A loaded leader, or a slow link: the first answer to any copy of the request counts."""
+    follower = _follower(_facts(0))
+    first, batch = _fetch_of(follower.start(0)), _batch(0, 5)
+    again = _fetch_of(follower.step(TickElapsed(100)))
+    assert again.request_id > first.request_id
+    assert follower.step(MessageCame(_answer(first, batch), 150)) == [AppendStored((batch,))]
+    assert follower.step(MessageCame(_answer(again, batch), 160)) == [], "once"
+    later = _fetch_of(_synced(follower, _facts(0), 170))
+    for copy in (first, again):
+        assert follower.step(MessageCame(_answer(copy, batch), 180)) == [], "an earlier request"
+    assert follower.step(MessageCame(_answer(later, batch), 190)) == [AppendStored((batch,))]
+
+
+def test_a_copy_that_waits_at_the_leader_stays_open() -> None:
+    """An earlier copy was answered without records; the later one brings the next record."""
+    follower = _follower(_facts(0))
+    first, batch = _fetch_of(follower.start(0)), _batch(0, 5)
+    again = _fetch_of(follower.step(TickElapsed(100)))
+    assert follower.step(MessageCame(_answer(first), 150)) == []
+    assert follower.step(MessageCame(_answer(again, batch), 160)) == [AppendStored((batch,))]
+
+
+def test_a_leader_that_answers_later_than_questions_are_repeated_is_aligned_with() -> None:
+    """Each copy asks for the end of the same epoch."""
+    follower = _follower(_facts(10))
+    (first,) = follower.start(0)
+    (again,) = follower.step(TickElapsed(100))
+    assert isinstance(first, SendToReplica)
+    assert isinstance(first.message, EpochEndRequest)
+    assert isinstance(again, SendToReplica)
+    answer = EpochEndAnswer(
+        leader_epoch=LeaderEpoch(5),
+        request_id=first.message.request_id,
+        epoch=first.message.epoch,
+        known_epoch=LeaderEpoch(1),
+        end=Offset(5),
+    )
+    assert follower.step(MessageCame(answer, 150)) == [TruncateLog(Offset(5))]
 
 
 def test_after_a_full_disk_the_follower_pauses() -> None:
