@@ -90,7 +90,7 @@ class ResetLog:
 
 @dataclass(frozen=True, slots=True)
 class BeginLogAt:
-    """Replace the present log by an empty log at ``start``, durably, before the next effect.
+    """Replace the present log by an empty log at ``start``, durably; then report ``LogTruncated``.
 
     This happens only after an unclean election. The table holds all records below ``start`` and
     this log ends below ``start``, so without this effect the leader would give offsets of the table

@@ -31,7 +31,7 @@ class LogSynced:
 
 @dataclass(frozen=True, slots=True)
 class LogTruncated:
-    """A ``TruncateLog`` or ``ResetLog`` is done, durably."""
+    """A ``TruncateLog``, ``ResetLog`` or ``BeginLogAt`` is done, durably."""
 
     now_ms: int
 

@@ -8,8 +8,10 @@ the leader's log. To align, it asks where its newest epoch ends in the leader's 
 own log there, and goes back epoch by epoch until both logs have the same epoch (KIP-101, 279, 320).
 The high watermark never decides a truncation. One request is open at a time. It is repeated until
 an answer comes, and the first answer to any of its copies counts: if only the last copy could be
-answered, a leader that always answers after the next copy was sent would never be heard. An answer
-to an earlier request is dropped.
+answered, a leader that always answers after the next copy was sent would never be heard. A late
+answer is as good: the copies ask for the same, as this log does not change while a request is open,
+and the leader's log only grows in a leader epoch (decision 0063). An answer to an earlier request
+is dropped.
 
 A follower that has nothing to fetch lets its fetch stand (``standing.py``): it sends nothing more
 until the leader answers, or until roll calls no longer confirm the fetch.

@@ -139,6 +139,8 @@ class PartitionReplica:
                 return self._lead(event)
             case ViewChanged(view, now_ms):
                 return self._take_view(view, now_ms)
+            case LogTruncated(now_ms) if self.role == "candidate":
+                return self._confirm_at_the_floor(now_ms)
             case LogTruncated() | AppendRefused():
                 return [] if self.follower is None else self.follower.step(event)
 
@@ -239,12 +241,18 @@ class PartitionReplica:
             return [ProposeLeadership(view.leader_epoch)]
         if not view.is_unclean:
             return [RefuseLeadership(log_end, view.floor)]
-        self._known = max(self._known, view.floor)
-        return [
-            BeginLogAt(view.floor),
-            AdvanceHighWatermark(view.floor),
-            ProposeLeadership(view.leader_epoch),
-        ]
+        return [BeginLogAt(view.floor)]
+
+    def _confirm_at_the_floor(self, now_ms: int) -> list[Effect]:
+        """Confirm with the log that begins at the floor, which may have waited for room.
+
+        The records below its start are committed: they are in the table, or were purged. Earlier
+        the old log was there, whose records at these offsets may be others.
+        """
+        assert self.view is not None, "a candidate has a view"
+        self._confirmed_ms = now_ms
+        self._known = max(self._known, self._facts().log_start)
+        return [AdvanceHighWatermark(self._known), ProposeLeadership(self.view.leader_epoch)]
 
     # ------------------------------------------------------------------ peers, time
 

@@ -460,23 +460,22 @@ class ReplicaShell:
         self._do(self._replica.step(LogTruncated(self._now_ms())))
         return True
 
-    def _replace(self, start: Offset, prefix: LogPrefix) -> bool:
-        """Replace the log by an empty one; return False if it waits for room."""
+    def _replace(self, start: Offset, prefix: LogPrefix) -> None:
+        """Replace the log by an empty one, and report it; see :meth:`_has_log` if it waits."""
         try:
             self._local.replace(start, prefix)
         except NoRoomError as error:
             _log.warning("new_log_waits", partition=self._name, reason=error.message)
             self._room.lacks(error, follows=True)
-            return False
-        return True
+            return
+        self._do(self._replica.step(LogTruncated(self._now_ms())))
 
     def _reset(self, start: Offset, prefix: LogPrefix) -> None:
         """Replace the log of a follower by an empty one."""
         _log.warning(
             "log_begins_anew", partition=self._name, log_end=self._local.log.log_end, start=start
         )
-        if self._replace(start, prefix):
-            self._do(self._replica.step(LogTruncated(self._now_ms())))
+        self._replace(start, prefix)
 
     def _begin_at(self, start: Offset) -> None:
         """Replace the log by an empty one at the cold end, after an unclean election."""

@@ -114,7 +114,7 @@ def epochs_of_a_log_without_the_records() -> Any:
         starts = self._local.log.epochs.starts
         epochs = tuple((one.leader_epoch, min(one.start_offset, start)) for one in starts)
         producers = self._local.producers_before(self._local.log.log_end)
-        self._local.replace(start, LogPrefix(epochs=epochs, producers=producers))
+        self._replace(start, LogPrefix(epochs=epochs, producers=producers))
 
     return replaced(ReplicaShell, "_begin_at", begin_at)
 

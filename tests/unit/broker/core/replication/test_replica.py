@@ -553,10 +553,15 @@ def test_a_candidate_below_the_cold_end_begins_there_or_does_not_lead(floor: Any
     replica = _replica(_facts(10, (1, 0)))
     assert replica.step(ViewChanged(named, 1)) == [RefuseLeadership(Offset(10), Offset(200))]
     unclean = replace(named, isr=frozenset(), partition_epoch=PartitionEpoch(9))
-    replica = _replica(_facts(10, (1, 0)))
-    effects = replica.step(ViewChanged(unclean, 1))
-    assert effects[:2] == [BeginLogAt(Offset(200)), AdvanceHighWatermark(Offset(200))]
-    assert effects[2:] == [ProposeLeadership(LeaderEpoch(3))]
+    facts = [_facts(10, (1, 0))]
+    replica = PartitionReplica(
+        me=A, broker_epoch=ONE, facts=lambda: facts[-1], lease_until_ms=1_000_000
+    )
+    assert replica.step(ViewChanged(unclean, 1)) == [BeginLogAt(Offset(200))]
+    assert replica.high_watermark == 0, "the old log is there, with other records"
+    facts.append(replace(_facts(200), log_start=Offset(200)))
+    effects = replica.step(LogTruncated(2))
+    assert effects == [AdvanceHighWatermark(Offset(200)), ProposeLeadership(LeaderEpoch(3))]
     assert replica.high_watermark == 200, "what is in the table was committed"
     at_the_end = _replica(_facts(200, (1, 0)))
     assert at_the_end.step(ViewChanged(named, 1)) == [ProposeLeadership(LeaderEpoch(3))]

@@ -1,20 +1,22 @@
-"""A follower whose disk is full: a log that begins anew waits, and the log says so once."""
+"""A replica whose disk is full: a log that begins anew waits, and the log says so once."""
 
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from structlog.testing import capture_logs
 
-from broker.model.epochs import LeaderEpoch
+from broker.model.epochs import BrokerEpoch, LeaderEpoch, PartitionEpoch
 from broker.model.offsets import Offset
+from broker.model.records import AckPolicy
 from broker.model.replica_messages import (
     FetchAnswer,
     FetchRequest,
     LogPrefix,
 )
-from simkit.brokers.driver_rig import DriverRig
-from simkit.brokers.quiet_links import QuietLinks, following
+from simkit.brokers.driver_rig import ME, DriverRig, alone_view
+from simkit.brokers.quiet_links import OTHER, QuietLinks, following
 from simkit.disk.disk import ROOMY, SimDisk
 
 
@@ -55,6 +57,33 @@ def test_a_log_that_begins_anew_waits_for_room() -> None:
     assert (rig.driver.reads.log_start, rig.driver.reads.log_end) == (10, 10)
     asked = [one for one in links.sent[sent:] if isinstance(one, FetchRequest)]
     assert asked[-1].fetch_from == 10
+
+
+def test_a_candidate_shows_the_table_s_end_once_its_log_begins_there() -> None:
+    """Its old log has another record at offset 0 than the table, and is there until then."""
+    disk = SimDisk(random.Random(1))
+    rig = DriverRig(disk.files(), links=QuietLinks())
+    both = {OTHER: BrokerEpoch(1), ME: BrokerEpoch(1)}
+    led = replace(
+        alone_view(), replicas=(OTHER, ME), isr=frozenset(both), min_isr=2, broker_epochs=both,
+        joinable=frozenset(both),
+    )  # fmt: skip
+    rig.view(led)
+    rig.put(b"never committed", policy=AckPolicy.LEADER)
+    rig.turns.run()
+    elected_unclean = replace(
+        led, status="candidate_found", leader=None, candidate=ME, leader_epoch=LeaderEpoch(2),
+        partition_epoch=PartitionEpoch(2), isr=frozenset(), cold_end=Offset(10),
+    )  # fmt: skip
+    disk.capacity_bytes = 0
+    rig.view(elected_unclean)
+    reads = rig.driver.reads
+    assert reads.high_watermark == 0
+    disk.capacity_bytes = ROOMY
+    rig.clock.advance(us=300_000)
+    rig.driver.replication.tick()
+    rig.turns.run()
+    assert (reads.log_start, reads.log_end, reads.high_watermark) == (10, 10, 10)
 
 
 def test_an_answer_that_comes_after_the_close_leaves_the_log_alone() -> None:
