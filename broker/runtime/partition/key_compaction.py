@@ -26,6 +26,7 @@ from broker.core.key_compaction import (
 )
 from broker.errors import (
     CorruptDataError,
+    HeadwaterError,
     LogFailedError,
     OffsetOutOfRangeError,
     OverloadedError,
@@ -154,9 +155,7 @@ class KeyCompaction:
         except OffsetOutOfRangeError:  # freed or cut meanwhile
             self._give_up()
         except CorruptDataError as error:
-            self._give_up(error.message)
-            found = error
-            self._queue.post(lambda: self._health.fail(found))
+            self._stop(error)
         except OverloadedError as error:
             self._failed(error.message)
         except OSError as error:
@@ -326,7 +325,13 @@ class KeyCompaction:
         if is_full(error) or error.errno in PROCESS_LIMITS:
             self._failed(str(error))
             return
-        failure = LogFailedError(f"key compaction of {self._name} failed: {error}")
+        self._stop(LogFailedError(f"key compaction of {self._name} failed: {error}"))
+
+    def _stop(self, failure: HeadwaterError) -> None:
+        """Take no more writes, unless the log was replaced during the pass: its files are gone."""
+        if self._log is not None and not self._local.holds(self._log):
+            self._give_up()
+            return
         self._give_up(failure.message)
         self._queue.post(lambda: self._health.fail(failure))
 

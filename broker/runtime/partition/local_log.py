@@ -122,8 +122,18 @@ class LocalLog:
 
     @property
     def log_start(self) -> Offset:
-        """First offset that is read here: segments may still have records that are gone below."""
-        return max(self.log.log_start, self.tier.gone_end)
+        """First offset that is read here: segments may still have records that are gone below.
+
+        A log that waits for room begins already: readers find the records below it in the table.
+        """
+        waiting = self._waiting
+        return max(self.log.log_start if waiting is None else waiting[0], self.tier.gone_end)
+
+    @property
+    def log_end(self) -> Offset:
+        """First offset that is not written."""
+        waiting = self._waiting
+        return self.log.log_end if waiting is None else waiting[0]
 
     @property
     def whole_start(self) -> Offset:
@@ -284,10 +294,17 @@ class LocalLog:
         """Whether there is a log: one that was replaced may wait for room for the new one."""
         return self._waiting is None
 
+    def holds(self, log: PartitionLog) -> bool:
+        """Tell whether a log is the one here, and is not being replaced. Any thread.
+
+        A reader that met damage asks: the files of a log that is replaced are removed.
+        """
+        return self._waiting is None and self.log is log  # in this order: the new log is set first
+
     def replace(self, start: Offset, prefix: LogPrefix) -> None:
         """Replace the log by an empty log that begins at ``start``.
 
-        Readers of the old log find it closed, and read again.
+        Readers of the old log may find no files, and read again; see :meth:`holds`.
 
         Raises:
             NoRoomError: there is no room for an empty log; :meth:`begin_waiting` tries again, and

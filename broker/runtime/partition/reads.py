@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker.errors import CorruptDataError
+from broker.errors import CorruptDataError, OffsetOutOfRangeError
 from broker.model.epochs import LeaderEpoch
 from broker.model.ids import PartitionId
 from broker.model.offsets import Offset
@@ -11,6 +11,7 @@ from broker.ports.partition import StoredBatch
 from broker.runtime.partition.committed import CommittedEnd
 from broker.runtime.partition.context import PartitionContext
 from broker.runtime.partition.replication import Replication
+from broker.storage.log.partition_log import PartitionLog
 
 
 class PartitionReads:
@@ -58,7 +59,7 @@ class PartitionReads:
     @property
     def log_end(self) -> Offset:
         """First offset not written."""
-        return self._local.log.log_end
+        return self._local.log_end
 
     @property
     def leader_epoch(self) -> LeaderEpoch:
@@ -75,21 +76,35 @@ class PartitionReads:
             raise expired_error(self._name, start, start=self.remote_start, end=self.high_watermark)
         if start < self.purged_end:
             raise purged_error(self._name, start, start=self.purged_end, end=self.high_watermark)
+        log = self._local.log
         try:
-            stored = self._local.log.read(start, end, bytes_max=bytes_max)
-            return self._local.cipher.opened(stored)
+            return self._local.cipher.opened(log.read(start, end, bytes_max=bytes_max))
         except CorruptDataError as error:
+            self._require_held(log, start)
             found = self._named(error)
             self._queue.post(lambda: self._health.fail(found))
             raise
 
     def offset_at(self, timestamp_us: int) -> Offset:
         """See ``PartitionReader.offset_at``."""
+        log = self._local.log
         try:
-            return max(self._local.log.offset_at(timestamp_us), self._local.tier.gone_end)
+            return max(log.offset_at(timestamp_us), self._local.tier.gone_end)
         except CorruptDataError as error:
+            self._require_held(log, log.log_start)
             self._named(error)
             raise
+
+    def _require_held(self, log: PartitionLog, offset: Offset) -> None:
+        """Raise OffsetOutOfRangeError if the log was replaced: its files are gone, not damaged."""
+        if not self._local.holds(log):
+            start, end = self.log_start, self.log_end
+            raise OffsetOutOfRangeError(
+                f"the local log of {self._name} was replaced, and begins at {start} now",
+                offset=offset,
+                start=start,
+                end=end,
+            )
 
     def _named(self, error: CorruptDataError) -> CorruptDataError:
         error.facts.setdefault("partition", self.partition_id.number)

@@ -15,6 +15,7 @@ from broker.codec.record_batch import prepare
 from broker.core.key_compaction import PassReport
 from broker.model.ids import ProducerId
 from broker.model.offsets import OFFSET_MAX, Offset
+from broker.model.replica_messages import LogPrefix
 from broker.model.replica_state import PassState
 from broker.storage.key_compaction.rewriter import SegmentRewriter
 from simkit.brokers.driver_rig import DriverRig
@@ -26,6 +27,7 @@ SETTINGS: dict[str, Any] = {
     "compact": True, "tiering": False, "segment_bytes_max": 4096, "dedup_window_ms": 0,
     "compact_dirty_percent": 1,
 }  # fmt: skip
+NO_PRODUCERS = b'{"v":1,"producers":[]}'
 HEADERS = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
 
 
@@ -181,6 +183,19 @@ def test_a_retry_is_recognised_after_a_restart() -> None:
     again = rig.put((b"k", b"1"), (b"k", b"2"), producer=7, sequence=100)
     assert (again.duplicate, again.base_offset) == (True, first.base_offset)
     assert rig.put((b"k", b"3"), producer=7, sequence=102).duplicate is False
+
+
+@pytest.mark.parametrize("steps", range(2, 12))
+def test_a_log_that_is_replaced_during_a_pass_is_not_damaged(steps: int) -> None:
+    """The files that the pass reads and writes are gone with the old log."""
+    rig = Rig()
+    rig.fill()
+    rig.work(steps=steps)
+    assert rig.driver.compaction.has_begun
+    rig.driver._local.replace(rig.log.log_end, LogPrefix(epochs=(), producers=NO_PRODUCERS))
+    rig.work()
+    assert rig.driver.health.failure is None
+    assert not rig.driver.compaction.has_begun
 
 
 def test_a_full_disk_only_delays() -> None:

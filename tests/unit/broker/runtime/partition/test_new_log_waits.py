@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Any
 
+import pytest
 from structlog.testing import capture_logs
 
+from broker.core.replication.view import PartitionView
+from broker.errors import OffsetOutOfRangeError
 from broker.model.epochs import BrokerEpoch, LeaderEpoch, PartitionEpoch
 from broker.model.offsets import Offset
 from broker.model.records import AckPolicy
@@ -15,6 +19,7 @@ from broker.model.replica_messages import (
     FetchRequest,
     LogPrefix,
 )
+from broker.storage.log.partition_log import PartitionLog
 from simkit.brokers.driver_rig import ME, DriverRig, alone_view
 from simkit.brokers.quiet_links import OTHER, QuietLinks, following
 from simkit.disk.disk import ROOMY, SimDisk
@@ -48,7 +53,7 @@ def test_a_log_that_begins_anew_waits_for_room() -> None:
         rig.driver.replication.tick()
         rig.driver.maintenance.tick()
         rig.turns.run()
-    assert rig.driver.reads.log_end == 0
+    assert rig.driver.replication.synced_position == (0, 0)
     assert rig.driver.health.failure is None
     disk.capacity_bytes = ROOMY
     rig.clock.advance(us=300_000)
@@ -59,9 +64,8 @@ def test_a_log_that_begins_anew_waits_for_room() -> None:
     assert asked[-1].fetch_from == 10
 
 
-def test_a_candidate_shows_the_table_s_end_once_its_log_begins_there() -> None:
-    """Its old log has another record at offset 0 than the table, and is there until then."""
-    disk = SimDisk(random.Random(1))
+def _led_alone(disk: SimDisk) -> tuple[DriverRig, PartitionView]:
+    """Lead, with one record that no other replica has."""
     rig = DriverRig(disk.files(), links=QuietLinks())
     both = {OTHER: BrokerEpoch(1), ME: BrokerEpoch(1)}
     led = replace(
@@ -71,18 +75,65 @@ def test_a_candidate_shows_the_table_s_end_once_its_log_begins_there() -> None:
     rig.view(led)
     rig.put(b"never committed", policy=AckPolicy.LEADER)
     rig.turns.run()
-    elected_unclean = replace(
+    return rig, led
+
+
+def _elected_unclean(led: PartitionView) -> PartitionView:
+    """Return the view in which this replica is to lead from the table's end on, at 10."""
+    return replace(
         led, status="candidate_found", leader=None, candidate=ME, leader_epoch=LeaderEpoch(2),
         partition_epoch=PartitionEpoch(2), isr=frozenset(), cold_end=Offset(10),
     )  # fmt: skip
-    disk.capacity_bytes = 0
-    rig.view(elected_unclean)
+
+
+def test_a_candidate_shows_the_table_s_end_once_its_log_begins_there() -> None:
+    """Its old log has another record at offset 0 than the table, and is there until then."""
+    disk = SimDisk(random.Random(1))
+    rig, led = _led_alone(disk)
     reads = rig.driver.reads
+    disk.capacity_bytes = 0
+    rig.view(_elected_unclean(led))
     assert reads.high_watermark == 0
     disk.capacity_bytes = ROOMY
     rig.clock.advance(us=300_000)
     rig.driver.replication.tick()
     rig.turns.run()
+    assert (reads.log_start, reads.log_end, reads.high_watermark) == (10, 10, 10)
+
+
+def test_readers_find_the_records_below_a_log_that_waits_in_the_table() -> None:
+    """The files of the old log are gone: that is no damage, so the replica goes on."""
+    disk = SimDisk(random.Random(1))
+    rig, led = _led_alone(disk)
+    reads = rig.driver.reads
+    disk.capacity_bytes = 0
+    rig.view(_elected_unclean(led))
+    assert (reads.log_start, reads.log_end) == (10, 10)
+    with pytest.raises(OffsetOutOfRangeError, match="begins at 10 now"):
+        reads.read(Offset(0), Offset(1), bytes_max=100)
+    with pytest.raises(OffsetOutOfRangeError, match="begins at 10 now"):
+        reads.offset_at(0)
+    rig.turns.run()
+    assert rig.driver.health.failure is None
+
+
+def test_a_log_that_is_replaced_during_a_read_is_not_damaged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The reader has the old log in hand, and its files are gone."""
+    rig, led = _led_alone(SimDisk(random.Random(1)))
+    reads, original = rig.driver.reads, PartitionLog.read
+
+    def read(self: PartitionLog, *given: Any, **how: Any) -> Any:
+        monkeypatch.undo()
+        rig.view(_elected_unclean(led))
+        return original(self, *given, **how)
+
+    monkeypatch.setattr(PartitionLog, "read", read)
+    with pytest.raises(OffsetOutOfRangeError):
+        reads.read(Offset(0), Offset(1), bytes_max=100)
+    rig.turns.run()
+    assert rig.driver.health.failure is None
     assert (reads.log_start, reads.log_end, reads.high_watermark) == (10, 10, 10)
 
 
