@@ -155,7 +155,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
 FIRST_SEEDS: Final = {
     "acknowledged_under_none": 1,
     "alone_though_others_wait": 11,
-    "answered_as_outcomes_come": 10,
+    "answered_as_outcomes_come": 11,
     "answered_before_it_is_stored": 2,
     "answered_when_it_is_written": 2,
     "bound_is_one_too_high": 1,

@@ -204,9 +204,9 @@ FIRST_SEEDS: Final = {
     "uncommitted_records_are_shipped": 1,
     "cold_end_is_recorded_before_the_commit": 3,
     "ledger_is_not_repaired": 3,
-    "lease_is_not_asked": 44,
+    "lease_is_not_asked": 56,
     "unshipped_segments_are_freed": 1,
     "table_is_looked_at_before_the_lease": 1,
-    "successor_is_taken_for_a_copy": 46,
+    "successor_is_taken_for_a_copy": 72,
 }
 QUICK: Final = ("object_is_not_read_back", "lease_is_not_asked", "successor_is_taken_for_a_copy")

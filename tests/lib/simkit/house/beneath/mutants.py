@@ -320,7 +320,7 @@ FIRST_SEEDS: Final = {
     "term_and_vote_are_not_saved": 4,
     "snapshot_forgets_the_last_entry": 13,
     "barrier_passes_on_its_own_word": 5,
-    "snapshot_is_told_to_nobody": 23,
+    "snapshot_is_told_to_nobody": 28,
     "office_is_not_asked": 7,
     "retry_is_another_proposal": 7,
     "session_is_persisted_after_it_registers": 2,
