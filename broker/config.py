@@ -104,15 +104,16 @@ class FlightConfig:
 
     host: str = "127.0.0.1"
     port: int = 7410  # 0 takes a free port
-    connections_max: int = 10_000  # beyond it, or the budget of descriptors, idle ones are broken
+    # Beyond it, or the budget of descriptors, idle ones are broken; 0: see process/descriptors.py.
+    connections_max: int = 0
     tls_cert_file: str | None = None
     tls_key_file: str | None = None
     tls_client_ca_file: str | None = None  # set: clients must present a certificate of this CA
 
     def __post_init__(self) -> None:
         _check_port("flight", self.port)
-        if not 16 <= self.connections_max <= 100_000:
-            raise InvalidConfigError("flight.connections_max must be 16 to 100000")
+        if self.connections_max and not 16 <= self.connections_max <= 100_000:
+            raise InvalidConfigError("flight.connections_max must be 16 to 100000, or 0")
         _check_tls("flight", self)
 
 

@@ -1,13 +1,15 @@
-"""Breaking TCP connections of this process that a library holds and offers no way to end."""
+"""Bounding TCP connections of this process that a library accepts and offers no way to refuse."""
 
 from __future__ import annotations
 
+import array
 import errno
 import os
 import resource
 import socket
 import stat
 import struct
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,6 +20,15 @@ _LISTED_MAX: Final = 65_536  # descriptors looked at when they cannot be listed
 _U32: Final = struct.Struct("@I")
 _LAST_DATA_AT: Final = (44, 52)  # tcpi_last_data_sent, tcpi_last_data_recv of Linux's tcp_info
 _TCP_INFO_BYTES: Final = 104
+_SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27  # of Linux
+# A program of the kernel's packet filter: drop a segment with SYN, which begins a connection, and
+# take every other. Each instruction: the operation, how far to jump if true and if not, a value.
+_DROP_SYN: Final = (
+    (0x30, 0, 0, 13),  # load the byte of the TCP header that has the flags
+    (0x45, 0, 1, 0x02),  # is SYN set?
+    (0x06, 0, 0, 0),  # take nothing of it
+    (0x06, 0, 0, 0xFFFFFFFF),  # take all of it
+)
 
 
 def sever(is_meant: Callable[[socket.socket], bool]) -> int:
@@ -26,30 +37,89 @@ def sever(is_meant: Callable[[socket.socket], bool]) -> int:
     ``is_meant`` gets a copy of each socket, closed afterwards. An OSError from it means no.
     """
     try:
-        descriptors = [int(entry.name) for entry in _DESCRIPTORS.iterdir()]
+        descriptors = _listed()
     except OSError:
         return 0
     return sum(_sever(one, is_meant) for one in descriptors)
 
 
-def sever_most_idle(is_meant: Callable[[socket.socket], bool], *, kept_max: int) -> int:
+def sever_most_idle(is_meant: Callable[[socket.socket], bool], *, kept_max: int) -> tuple[int, int]:
     """Shut down the connections that are meant beyond ``kept_max``, those that are idle longest.
 
-    Linux only: elsewhere it is not known how long a connection is idle, and nothing is broken.
+    Return how many were meant at most, and how many of them were shut down. Linux only: elsewhere
+    it is not known how long a connection is idle, and nothing is broken.
     """
+    if 0 < (count := descriptor_count()) <= kept_max:
+        return count, 0
     try:
-        descriptors = [int(entry.name) for entry in _DESCRIPTORS.iterdir()]
+        descriptors = _listed()
     except OSError:  # no descriptor is free for the listing
         descriptors = list(range(_highest()))
     if len(descriptors) <= kept_max:
-        return 0
+        return len(descriptors), 0
     idle: list[tuple[int, int]] = []
     for one in descriptors:
         with suppress(OSError):
             if stat.S_ISSOCK(os.fstat(one).st_mode):
                 idle += [(-ms, one) for ms in _idle_ms(one, is_meant)]
     idle.sort()
-    return sum(_sever(one, is_meant) for _, one in idle[: max(0, len(idle) - kept_max)])
+    beyond = idle[: max(0, len(idle) - kept_max)]
+    return len(idle), sum(_sever(one, is_meant) for _, one in beyond)
+
+
+def descriptor_count() -> int:
+    """Return how many descriptors are open, at little cost; 0: unknown (before Linux 6.2)."""
+    try:
+        return _DESCRIPTORS.stat().st_size
+    except OSError:
+        return 0
+
+
+def listeners_on(port: int) -> list[socket.socket]:
+    """Return copies of this process' sockets that listen on ``port``; the caller closes them.
+
+    There may be one for each address of a host's name. Linux only: elsewhere none is found.
+    """
+    try:
+        descriptors = _listed()
+    except OSError:
+        return []
+    listeners = []
+    for one in descriptors:
+        with suppress(OSError):
+            if stat.S_ISSOCK(os.fstat(one).st_mode):
+                with _borrowed(one) as found:
+                    if _listens(found) and found.getsockname()[1] == port:
+                        listeners.append(found.dup())
+    return listeners
+
+
+def turn_away(listener: socket.socket, *, newcomers: bool) -> None:
+    """Let the kernel drop each attempt to connect to this listener, or take them again.
+
+    A client whose attempt is dropped tries again by itself, after a second for the first time.
+    Connections that exist go on. Where the kernel has no such filter, all are taken.
+    """
+    if sys.platform != "linux":
+        return
+    if not newcomers:
+        with suppress(OSError):  # there is no filter
+            listener.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)
+        return
+    program = array.array("B", b"".join(struct.pack("=HBBI", *one) for one in _DROP_SYN))
+    where = struct.pack("@HP", len(_DROP_SYN), program.buffer_info()[0])
+    with suppress(OSError):
+        listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, where)
+
+
+def _listed() -> list[int]:
+    return [int(one) for one in os.listdir(_DESCRIPTORS)]  # noqa: PTH208 - ten thousand Paths cost
+
+
+def _listens(found: socket.socket) -> bool:
+    return found.family in (socket.AF_INET, socket.AF_INET6) and bool(
+        found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    )
 
 
 def _highest() -> int:

@@ -21,7 +21,8 @@ _PER_BROKER: Final = 6  # connections with one other broker, both ways, while th
 _FILES_MAX: Final = 32 * 1024
 HTTP_CONNECTIONS_MAX: Final = 32
 _LIFTBRIDGE_MAX: Final = 256
-FLIGHT_CONNECTIONS_MAX: Final = 10_000
+_FLIGHT_MAX: Final = 10_000
+_FLIGHT_TLS_MAX: Final = 1_000  # gRPC takes 45 to 120 KB for each with TLS, and 11 KB without
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +54,8 @@ class DescriptorBudget:
             )
         liftbridge = min(_LIFTBRIDGE_MAX, rest // 5) if config.liftbridge.enabled else 0
         files = min(_FILES_MAX, (rest - liftbridge) // 2)
-        flight = min(config.flight.connections_max, rest - liftbridge - files)
+        default = _FLIGHT_MAX if config.flight.tls_cert_file is None else _FLIGHT_TLS_MAX
+        flight = min(config.flight.connections_max or default, rest - liftbridge - files)
         return cls(
             limit=limit, files=files, flight=flight, liftbridge=liftbridge, http=http, own=own
         )

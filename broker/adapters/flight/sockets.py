@@ -1,16 +1,18 @@
-"""Breaks connections of a Flight server; pyarrow has no call for this.
+"""Breaks connections of a Flight server, and turns new ones away; pyarrow has no call for this.
 
 At the end: gRPC's orderly shutdown waits for every running call, and a do_put whose client is
 silent never ends. So the TCP connections of calls that still run are broken. The client sees a
 broken connection, after which a producer retries.
 
 While it serves: gRPC accepts every connection, as long as the process has a descriptor. So beyond a
-bound the connections that are idle longest are broken.
+bound the connections that are idle longest are broken. gRPC accepts a flood faster than it frees
+what was broken, so a tenth beyond the bound the kernel drops attempts to connect until it has.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from typing import Final
 
 import structlog
@@ -18,7 +20,8 @@ import structlog
 from broker import own_sockets
 
 _log = structlog.get_logger(__name__)
-_CHECK_INTERVAL_S: Final = 0.5
+_CHECK_INTERVAL_S: Final = 0.5  # connections are counted
+_LOOK_INTERVAL_S: Final = 0.02  # it is looked whether there are many more descriptors than then
 _LOG_INTERVAL_S: Final = 60.0
 
 
@@ -34,14 +37,18 @@ class ConnectionBound:
         """Check nothing before :meth:`start`."""
         self._port = port
         self._connections_max = connections_max
+        self._flood_from = connections_max + connections_max // 10
+        self._listeners = own_sockets.listeners_on(port)
         self._wanted = threading.Event()
         self._ended = False
-        self._checks_until_log = 0
+        self._others_count = 0  # descriptors that are not such connections
+        self._turns_away = False
+        self._checked_s = self._logged_s = float("-inf")
         self._thread = threading.Thread(target=self._run, name="flight-connections", daemon=True)
         self.severed_count = 0
 
     def start(self) -> None:
-        """Begin to check twice a second."""
+        """Begin to check twice a second, and at once when there are suddenly too many."""
         self._thread.start()
 
     def check_now(self) -> None:
@@ -54,26 +61,45 @@ class ConnectionBound:
         self._wanted.set()
         if self._thread.is_alive():
             self._thread.join()
+        for one in self._listeners:
+            one.close()
 
     def _run(self) -> None:
         while not self._ended:
-            self._wanted.wait(_CHECK_INTERVAL_S)
+            wanted = self._wanted.wait(_LOOK_INTERVAL_S)
             self._wanted.clear()
-            severed = own_sockets.sever_most_idle(
-                lambda connection: connection.getsockname()[1] == self._port,
-                kept_max=self._connections_max,
-            )
-            self.severed_count += severed
-            self._log_severed(severed)
+            flood = own_sockets.descriptor_count() - self._others_count > self._flood_from
+            due = time.monotonic() - self._checked_s > _CHECK_INTERVAL_S
+            if wanted or due or (flood and not self._turns_away):
+                self._turn_away(flood)  # before the check, which takes time
+                flood = self._check()
+            self._turn_away(flood)
+
+    def _check(self) -> bool:
+        """Break the connections beyond the bound; return whether there were far more."""
+        found, severed = own_sockets.sever_most_idle(
+            lambda connection: connection.getsockname()[1] == self._port,
+            kept_max=self._connections_max,
+        )
+        self._others_count = max(0, own_sockets.descriptor_count() - found)
+        self._checked_s = time.monotonic()
+        self.severed_count += severed
+        self._log_severed(severed)
+        return found > self._flood_from
+
+    def _turn_away(self, newcomers: bool) -> None:
+        if newcomers != self._turns_away:
+            self._turns_away = newcomers
+            for one in self._listeners:
+                own_sockets.turn_away(one, newcomers=newcomers)
 
     def _log_severed(self, severed: int) -> None:
         """Log broken connections once a minute at most, so that a flood does not fill the log."""
-        if severed and self._checks_until_log <= 0:
+        if severed and self._checked_s - self._logged_s > _LOG_INTERVAL_S:
             _log.warning(
                 "flight_connections_full",
                 limit=self._connections_max,
                 severed=severed,
                 effect="the connections that were idle longest were broken; clients connect again",
             )
-            self._checks_until_log = int(_LOG_INTERVAL_S / _CHECK_INTERVAL_S)
-        self._checks_until_log -= 1
+            self._logged_s = self._checked_s

@@ -29,3 +29,39 @@ def test_no_descriptor_is_left_behind(tmp_path: Path) -> None:
         client.settimeout(10)
         assert client.recv(1) == b""
         assert own_sockets.sever(lambda one: one.getsockname()[1] == port) == 0  # only listens
+
+
+def test_attempts_to_connect_are_dropped_and_connections_go_on() -> None:
+    """The kernel takes none for a listener that turns newcomers away, and all again later."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        where = server.getsockname()
+        (listener,) = own_sockets.listeners_on(where[1])
+        with listener, socket.create_connection(where) as before, server.accept()[0] as served:
+            own_sockets.turn_away(listener, newcomers=True)
+            assert not _is_connected_at_once(where)
+            before.sendall(b"x")
+            assert served.recv(1) == b"x"
+            own_sockets.turn_away(listener, newcomers=False)
+            assert _is_connected_at_once(where)
+
+
+def test_only_a_listener_on_the_port_is_found() -> None:
+    """A connection has its listener's port, too."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        where = server.getsockname()
+        with socket.create_connection(where), server.accept()[0] as served:
+            server.close()
+            assert served.getsockname() == where
+            assert own_sockets.listeners_on(where[1]) == []
+
+
+def _is_connected_at_once(where: tuple[str, int]) -> bool:
+    """Tell whether the kernel answers, which on the loopback is before `connect` returns."""
+    with socket.socket() as client:
+        client.setblocking(False)
+        client.connect_ex(where)
+        try:
+            client.getpeername()
+        except OSError:
+            return False
+        return True
