@@ -1,8 +1,9 @@
 """``make fuzz``: bytes that nobody should send, for every decoder, then for every door.
 
 The decoders get half of the time, in this process. Each finding is printed with the shortest input
-that still finds it, and how to keep it. A broker's doors get the other half. The numbers go to
-``out/fuzz-decoders.json`` and ``out/fuzz-doors.json``. Exits with 1 when something was found.
+that still finds it, and how to keep it. A broker's doors get the other half: open ones, and then
+those with TLS and access. The numbers go to ``out/fuzz-decoders.json``, ``out/fuzz-doors.json`` and
+``out/fuzz-guarded-doors.json``. Exits with 1 when something was found.
 ``--seed`` repeats the inputs of a run, ``--only`` chooses decoders by a regular expression,
 ``--replay LINE`` runs one line of a corpus.
 """
@@ -40,22 +41,26 @@ def main(arguments: list[str] | None = None) -> int:
     if given.part != "doors":
         found += _decoders(seed, seconds, given.only)
     if given.part != "decoders" and not given.only:
-        found += _doors(seed, seconds)
+        found += sum(_doors(seed, seconds / 2, guarded=guarded) for guarded in (False, True))
     return 1 if found else 0
 
 
-def _doors(seed: int, seconds: float) -> int:
+def _doors(seed: int, seconds: float, *, guarded: bool) -> int:
     """Let strangers loose on a broker; return how many findings there were."""
     from fuzzkit.doors.storm import storm
 
-    print(f"fuzz: the doors of a broker, {seconds:.0f} s, seed {seed}", flush=True)
-    done = storm(seed, seconds, lambda line: print(line, flush=True))
+    what = "doors with TLS and access" if guarded else "doors"
+    print(f"fuzz: the {what} of a broker, {seconds:.0f} s, seed {seed}", flush=True)
+    done = storm(seed, seconds, lambda line: print(line, flush=True), guarded=guarded)
     for one in done.findings:
         print(f"FOUND {one}")
     for call, (calm, stormy) in done.p99_ms.items():
-        print(f"  p99 of {call}: {calm:.1f} ms calm, {stormy:.1f} ms during the storm")
+        print(
+            f"  p99 of {call}: {calm:.1f} ms calm, {stormy:.1f} ms during the storm: "
+            f"{stormy / max(calm, 0.001):.1f} times"
+        )
     print(
-        f"  load per core {done.load[0]:.1f} in the calm, {done.load[1]:.1f} at the end"
+        f"  processors busy for {done.busy[0]:.0%} of the calm, {done.busy[1]:.0%} of the storm"
         + "".join(f"\n  not judged, the machine had other work: {one}" for one in done.notes)
     )
     print(
@@ -63,7 +68,7 @@ def _doors(seed: int, seconds: float) -> int:
         f"{done.acked_count:,} records acknowledged to others and there, at most "
         f"{done.most_bytes >> 20} MiB, {len(done.findings)} findings, seed {seed}"
     )
-    _write("doors", {**vars(done), "attacks": dict(done.attacks)})
+    _write("guarded-doors" if guarded else "doors", {**vars(done), "attacks": dict(done.attacks)})
     return len(done.findings)
 
 

@@ -149,7 +149,7 @@ def _http(chance: random.Random) -> Iterator[bytes]:
     yield noise + b"\r\n\r\n"
 
 
-def _tls_hello() -> bytes:
+def tls_hello() -> bytes:
     """Return what an honest TLS client says first."""
     context = ssl.create_default_context()
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -164,7 +164,7 @@ def strangers_bytes(
 ) -> list[list[bytes]]:
     """Return what to throw at a port: each is sent in parts, with a look at answers in between."""
     huge = [b"\xff" * 4, b"\xff" * 8, b"\x7f" + b"\xff" * 7, struct.pack("<Q", 1 << 40)]
-    hello = _tls_hello()
+    hello = tls_hello()
     throws: list[list[bytes]] = [[b""]]
     throws += [[chance.randbytes(chance.choice((1, 7, 90, 3000, 200_000)))] for _ in range(15)]
     throws += [[one + chance.randbytes(500)] for one in huge]

@@ -1,32 +1,46 @@
-"""A broker with every door open, a NATS server, and a witness: what strangers are let loose on."""
+"""A broker with every door open, a NATS server, and a witness: what strangers are let loose on.
+
+A guarded broker asks for TLS, certificates and proofs at each door.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import random
 import ssl
 import subprocess
 import sys
 import threading
+import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self
 
+import grpc
+from pyarrow import flight
+
 from clusterkit.hostile import Recorder
 from crashkit.processes import BrokerProcess
 from fuzzkit.doors import witness
+from fuzzkit.doors.guard import Guard
 from headwater.client import Client
+from headwater.client.address import read_token
 from headwater.local import embedded
 from headwater.local.cluster_certificates import files_of, make_certificates
 from simkit.servers.natsproc import NatsProcess
+from simkit.tier.lake_broker import serving
 
 ATTACKED: Final = "s"  # the stream that strangers name
 _WITNESSED: Final = "witnessed"
 _CLUSTER, _BROKER, _OTHER = "fuzzed", "fuzzed-broker-1", "fuzzed-broker-2"
 _HOST: Final = "127.0.0.1"
 _SAMPLE_S: Final = 0.2
+_READY_S: Final = 2.0
 
 
 @dataclass
@@ -40,6 +54,7 @@ class Doors:
     liftbridge: int
     peer: int
     member: ssl.SSLContext  # lets a connection in as another broker of the cluster
+    guard: Guard | None = None
     honest: list[bytes] = field(default_factory=list)  # connections of Flight, from their preface
 
     @property
@@ -52,10 +67,75 @@ class Doors:
             "peer": self.peer,
         }
 
+    @property
+    def url(self) -> str:
+        """Where Flight is."""
+        return f"{'grpc' if self.guard is None else 'grpc+tls'}://{_HOST}:{self.flight}"
+
+    def client(self) -> Client:
+        """Return an honest client, who may do everything."""
+        if self.guard is None:
+            return Client(self.url)
+        told = self.guard.environment()
+        return Client(
+            self.url,
+            tls_ca_file=told["HEADWATER_TLS_CA_FILE"],
+            tls_cert_file=told["HEADWATER_TLS_CERT_FILE"],
+            tls_key_file=told["HEADWATER_TLS_KEY_FILE"],
+            token=read_token(told["HEADWATER_TOKEN_FILE"]),
+        )
+
+    def ready(self) -> bool:
+        """Tell whether the broker says that it serves."""
+        if self.guard is None:
+            return self.broker.ready()
+        url = f"https://{_HOST}:{self.http}/readyz"
+        try:
+            with urllib.request.urlopen(url, timeout=_READY_S, context=self.guard.inside) as answer:
+                return bool(answer.status == 200)
+        except (OSError, urllib.error.URLError):
+            return False
+
+    def context(self, draw: random.Random) -> ssl.SSLContext | None:
+        """Choose how a stranger connects to a door that is not the brokers' own."""
+        return None if self.guard is None else self.guard.context(draw)
+
+    def flight_client(self) -> Any:
+        """Return a stranger's client, whom TLS lets in."""
+        if self.guard is None:
+            return flight.FlightClient(self.url)
+        pair = self.guard.client
+        return flight.FlightClient(
+            self.url,
+            tls_root_certs=self.guard.ca_file.read_bytes(),
+            cert_chain=pair.cert,
+            private_key=pair.key,
+        )
+
+    def options(self, draw: random.Random | None, seconds: float) -> Any:
+        """Return the options of a stranger's call, with what :meth:`shown` chooses."""
+        headers = [(name.encode(), value.encode()) for name, value in self.shown(draw)]
+        return flight.FlightCallOptions(timeout=seconds, headers=headers)
+
+    def shown(self, draw: random.Random | None) -> list[tuple[str, str]]:
+        """Return the metadata of a stranger's call; None: of one who may do everything."""
+        token = None if self.guard is None else self.guard.token(draw)
+        return [] if token is None else [("authorization", f"Bearer {token}")]
+
+    def channel(self, port: int) -> grpc.Channel:
+        """Return a stranger's channel of gRPC, whom TLS lets in."""
+        if self.guard is None:
+            return grpc.insecure_channel(f"{_HOST}:{port}")
+        pair = self.guard.client
+        found = grpc.ssl_channel_credentials(self.guard.ca_file.read_bytes(), pair.key, pair.cert)
+        return grpc.secure_channel(f"{_HOST}:{port}", found)
+
 
 @contextmanager
-def staged(folder: Path) -> Iterator[Doors]:
+def staged(folder: Path, *, guarded: bool = False) -> Iterator[Doors]:
     """Run the broker until the end of the block."""
+    guard = Guard.made_in(folder / "guard") if guarded else None
+    asked = {} if guard is None else guard.settings()
     liftbridge, peer = embedded.free_port(), embedded.free_port()
     certificates = folder / "certificates"
     make_certificates(certificates, cluster=_CLUSTER, brokers=[_BROKER, _OTHER])
@@ -68,7 +148,12 @@ def staged(folder: Path) -> Iterator[Doors]:
             lake=str(folder / "lake"),
             settings={
                 "node": {"id": _BROKER, "cluster": _CLUSTER},
-                "liftbridge": {"enabled": True, "port": liftbridge},
+                **asked,
+                "liftbridge": {
+                    **asked.get("liftbridge", {}),
+                    "enabled": True,
+                    "port": liftbridge,
+                },
                 "cluster": {
                     "brokers": f"{_BROKER}={_HOST}:{peer}",
                     "tls_ca_file": str(own.ca_file),
@@ -83,16 +168,25 @@ def staged(folder: Path) -> Iterator[Doors]:
         )
         broker.start()
         stack.callback(_ended, broker)
-        broker.wait_ready(300.0)  # a machine with other work may need minutes
         doors = Doors(
             broker, nats, broker.flight_port, broker.http_port, liftbridge, peer,
-            _member(certificates),
+            _member(certificates), guard,
         )  # fmt: skip
-        with Client(broker.url) as client:
+        _wait_ready(doors, 300.0)  # a machine with other work may need minutes
+        with doors.client() as client:
             client.create_stream(ATTACKED, subject=ATTACKED, puback=True)
             client.create_stream(_WITNESSED, subject=_WITNESSED)
-        doors.honest = _honest(doors)
+        with serving(str(folder / "honest")) as served:  # not at a door with TLS: it hides bytes
+            doors.honest = _honest(int(served.server.rpartition(":")[2]))
         yield doors
+
+
+def _wait_ready(doors: Doors, seconds: float) -> None:
+    until_s = time.monotonic() + seconds
+    while not doors.ready():
+        assert doors.broker.exit_code is None, doors.broker.log_tail()
+        assert time.monotonic() < until_s, f"not ready:\n{doors.broker.log_tail()}"
+        time.sleep(_SAMPLE_S)
 
 
 def _ended(broker: BrokerProcess) -> None:
@@ -109,10 +203,11 @@ def _member(certificates: Path) -> ssl.SSLContext:
     return context
 
 
-def _honest(doors: Doors) -> list[bytes]:
+def _honest(port: int) -> list[bytes]:
     """Record what a client of Flight sends to publish, to read and to ask."""
-    recorder = Recorder(doors.flight)
+    recorder = Recorder(port)
     with Client(f"grpc://{_HOST}:{recorder.port}") as client:
+        client.create_stream(ATTACKED)
         with client.producer(ATTACKED) as producer:
             for number in range(20):
                 producer.send([b"x" * 100, b"%d" % number]).result(30)
@@ -145,8 +240,9 @@ class Witness:
         self._errors = folder / "witness.err"
         with self._errors.open("w") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, witness.__file__, doors.broker.url, _WITNESSED, str(self._file)],
+                [sys.executable, witness.__file__, doors.url, _WITNESSED, str(self._file)],
                 stderr=errors,
+                env={**os.environ, **({} if doors.guard is None else doors.guard.environment())},
             )
 
     def stop(self) -> list[Call]:
@@ -161,7 +257,7 @@ class Witness:
     def require_stored(self, calls: list[Call]) -> int:
         """Read the stream; raise AssertionError unless it is what was acknowledged; its count."""
         acked = [witness.value_of(one.number) for one in calls if one.call == "publish"]
-        with Client(self._doors.broker.url) as client:
+        with self._doors.client() as client:
             found = [
                 value
                 for one in client.fetch(_WITNESSED)
@@ -208,6 +304,19 @@ def errors_in(log: Path) -> list[str]:
     return found
 
 
-def load() -> float:
-    """Return the machine's load, per core."""
-    return os.getloadavg()[0] / (os.cpu_count() or 1)
+class Busy:
+    """How busy the machine's processors were since this was made, whoever had them."""
+
+    def __init__(self) -> None:
+        self._before = _ticks()
+
+    def share(self) -> float:
+        """Return 1.0 if no processor was ever idle."""
+        idle, every = (now - then for now, then in zip(_ticks(), self._before, strict=True))
+        return 1.0 - idle / max(every, 1)
+
+
+def _ticks() -> tuple[int, int]:
+    """Return for how long processors were idle, and the sum of all that they were (Linux)."""
+    every = [int(one) for one in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+    return every[3] + every[4], sum(every)  # idle, and idle while a disk works

@@ -21,7 +21,7 @@ from broker.codec.flight.actions import ACTIONS
 from broker.codec.flight.protocol import ReadRequest
 from broker.codec.peer.frames import LaneKind, encode_frame_header
 from broker.model.offsets import Offset
-from clusterkit.hostile import LOOPBACK, Pickles, strangers_bytes, throw
+from clusterkit.hostile import LOOPBACK, Pickles, strangers_bytes, throw, tls_hello
 from fuzzkit.doors.flight_bytes import flight_data, put_descriptor
 from fuzzkit.doors.stage import ATTACKED, Doors
 from fuzzkit.mutation import mutated
@@ -43,12 +43,24 @@ _HTTP: Final = (
     b"GET /readyz HTTP/1.1\r\nHost: x\r\nConnection: keep-alive\r\n\r\n",
     b"HEAD /healthz HTTP/1.0\r\n\r\n",
 )
+_RECORDS: Final = (  # of TLS: an alert, a handshake as long as may be, data that nobody can read
+    b"\x15\x03\x03\x00\x02\x02\x28",
+    b"\x16\x03\x01\x40\x00\x01\xff\xff\xff" + bytes(200),
+    b"\x17\x03\x03\xff\xff" + bytes(200),
+    b"\x80\x2e\x01\x00\x02" + bytes(44),  # of SSL 2
+)
 _LANES: Final = {
     "raft_messages": LaneKind.RAFT,
     "control_messages": LaneKind.CONTROL,
     "replica_messages": LaneKind.REPLICA,
     "forwarded_writes": LaneKind.WRITES,
 }
+
+
+@cache
+def hello() -> bytes:
+    """Return what an honest client of TLS says first."""
+    return tls_hello()
 
 
 def seeds_of(name: str) -> Sequence[bytes]:
@@ -63,13 +75,13 @@ def talk(doors: Doors, draw: random.Random) -> None:
     """Say to Flight what an honest client says, with changes."""
     whole = mutated(draw, doors.honest)
     at = draw.randrange(len(whole) + 1)
-    throw(doors.flight, [whole[:at], whole[at:]])
+    throw(doors.flight, [whole[:at], whole[at:]], doors.context(draw))
 
 
 def noise(doors: Doors, draw: random.Random) -> None:
     """Say to any door what belongs to another one, or to none."""
     said = strangers_bytes(draw, doors.honest, Pickles(_nowhere()))
-    throw(draw.choice(list(doors.ports.values())), draw.choice(said))
+    throw(draw.choice(list(doors.ports.values())), draw.choice(said), doors.context(draw))
 
 
 @cache
@@ -79,8 +91,8 @@ def _nowhere() -> Path:
 
 def ticket(doors: Doors, draw: random.Random) -> None:
     """Read by a changed ticket."""
-    with flight.FlightClient(doors.broker.url) as client:
-        options = flight.FlightCallOptions(timeout=_CALL_S)
+    with doors.flight_client() as client:
+        options = doors.options(draw, _CALL_S)
         asked = flight.Ticket(mutated(draw, seeds_of("flight_ticket")))
         reader = client.do_get(asked, options)
         for _ in range(3):
@@ -91,8 +103,8 @@ def action(doors: Doors, draw: random.Random) -> None:
     """Ask for an action with a changed body."""
     name = draw.choice([one for one in ACTIONS if one not in _LEFT_OUT])
     body = mutated(draw, seeds_of(f"action_{name}"))
-    with flight.FlightClient(doors.broker.url) as client:
-        options = flight.FlightCallOptions(timeout=_CALL_S)
+    with doors.flight_client() as client:
+        options = doors.options(draw, _CALL_S)
         list(client.do_action(flight.Action(name, body), options))
 
 
@@ -109,9 +121,9 @@ def put(doors: Doors, draw: random.Random) -> None:
         messages[victim] = flight_data(changed, descriptor=b"" if victim else names)
     else:
         messages[victim] = mutated(draw, [messages[victim]])
-    with grpc.insecure_channel(f"{LOOPBACK}:{doors.flight}") as channel:
+    with doors.channel(doors.flight) as channel:
         call: Any = channel.stream_stream("/arrow.flight.protocol.FlightService/DoPut")
-        for _ in call(iter(messages), timeout=_CALL_S):
+        for _ in call(iter(messages), timeout=_CALL_S, metadata=doors.shown(draw)):
             pass
 
 
@@ -119,19 +131,29 @@ def liftbridge_call(doors: Doors, draw: random.Random) -> None:
     """Make a call of Liftbridge's API with a changed request."""
     name = draw.choice([one for one in decoders() if _LIFTBRIDGE.fullmatch(one)])
     call = name.removeprefix("liftbridge_").removesuffix("Request")
-    with grpc.insecure_channel(f"{LOOPBACK}:{doors.liftbridge}") as channel:
+    with doors.channel(doors.liftbridge) as channel:
         made: Any = channel.unary_unary(f"/proto.API/{call}")
-        made(mutated(draw, seeds_of(name)), timeout=_CALL_S)
+        made(mutated(draw, seeds_of(name)), timeout=_CALL_S, metadata=doors.shown(draw))
 
 
 def liftbridge_talk(doors: Doors, draw: random.Random) -> None:
     """Say to Liftbridge's port what an honest client says, with changes."""
-    throw(doors.liftbridge, [mutated(draw, seeds_of("liftbridge_http2"))])
+    throw(doors.liftbridge, [mutated(draw, seeds_of("liftbridge_http2"))], doors.context(draw))
 
 
 def http(doors: Doors, draw: random.Random) -> None:
     """Send a changed request of HTTP."""
-    throw(doors.http, [mutated(draw, _HTTP)])
+    shown = "".join(f"{name}: {value}\r\n" for name, value in doors.shown(draw)).encode()
+    asked = b"GET /metrics HTTP/1.1\r\nHost: x\r\n" + shown + b"\r\n"
+    said = asked if draw.random() < 0.3 else mutated(draw, (*_HTTP, asked))
+    throw(doors.http, [said], doors.context(draw))
+
+
+def handshake(doors: Doors, draw: random.Random) -> None:
+    """Begin TLS at any door, and go wrong: in the first record, or after it."""
+    first = hello() if draw.random() < 0.5 else mutated(draw, [hello(), *_RECORDS])
+    said = [first] if draw.random() < 0.5 else [first, mutated(draw, [*_RECORDS, hello()])]
+    throw(draw.choice(list(doors.ports.values())), said)
 
 
 def peer(doors: Doors, draw: random.Random) -> None:
@@ -156,6 +178,7 @@ def nats_messages(doors: Doors, draw: random.Random) -> None:
 
 ATTACKS: Final[tuple[Attack, ...]] = (
     talk, noise, ticket, action, put, liftbridge_call, liftbridge_talk, http, peer, nats_messages,
+    handshake,
 )  # fmt: skip
 
 
@@ -172,11 +195,12 @@ def slow_readers(doors: Doors, seconds: float) -> str:
     """Begin reads that never end, and read nothing of them."""
     asked = ReadRequest(stream=ATTACKED, partition=0, start=Offset(0), follow=True).to_ticket()
     with contextlib.ExitStack() as stack:
-        clients = [stack.enter_context(flight.FlightClient(doors.broker.url)) for _ in range(10)]
+        clients = [stack.enter_context(doors.flight_client()) for _ in range(10)]
+        options = doors.options(None, 2 * seconds)
         held = []
         for client in clients:
             with contextlib.suppress(*_REFUSALS):
-                held += [client.do_get(flight.Ticket(asked)) for _ in range(5)]
+                held += [client.do_get(flight.Ticket(asked), options) for _ in range(5)]
         time.sleep(seconds)
         for one in held:
             with contextlib.suppress(*_REFUSALS):
@@ -187,7 +211,9 @@ def slow_readers(doors: Doors, seconds: float) -> str:
 def slow_writers(doors: Doors, seconds: float) -> str:
     """Say what an honest client says, a byte at a time."""
     said = {doors.flight: doors.honest[0], doors.liftbridge: seeds_of("liftbridge_http2")[0],
-            doors.http: _HTTP[0], doors.peer: b"\x16\x03\x01\x02\x00"}  # fmt: skip
+            doors.http: _HTTP[0], doors.peer: hello()}  # fmt: skip
+    if doors.guard is not None:
+        said = dict.fromkeys(said, hello())
     with connected([port for port in said for _ in range(15)]) as links:
         until_s, at = time.monotonic() + seconds, 0
         while time.monotonic() < until_s:
@@ -213,12 +239,26 @@ def half_open(doors: Doors, seconds: float) -> str:
     return f"{len(links)} connections"
 
 
+def half_handshakes(doors: Doors, seconds: float) -> str:
+    """Say hello by TLS at every door, hear the answer, and never go on."""
+    with connected([doors.flight] * 3000 + list(doors.ports.values()) * 100) as links:
+        for link in links:
+            with contextlib.suppress(OSError):
+                link.send(hello())
+        time.sleep(seconds)
+        open_count = sum(map(_is_open, links))
+    return f"{len(links)} handshakes, {open_count} still open after {seconds:.0f} s"
+
+
 def floods(doors: Doors, seconds: float) -> str:
-    """Connect and hang up as fast as possible, at every door."""
+    """Connect and hang up as fast as possible, at every door; some say hello by TLS."""
     until_s, count = time.monotonic() + seconds, 0
     while time.monotonic() < until_s:
         with connected(list(doors.ports.values()) * 25) as links:
             count += len(links)
+            for link in links[::3]:
+                with contextlib.suppress(OSError):
+                    link.send(hello())
     return f"{count} connections"
 
 
@@ -234,14 +274,16 @@ def idle(doors: Doors, seconds: float, *, count: int = 10_000) -> str:
 def _is_open(link: socket.socket) -> bool:
     link.setblocking(False)
     try:
-        return bool(link.recv(1, socket.MSG_PEEK))
+        while link.recv(64 * 1024):
+            pass
     except BlockingIOError:
         return True
     except OSError:
         return False
+    return False
 
 
-STORIES: Final = (slow_readers, slow_writers, half_open, floods, idle)
+STORIES: Final = (slow_readers, slow_writers, half_open, half_handshakes, floods, idle)
 
 
 @contextlib.contextmanager

@@ -23,7 +23,8 @@ _SECRET: Final = b"k" * 40
 _NOW_US: Final = 1_800_000_000_000_000
 
 
-def _jwks() -> bytes:
+def jwks() -> bytes:
+    """Return the keys of the tokens that :func:`signed` makes."""
     key = OctKey.import_key(_SECRET).as_dict()
     return json.dumps({"keys": [key]}).encode()
 
@@ -36,7 +37,7 @@ def _tokens_of(keys: bytes, name: str = "changed") -> JwtTokens:
 
 @cache
 def _good_tokens() -> JwtTokens:
-    return _tokens_of(_jwks(), "good")
+    return _tokens_of(jwks(), "good")
 
 
 def _claims() -> list[bytes]:
@@ -51,7 +52,7 @@ def _identified(data: bytes) -> object:
     return _good_tokens().identify(text, _NOW_US)
 
 
-def _signed(claims: bytes, head: bytes = b'{"alg":"HS256"}') -> str:
+def signed(claims: bytes, head: bytes = b'{"alg":"HS256"}') -> str:
     """Return a token that says this, whatever it is, with a good signature."""
 
     def part(body: bytes) -> bytes:
@@ -96,25 +97,25 @@ def decoders() -> Iterator[Decoder]:
             "broker.core.access.static_tokens.split_token",
         ),
         decode=_identified,
-        make_seeds=lambda: [_signed(one).encode() for one in _claims()] + [b"hw_" + b"a" * 16],
+        make_seeds=lambda: [signed(one).encode() for one in _claims()] + [b"hw_" + b"a" * 16],
     )
     yield Decoder(
         name="jwt_claims",
         covers=("broker.adapters.access.jwt_tokens.JwtTokens.identify",),
-        decode=lambda data: _good_tokens().identify(_signed(data), _NOW_US),
+        decode=lambda data: _good_tokens().identify(signed(data), _NOW_US),
         make_seeds=_claims,
     )
     yield Decoder(
         name="jwt_header",
         covers=("broker.adapters.access.jwt_tokens.JwtTokens.identify",),
-        decode=lambda data: _good_tokens().identify(_signed(_claims()[0], data), _NOW_US),
+        decode=lambda data: _good_tokens().identify(signed(_claims()[0], data), _NOW_US),
         make_seeds=lambda: [b'{"alg":"HS256"}', b'{"alg":"HS256","typ":"JWT"}'],
     )
     yield Decoder(
         name="jwks",
         covers=("broker.adapters.access.jwt_tokens.JwtTokens",),
         decode=_tokens_of,
-        make_seeds=lambda: [_jwks()],
+        make_seeds=lambda: [jwks()],
         errors=(InvalidConfigError,),
     )
     yield Decoder(
