@@ -22,7 +22,7 @@ _FILES_MAX: Final = 32 * 1024
 HTTP_CONNECTIONS_MAX: Final = 32
 _LIFTBRIDGE_MAX: Final = 256
 _FLIGHT_MAX: Final = 10_000
-_FLIGHT_TLS_MAX: Final = 1_000  # gRPC takes 45 to 120 KB for each with TLS, and 11 KB without
+_FLIGHT_TLS_MAX: Final = 512  # gRPC takes 45 to 113 KB for each with TLS, and 11 KB without
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

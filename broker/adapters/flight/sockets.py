@@ -6,11 +6,15 @@ broken connection, after which a producer retries.
 
 While it serves: gRPC accepts every connection, as long as the process has a descriptor. So beyond a
 bound the connections that are idle longest are broken. gRPC accepts a flood faster than it frees
-what was broken, so a tenth beyond the bound the kernel drops attempts to connect until it has.
+what was broken, so a tenth beyond the bound the kernel drops attempts to connect until it has. The
+kernel's queue of connections is short, because gRPC accepts what is in it whatever the kernel does
+by then. What ended connections had is given back to the system: with TLS that is 113 KB each, in
+small pieces, and floods would take twice the memory of the connections that are kept.
 """
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import time
 from typing import Final
@@ -23,6 +27,9 @@ _log = structlog.get_logger(__name__)
 _CHECK_INTERVAL_S: Final = 0.5  # connections are counted
 _LOOK_INTERVAL_S: Final = 0.02  # it is looked whether there are many more descriptors than then
 _LOG_INTERVAL_S: Final = 60.0
+_GIVE_BACK_INTERVAL_S: Final = 1.0  # it takes some ms of the processor
+_GIVE_BACK_FROM: Final = 64  # connections that ended; fewer have no memory worth it
+_QUEUE_MAX: Final = 128  # connections that gRPC has not accepted yet; its own choice is 4096
 
 
 def sever_connections(port: int) -> int:
@@ -39,11 +46,14 @@ class ConnectionBound:
         self._connections_max = connections_max
         self._flood_from = connections_max + connections_max // 10
         self._listeners = own_sockets.listeners_on(port)
+        for one in self._listeners:
+            one.listen(_QUEUE_MAX)
         self._wanted = threading.Event()
         self._ended = False
         self._others_count = 0  # descriptors that are not such connections
         self._turns_away = False
-        self._checked_s = self._logged_s = float("-inf")
+        self._checked_s = self._logged_s = self._gave_back_s = float("-inf")
+        self._severed_then = self._most_since = 0  # it gave back then; descriptors since then
         self._thread = threading.Thread(target=self._run, name="flight-connections", daemon=True)
         self.severed_count = 0
 
@@ -68,12 +78,16 @@ class ConnectionBound:
         while not self._ended:
             wanted = self._wanted.wait(_LOOK_INTERVAL_S)
             self._wanted.clear()
-            flood = own_sockets.descriptor_count() - self._others_count > self._flood_from
+            count = own_sockets.descriptor_count()
+            flood = count - self._others_count > self._flood_from
             due = time.monotonic() - self._checked_s > _CHECK_INTERVAL_S
             if wanted or due or (flood and not self._turns_away):
                 self._turn_away(flood)  # before the check, which takes time
                 flood = self._check()
             self._turn_away(flood)
+            self._most_since = max(self._most_since, count)
+            if not flood:
+                self._give_back(count)
 
     def _check(self) -> bool:
         """Break the connections beyond the bound; return whether there were far more."""
@@ -92,6 +106,17 @@ class ConnectionBound:
             self._turns_away = newcomers
             for one in self._listeners:
                 own_sockets.turn_away(one, newcomers=newcomers)
+
+    def _give_back(self, count: int) -> None:
+        """Return the memory of connections that ended to the system, if there were many."""
+        ended = max(self.severed_count - self._severed_then, self._most_since - count)
+        now_s = time.monotonic()
+        if ended >= _GIVE_BACK_FROM and now_s - self._gave_back_s > _GIVE_BACK_INTERVAL_S:
+            self._severed_then, self._most_since = self.severed_count, count
+            self._gave_back_s = now_s
+            trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # other C libraries have none
+            if trim is not None:
+                trim(0)
 
     def _log_severed(self, severed: int) -> None:
         """Log broken connections once a minute at most, so that a flood does not fill the log."""

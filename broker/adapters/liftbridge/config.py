@@ -21,6 +21,8 @@ class LiftbridgeServiceConfig:
     advertised: str | None = None  # host:port in the metadata for clients; None: host and port
     tls: ssl.SSLContext | None = None  # with the protocol h2; None: no TLS
     connections_max: int = 256
+    handshakes_max: int = 64  # of TLS, at one time; beyond it the oldest gives way
+    handshake_s: float = 10.0  # a handshake may take so long
     subscriptions_max: int = 512  # a thread each
     commands_max: int = 32  # calls that change or ask metadata, at one time
     answer_bytes_max: int = MIB  # encoded for one subscriber and not yet taken by its connection

@@ -16,6 +16,7 @@ from broker.adapters.access.gate import Gate
 from broker.adapters.liftbridge import health
 from broker.adapters.liftbridge.config import LiftbridgeServiceConfig
 from broker.adapters.liftbridge.connection import SERVICE, ClientConnection
+from broker.adapters.liftbridge.entrance import Entrance
 from broker.adapters.liftbridge.group_calls import GroupCalls
 from broker.adapters.liftbridge.group_readers import GroupReaders
 from broker.adapters.liftbridge.guard import Guard
@@ -126,18 +127,21 @@ class LiftbridgeService:
         self._loop = asyncio.get_running_loop()
         self._closing = asyncio.Event()
         workers = self._workers = LoopWorkers(self._loop, self._config)
-        server = await self._loop.create_server(
-            self._connection, self._config.host, self._config.port, ssl=self._config.tls
+        entrance = Entrance(
+            self._config,
+            guest=self._connection,
+            left=self._forget,
+            inside=lambda: len(self._connections),
+            refused=self._tell_refused,
         )
-        self._port = server.sockets[0].getsockname()[1]
+        self._port = await entrance.open()
         self._started.set()
         try:
             await self._closing.wait()
         finally:
-            server.close()
+            await entrance.close()
             for connection in list(self._connections):
                 connection.close()
-            await server.wait_closed()
             await self._all_lost()
             workers.close()
 
@@ -168,11 +172,8 @@ class LiftbridgeService:
                 refused=self._refused_count,
             )
 
-    def _connection(self) -> asyncio.Protocol:
+    def _connection(self) -> ClientConnection:
         assert self._workers is not None, "not started"
-        if len(self._connections) >= self._config.connections_max:
-            self._tell_refused()
-            return _Refused()
         connection = ClientConnection(
             self._config,
             self._clock,
@@ -296,11 +297,3 @@ class LoopWorkers:
         """Take no more work; what runs ends by itself."""
         for pool in (self._calls, self._subscriptions):
             pool.threads.shutdown(wait=False, cancel_futures=True)
-
-
-class _Refused(asyncio.Protocol):
-    """A connection beyond the limit."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Close it."""
-        transport.close()

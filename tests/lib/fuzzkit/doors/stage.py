@@ -41,6 +41,7 @@ _CLUSTER, _BROKER, _OTHER = "fuzzed", "fuzzed-broker-1", "fuzzed-broker-2"
 _HOST: Final = "127.0.0.1"
 _SAMPLE_S: Final = 0.2
 _READY_S: Final = 2.0
+_LIFTBRIDGE_S: Final = 30.0
 
 
 @dataclass
@@ -95,6 +96,15 @@ class Doors:
                 return bool(answer.status == 200)
         except (OSError, urllib.error.URLError):
             return False
+
+    def liftbridge_answers(self) -> bool:
+        """Tell whether Liftbridge's API serves one who may do everything."""
+        with self.channel(self.liftbridge) as channel:
+            call: Any = channel.unary_unary("/proto.API/FetchMetadata")
+            try:
+                return bool(call(b"", timeout=_LIFTBRIDGE_S, metadata=self.shown(None)))
+            except grpc.RpcError:
+                return False
 
     def context(self, draw: random.Random) -> ssl.SSLContext | None:
         """Choose how a stranger connects to a door that is not the brokers' own."""

@@ -135,6 +135,8 @@ def _judge(doors: Doors, witness: Witness, storm_s: tuple[float, float], outcome
         outcome.findings.append(f"the broker ended with {doors.broker.exit_code}")
     elif not doors.ready():
         outcome.findings.append("the broker is not ready")
+    elif not doors.liftbridge_answers():
+        outcome.findings.append("Liftbridge's API does not answer")
     outcome.findings += [f"in the log: {one[:2000]}" for one in errors_in(doors.broker.log_path)]
     for call in ("publish", "read"):
         calm, stormy = p99_ms(calls, call, (0, storm_s[0])), p99_ms(calls, call, storm_s)

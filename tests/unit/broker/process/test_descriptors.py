@@ -44,7 +44,7 @@ def test_a_door_with_tls_has_fewer_connections_unless_it_is_told() -> None:
     """Ten thousand with TLS, which say nothing, took a broker to 600 MiB."""
     tls = FlightConfig(tls_cert_file="b.crt", tls_key_file="b.key")
     assert DescriptorBudget.of(65_536, ALONE).flight == 10_000
-    assert DescriptorBudget.of(65_536, replace(ALONE, flight=tls)).flight == 1_000
+    assert DescriptorBudget.of(65_536, replace(ALONE, flight=tls)).flight == 512
     told = replace(tls, connections_max=5_000)
     assert DescriptorBudget.of(65_536, replace(ALONE, flight=told)).flight == 5_000
 
