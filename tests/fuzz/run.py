@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "lib")]
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else each changed talk writes two lines
 
 
 def main(arguments: list[str] | None = None) -> int:
