@@ -90,7 +90,8 @@ def listeners_on(port: int) -> list[socket.socket]:
             if stat.S_ISSOCK(os.fstat(one).st_mode):
                 with _borrowed(one) as found:
                     if _listens(found) and found.getsockname()[1] == port:
-                        listeners.append(found.dup())
+                        # socket.dup() would make the library's socket a blocking one.
+                        listeners.append(socket.socket(fileno=os.dup(found.fileno())))
     return listeners
 
 

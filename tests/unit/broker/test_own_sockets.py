@@ -45,6 +45,17 @@ def test_attempts_to_connect_are_dropped_and_connections_go_on() -> None:
             assert _is_connected_at_once(where)
 
 
+def test_a_listener_that_does_not_block_stays_so() -> None:
+    """The library would wait in accept for ever, on the thread that ends it."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        (listener,) = own_sockets.listeners_on(server.getsockname()[1])
+        with listener:
+            own_sockets.turn_away(listener, newcomers=True)
+            own_sockets.turn_away(listener, newcomers=False)
+        assert not os.get_blocking(server.fileno())
+
+
 def test_only_a_listener_on_the_port_is_found() -> None:
     """A connection has its listener's port, too."""
     with socket.create_server(("127.0.0.1", 0)) as server:
