@@ -8,6 +8,7 @@ from typing import Final, NewType
 Offset = NewType("Offset", int)  # 0-based index of a record in its partition, never reused
 
 OFFSET_MAX: Final = 2**63 - 1
+ANY_OFFSET: Final = -1  # of a Liftbridge message that may get whatever offset is next
 
 
 @dataclass(frozen=True, slots=True, order=True)

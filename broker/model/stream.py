@@ -423,10 +423,15 @@ def _has_wildcard(subject: str) -> bool:
     return any(token in ("*", ">") for token in subject.split("."))
 
 
+def not_a_subject(subject: str) -> str:
+    """Return why a stream cannot have a subject that is no pattern of NATS."""
+    return (
+        f"subject {subject!r} is not a NATS subject: it must be at most {SUBJECT_BYTES_MAX} "
+        "printable ASCII characters in non-empty words with dots between them, without a "
+        "blank, with > only as the last word"
+    )
+
+
 def _check_subject(subject: str) -> None:
     if not is_pattern(subject):
-        raise InvalidStreamError(
-            f"subject {subject!r} is not a NATS subject: it must be at most {SUBJECT_BYTES_MAX} "
-            "printable ASCII characters in non-empty words with dots between them, without a "
-            "blank, with > only as the last word"
-        )
+        raise InvalidStreamError(not_a_subject(subject))

@@ -22,6 +22,7 @@ from headwater.liftbridge.values import Message, Since, Until
 
 Next = Literal["again", "done"]
 _AGAIN: Final = {"UNAVAILABLE", "CANCELLED", "DEADLINE_EXCEEDED", "INTERNAL", "UNKNOWN"}
+_BEHIND: Final = "Stop offset is before start offset"  # as Liftbridge and Headwater say it
 
 
 class FollowedPartition:
@@ -108,6 +109,8 @@ class FollowedPartition:
             return "done"
         if code == "RESOURCE_EXHAUSTED":  # the stop, or the end of a partition that is read-only
             return "done"
+        if code == "INVALID_ARGUMENT" and self._stop.kind != "offset" and text.startswith(_BEHIND):
+            return "done"  # of a stop that the server chooses: nothing has come since the last call
         if code == "NOT_FOUND":
             raise UnknownStreamError(text, stream=self.stream)
         if code == "FAILED_PRECONDITION" and self.accepted:

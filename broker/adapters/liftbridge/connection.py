@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError
 from broker.adapters.liftbridge.config import LiftbridgeServiceConfig
 from broker.adapters.liftbridge.guard import Guard
 from broker.adapters.liftbridge.http2 import (
+    PREFIX_BYTES,
     CallEnded,
     CallOpened,
     ConnectionEnded,
@@ -28,11 +29,12 @@ from broker.adapters.liftbridge.publish_requests import Published, RequestReader
 from broker.adapters.liftbridge.publishing import PublishCall
 from broker.adapters.liftbridge.statuses import OK, Code, Status, StatusError, status_of
 from broker.adapters.liftbridge.stream_calls import Unary, decode
-from broker.adapters.liftbridge.subjects import publish_to_subject
+from broker.adapters.liftbridge.subjects import publish_to_subject, send_to_inbox
 from broker.adapters.liftbridge.subscribing import CallSink, Subscriber
 from broker.adapters.liftbridge.targets import LookUps, PublishTargets
 from broker.errors import HeadwaterError
 from broker.model.access import NOBODY, Caller
+from broker.model.subjects import is_literal
 from broker.ports.subjects import SubjectPublisher
 from broker.ports.system import Clock
 from broker.wire.liftbridge import api_pb2 as api
@@ -240,8 +242,8 @@ class ClientConnection(asyncio.Protocol):
         try:
             if call.publish is not None:
                 messages = self._read(event.payloads, event.windows_bytes, now_us)
-                if call.path == _PUBLISH and not all(one.envelope.stream for one in messages):
-                    raise StatusError(Code.INVALID_ARGUMENT, "No stream provided")
+                if call.path == _PUBLISH:
+                    self._check_publish(call, messages)
                 published.setdefault(event.call, []).extend(messages)
                 return
             if call.message is not None or len(event.payloads) > 1:
@@ -251,6 +253,19 @@ class ClientConnection(asyncio.Protocol):
             self._grpc.used(event.call, sum(event.windows_bytes))
             return
         call.message, call.message_window_bytes = event.payloads[0], event.windows_bytes[0]
+
+    def _check_publish(self, call: _Call, messages: Sequence[Published]) -> None:
+        """Refuse what one message of Publish may not name; PublishAsync has other rules."""
+        for one in messages:
+            if not one.envelope.stream:
+                raise StatusError(Code.INVALID_ARGUMENT, "No stream provided")
+            inbox = one.envelope.ack_inbox
+            if not inbox:
+                continue
+            if not is_literal(inbox):
+                text = f"ackInbox {inbox!r} is no subject that can be published to"
+                raise StatusError(Code.INVALID_ARGUMENT, text)
+            self._guard.inbox(call.caller, inbox)
 
     def _store(self, published: dict[int, list[Published]]) -> None:
         for number, messages in published.items():
@@ -327,6 +342,8 @@ class ClientConnection(asyncio.Protocol):
                 self._finish(number, OK)
         else:
             if status.code is Code.OK:
+                if answers:
+                    send_to_inbox(self._subjects, answers[0][PREFIX_BYTES:])
                 self._grpc.send(number, answers[0] if answers else prefixed(b""))
             self._finish(number, status)
         if not self._writes_soon:

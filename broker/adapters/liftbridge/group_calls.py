@@ -11,6 +11,7 @@ from typing import Final
 
 from broker.adapters.liftbridge.statuses import Code, StatusError
 from broker.adapters.liftbridge.stream_calls import decode
+from broker.errors import UnknownGroupError
 from broker.ports.api import BrokerApi
 from broker.wire.liftbridge import api_pb2 as api
 
@@ -75,9 +76,12 @@ class GroupCalls:
         """ReportConsumerGroupCoordinator."""
         request = decode(api.ReportConsumerGroupCoordinatorRequest, payload)
         _require(groupId=request.groupId, consumerId=request.consumerId)
-        self._api.groups.report(
-            request.groupId, request.consumerId, request.coordinator, request.epoch
-        )
+        try:
+            self._api.groups.report(
+                request.groupId, request.consumerId, request.coordinator, request.epoch
+            )
+        except UnknownGroupError as error:  # the members have left, as if it were another epoch
+            raise StatusError(Code.FAILED_PRECONDITION, error.message) from error
         return api.ReportConsumerGroupCoordinatorResponse().SerializeToString()
 
 

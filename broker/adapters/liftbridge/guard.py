@@ -33,6 +33,10 @@ def _name(request: Any) -> _Values:
     return {"name": request.name}
 
 
+def _inbox(subject: str) -> _Values:
+    return {"ackInbox": subject} if subject else {}
+
+
 def _group(request: Any) -> _Values:
     return {"group": request.groupId}
 
@@ -48,7 +52,10 @@ _REQUESTS: Final[Mapping[str, tuple[Any, Callable[[Any], _Values]]]] = {
     "SetStreamReadonly": (api.SetStreamReadonlyRequest, _name),
     "FetchMetadata": (api.FetchMetadataRequest, lambda _: {}),
     "FetchPartitionMetadata": (api.FetchPartitionMetadataRequest, _stream),
-    "PublishToSubject": (api.PublishToSubjectRequest, lambda one: {"subject": one.subject}),
+    "PublishToSubject": (
+        api.PublishToSubjectRequest,
+        lambda one: {"subject": one.subject, **_inbox(one.ackInbox)},
+    ),
     "Subscribe": (api.SubscribeRequest, _stream),
     "SetCursor": (api.SetCursorRequest, _stream),
     "FetchCursor": (api.FetchCursorRequest, _stream),
@@ -119,6 +126,11 @@ class Guard:
         if not self._gate.is_open:
             values = self._values("PublishToSubject", payload)
             self._gate.admit(caller, "PublishToSubject", values)
+
+    def inbox(self, caller: Caller, subject: str) -> None:
+        """Raise AccessError if the caller may not let the broker publish on an inbox."""
+        if not self._gate.is_open:
+            self._gate.admit(caller, "PublishToSubject", _inbox(subject))
 
     def subscriber(
         self, caller: Caller, request: api.SubscribeRequest, sink: Subscriber

@@ -42,7 +42,7 @@ from broker.errors import (
     UnknownStreamError,
     may_be_stored,
 )
-from broker.model.offsets import Offset
+from broker.model.offsets import ANY_OFFSET, Offset
 from broker.model.records import AckPolicy
 from broker.model.stream import StreamConfig
 from broker.ports.partition import RecordsOutcome
@@ -236,7 +236,7 @@ class PublishCall:
         if config.optimistic_concurrency:
             for one in fitting:
                 expected = one.envelope.expected_offset
-                end = None if expected < 0 else Offset(expected)
+                end = None if expected == ANY_OFFSET else Offset(expected)
                 self._submit(_Run(target, policy, [one], end))
             return
         for part in _parts(fitting, config.segment_bytes_max):
@@ -316,6 +316,8 @@ def _refusal(message: Published, policy: AckPolicy, config: StreamConfig) -> Hea
             "the stream checks the expected offset of each message, so a publisher has to wait for "
             "the answer: ack policy NONE is refused"
         )
+    if config.optimistic_concurrency and message.envelope.expected_offset < ANY_OFFSET:
+        return ConditionFailedError(f"no message is at {message.envelope.expected_offset}")
     return None
 
 

@@ -88,6 +88,11 @@ _CODES: Final[tuple[tuple[type[HeadwaterError], Code], ...]] = (
     (UnavailableError, Code.UNAVAILABLE),
     (CorruptDataError, Code.DATA_LOSS),
 )
+# What Liftbridge says: programs look for its words, and people search for them.
+_WORDS: Final[dict[type[HeadwaterError], str]] = {
+    StreamExistsError: "stream already exists",
+    ConditionFailedError: "incorrect expected offset",
+}
 
 
 class StatusError(Exception):
@@ -102,5 +107,6 @@ def status_of(error: HeadwaterError) -> Status:
     """Return the status that a caller gets for an error."""
     for kind, code in _CODES:
         if isinstance(error, kind):
-            return Status(code, error.message)
+            words = _WORDS.get(kind)
+            return Status(code, error.message if words is None else f"{words}: {error.message}")
     return Status(Code.INTERNAL, error.message)

@@ -21,7 +21,8 @@ from broker.errors import (
 )
 from broker.model.activity import CURSORS_STREAM, RESERVED_STREAMS
 from broker.model.ids import is_stream_name
-from broker.model.stream import Stream, StreamConfig
+from broker.model.stream import Stream, StreamConfig, not_a_subject
+from broker.model.subjects import is_pattern
 from broker.ports.api import BrokerApi, BrokerPlace, PartitionPlace
 from broker.wire.liftbridge import api_pb2 as api
 
@@ -100,6 +101,10 @@ class StreamCalls:
             # In Liftbridge zero switches a limit off; here the setting then has its default.
             if request.HasField(option) and getattr(request, option).value:
                 settings.update(dict.fromkeys(names, getattr(request, option).value))
+        if not is_pattern(request.subject):
+            raise StatusError(
+                Code.INVALID_ARGUMENT, f"Subject is invalid: {not_a_subject(request.subject)}"
+            )
         return StreamConfig(subject=request.subject, **settings)
 
     def delete(self, payload: bytes) -> bytes:
@@ -252,7 +257,10 @@ class StreamCalls:
     def fetch_partition_metadata(self, payload: bytes) -> bytes:
         """FetchPartitionMetadata: from the partition's leader only."""
         request = decode(api.FetchPartitionMetadataRequest, payload)
-        stream = self._api.streams.get(request.stream)
+        try:
+            stream = self._api.streams.get(request.stream)
+        except UnknownStreamError as error:
+            raise StatusError(Code.NOT_FOUND, f"partition not found: {error.message}") from error
         if not 0 <= request.partition < stream.config.partitions:
             raise UnknownPartitionError("partition not found", partition=request.partition)
         place = self._api.partitions.places(stream.name)[request.partition]

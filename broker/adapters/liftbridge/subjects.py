@@ -9,6 +9,7 @@ ignores the acknowledgement.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 from google.protobuf.message import DecodeError
 
@@ -70,6 +71,19 @@ def publish_to_subject(
     return publisher.ask(
         request.subject, made, lambda answer: replied(_reply(answer)), request.ackInbox
     )
+
+
+def send_to_inbox(publisher: SubjectPublisher | None, answer: bytes) -> None:
+    """Send the acknowledgement of a Publish to the inbox that its caller named, if any.
+
+    ``answer`` is a PublishResponse. The caller has it, too, so what NATS loses is not sent again.
+    """
+    ack = api.PublishResponse.FromString(answer).ack
+    if publisher is not None and ack.ackInbox:
+        with suppress(HeadwaterError):  # there is no connection
+            publisher.publish(
+                ack.ackInbox, envelope.encode(EnvelopeKind.ACK, ack.SerializeToString())
+            )
 
 
 def _reply(answer: bytes | HeadwaterError) -> object:

@@ -20,7 +20,12 @@ from broker.adapters.liftbridge.messages import NS_PER_US, SCHEMA, encode_rows
 from broker.adapters.liftbridge.statuses import Code, StatusError
 from broker.adapters.reading.rows import RowRange, offset_at, read_rows
 from broker.adapters.reading.starts import first_readable
-from broker.errors import ExpiredError, NotLeaderError, UnknownPartitionError
+from broker.errors import (
+    ExpiredError,
+    NotLeaderError,
+    UnknownPartitionError,
+    UnknownStreamError,
+)
 from broker.model.offsets import Offset
 from broker.model.stream import Stream
 from broker.ports.api import BrokerApi
@@ -29,6 +34,7 @@ from broker.wire.liftbridge import api_pb2 as api
 
 _READ_BYTES: Final = 512 * 1024
 _IDLE_CHECK_MS: Final = 200  # how late a subscriber's end is noticed
+_NO_PARTITION: Final = "No such partition"
 _REVERSE_RECORDS: Final = 1000  # read forwards, and sent backwards, at a time
 
 
@@ -101,7 +107,10 @@ def subscribe(
         StatusError: the request cannot be served.
         HeadwaterError: the stream, the log or the table failed.
     """
-    stream = api_.streams.get(request.stream)
+    try:
+        stream = api_.streams.get(request.stream)
+    except UnknownStreamError as error:
+        raise StatusError(Code.NOT_FOUND, f"{_NO_PARTITION}: {error.message}") from error
     handle = _handle(api_, request, stream)
     consumer = request.consumer
     if not consumer.groupId:
@@ -183,7 +192,7 @@ def _refuse_paused(handle: PartitionHandle) -> None:
 
 def _handle(api_: BrokerApi, request: api.SubscribeRequest, stream: Stream) -> PartitionHandle:
     if not 0 <= request.partition < stream.config.partitions:
-        raise UnknownPartitionError("No such partition", partition=request.partition)
+        raise UnknownPartitionError(_NO_PARTITION, partition=request.partition)
     if request.consumer.groupId and not request.consumer.consumerId:
         raise StatusError(Code.INVALID_ARGUMENT, "No consumerId provided")
     try:
@@ -270,10 +279,9 @@ def _end(
                 )
         case _:
             raise StatusError(Code.INVALID_ARGUMENT, f"Unknown StopPosition {request.stopPosition}")
-    if end <= start and request.stopPosition == api.STOP_OFFSET:
+    if end <= start:
         raise StatusError(
-            Code.INVALID_ARGUMENT,
-            f"stop offset {request.stopOffset} is below the start offset {start}",
+            Code.INVALID_ARGUMENT, f"Stop offset is before start offset: {end - 1} < {start}"
         )
     return end
 

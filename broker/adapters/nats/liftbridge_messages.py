@@ -41,16 +41,14 @@ def decode_publish(frame: bytes) -> Publish:
         message.ParseFromString(payload)
     except DecodeError as cause:
         raise EnvelopeError(f"the envelope's payload is not a message: {cause}") from cause
-    policy = _POLICIES.get(message.ackPolicy)
-    if policy is None:
-        raise EnvelopeError(f"ack policy {message.ackPolicy} is not known")
     return Publish(
         key=message.key or None,
         value=message.value,
         headers=tuple(sorted(message.headers.items())),  # a protobuf map has no order
         ack_inbox=message.ackInbox,
         correlation_id=message.correlationId,
-        ack_policy=policy,
+        # Of a policy that a later client has: the message is stored, and nothing is promised.
+        ack_policy=_POLICIES.get(message.ackPolicy, AckPolicy.NONE),
         expected_offset=Offset(message.offset),
     )
 

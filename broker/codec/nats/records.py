@@ -26,7 +26,7 @@ from broker.errors import (
     MalformedMessageError,
     RecordTooLargeError,
 )
-from broker.model.offsets import Offset
+from broker.model.offsets import ANY_OFFSET, Offset
 from broker.model.records import AckPolicy, Headers
 from broker.model.stream import StreamConfig
 
@@ -238,7 +238,7 @@ class _Columns:
             self._publishes[row] = publish
             self._values[row] = publish.value
             self._headers[row] = publish.headers
-            if self._rules.checks_offsets and publish.expected_offset >= 0:
+            if self._rules.checks_offsets and publish.expected_offset != ANY_OFFSET:
                 self._expected[row] = publish.expected_offset
             key = publish.key
             if key is None:

@@ -165,7 +165,9 @@ LIFTBRIDGE: Final[Mapping[str, CallRow]] = {
     "FetchPartitionMetadata": _on_stream("describe", audited=False),
     "Publish": _on_stream("publish"),
     "PublishAsync": _on_stream("publish"),
-    "PublishToSubject": _row(("publish", "subject", _field("subject"))),
+    "PublishToSubject": _row(  # the broker publishes on the inbox for the caller, as Publish's
+        ("publish", "subject", _field("subject")), ("publish", "subject", _field("ackInbox"))
+    ),
     "Subscribe": _on_stream("consume"),
     "SetCursor": _on_stream("consume", audited=False),
     "FetchCursor": _on_stream("consume", audited=False),

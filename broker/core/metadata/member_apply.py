@@ -291,14 +291,14 @@ def _delete(state: MetadataState, command: DeleteGroup) -> Applied:
         )
     after = without_group(state, command.group)
     if after.weight == state.weight:
-        return state, Rejected(unknown_group(state, command.group))
+        return state, Rejected(unknown_group(command.group))
     return after, {"group_epoch": state.group_epoch}
 
 
 def _rebalance(state: MetadataState, command: RebalanceGroup) -> Applied:
     present = state.groups.get(command.group)
     if present is None:
-        return state, Rejected(unknown_group(state, command.group))
+        return state, Rejected(unknown_group(command.group))
     if present.epoch != command.epoch:
         return state, Rejected(other_epoch(command.group, command.epoch, present.epoch))
     if not lacks_claims(state, present):

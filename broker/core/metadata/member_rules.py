@@ -129,10 +129,6 @@ def stale_member(group: str, member: str, *, replaced: bool) -> StaleMemberError
     )
 
 
-def unknown_group(state: MetadataState, group: str) -> UnknownGroupError:
+def unknown_group(group: str) -> UnknownGroupError:
     """Return the error about a group that has neither members nor positions."""
-    known = sorted({*state.groups, *state.positions})[:20]
-    return UnknownGroupError(
-        f"no consumer group is named {group!r}; there are {', '.join(known) or 'none'}",
-        group=group,
-    )
+    return UnknownGroupError(f"no consumer group is named {group!r}", group=group)

@@ -177,7 +177,7 @@ class Members:
             for number in range(stream.config.partitions)
         )
         if present is None and not partitions:
-            raise unknown_group(state, group)
+            raise unknown_group(group)
         if present is None:
             return GroupDescription(
                 group=group, kind="", epoch=0, coordinator="", members=(), partitions=partitions

@@ -248,7 +248,10 @@ def test_subscriptions_start_where_they_say(server: Server) -> None:
     fourth = first_ns + 4_000_000_000
     assert starts(startPosition=api.TIMESTAMP, startTimestamp=fourth)[0] == 4
     assert starts(startPosition=api.TIMESTAMP, startTimestamp=fourth + 1)[0] == 5
-    assert starts(startPosition=api.NEW_ONLY) == []
+    behind = api.SubscribeRequest(
+        stream="s", startPosition=api.NEW_ONLY, stopPosition=api.STOP_LATEST
+    )
+    assert code_of(server.stub.Subscribe, behind) is grpc.StatusCode.INVALID_ARGUMENT
 
 
 @pytest.mark.parametrize("position", [api.NEW_ONLY, api.OFFSET])

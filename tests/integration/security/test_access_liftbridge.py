@@ -133,6 +133,20 @@ def test_each_call_asks_for_its_right(door: Door) -> None:
     assert door.code(writer, "LeaveConsumerGroup", groupId="g", consumerId="m") is DENIED
 
 
+def test_an_inbox_asks_for_the_right_to_publish_on_its_subject(door: Door) -> None:
+    """The broker publishes there for the caller, who could else write on a stranger's subject."""
+    door.grant("writer", "stream", "s", "publish")
+    door.grant("writer", "subject", "mine.>", "publish")
+    writer = door.token("writer")
+    own = {"value": b"x", "ackInbox": "mine.inbox"}
+    strange = {"value": b"x", "ackInbox": "hidden"}
+    assert door.code(writer, "PublishToSubject", subject="mine.a", **strange) is DENIED
+    served = door.code(writer, "PublishToSubject", subject="mine.a", **own)
+    assert served is grpc.StatusCode.UNAVAILABLE  # this broker has no NATS
+    assert door.code(writer, "Publish", stream="s", **strange) is DENIED
+    assert door.ask(writer, "Publish", stream="s", ackPolicy=wire.ALL, **own).ack.offset == 0
+
+
 def test_a_message_that_may_not_be_published_does_not_end_the_call(door: Door) -> None:
     """PublishAsync refuses single messages, as Liftbridge does, also after a revocation."""
     grant = door.grant("writer", "stream", "s", "publish")

@@ -47,6 +47,11 @@ class LiftCalls:
 
     def refused(self, name: str, timeout: float = WAIT_S, /, **fields: Any) -> grpc.StatusCode:
         """Return the status with which a call is refused; a subscription is read to its end."""
+        code: grpc.StatusCode = self.refusal(name, timeout, **fields).code()
+        return code
+
+    def refusal(self, name: str, timeout: float = WAIT_S, /, **fields: Any) -> Any:
+        """Return how a call is refused; see :meth:`refused`."""
 
         def whole() -> None:
             found = self.ask(name, timeout, **fields)
@@ -55,8 +60,7 @@ class LiftCalls:
 
         with pytest.raises(grpc.RpcError) as told:
             whole()
-        code: grpc.StatusCode = told.value.code()
-        return code
+        return told.value
 
     def create(self, **fields: Any) -> str:
         """Create a stream, by default on a subject of its name; return the name."""

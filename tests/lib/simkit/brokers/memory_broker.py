@@ -260,8 +260,7 @@ class MemoryBroker:
     def get(self, name: str) -> Stream:
         """Return a stream."""
         if name not in self._streams:
-            names = sorted(self._streams)
-            raise UnknownStreamError(f"no stream {name!r}; there are {names}", stream=name)
+            raise UnknownStreamError(f"no stream is named {name!r}", stream=name)
         return self._streams[name]
 
     def all(self) -> list[Stream]:

@@ -70,6 +70,16 @@ def test_a_stop_that_is_behind_needs_no_call() -> None:
     assert following.finished()
 
 
+def test_a_stop_that_the_server_puts_before_the_start_is_the_end() -> None:
+    """After the last message of 'until the latest', the next call could begin behind the stop."""
+    told = ("INVALID_ARGUMENT", "Stop offset is before start offset: 4 < 5", 0.0)
+    following = FollowedPartition("s", 0, Since.earliest(), Until.latest())
+    assert following.wants(message(4))
+    assert following.ended(*told) == "done"
+    with pytest.raises(InvalidRequestError):  # the caller named both
+        FollowedPartition("s", 0, Since.offset(5), Until.offset(4)).ended(*told)
+
+
 @pytest.mark.parametrize("code", ["OK", "RESOURCE_EXHAUSTED"])
 def test_an_end_in_order(code: str) -> None:
     """Another member took the partition; or the stop was reached, or it is read-only."""

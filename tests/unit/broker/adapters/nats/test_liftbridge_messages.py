@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -51,11 +50,11 @@ def test_any_payload_is_a_publish_or_an_envelope_error(payload: bytes) -> None:
         return
 
 
-def test_an_unknown_ack_policy_is_refused() -> None:
-    """A policy from a later protocol cannot be honoured, so the envelope is not opened."""
+def test_an_unknown_ack_policy_promises_nothing() -> None:
+    """A later client's number is legal protobuf: its message is stored, and not acknowledged."""
     payload = wire.Message(value=b"v").SerializeToString() + b"\x60\x09"
-    with pytest.raises(EnvelopeError):
-        decode_publish(envelope.encode(EnvelopeKind.PUBLISH, payload))
+    found = decode_publish(envelope.encode(EnvelopeKind.PUBLISH, payload))
+    assert (found.value, found.ack_policy) == (b"v", AckPolicy.NONE)
 
 
 def test_an_ack_is_in_nanoseconds_on_the_wire() -> None:

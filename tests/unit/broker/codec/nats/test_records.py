@@ -196,7 +196,6 @@ def test_rows_go_to_the_log_in_runs_of_one_ack_policy() -> None:
         envelope.encode(EnvelopeKind.ACK, b""),
         envelope.encode(EnvelopeKind.PUBLISH, b"\xff\xff\xff"),
         liftbridge(value=b"v")[:-1],
-        liftbridge(ackPolicy=wire.NONE)[:-1] + b"\x63",
     ],
     ids=lambda payload: payload.hex(),
 )

@@ -315,7 +315,7 @@ def test_a_group_is_deleted_when_nobody_is_in_it() -> None:
     assert metadata.position(0) == 5
     metadata.do(DeleteGroup(group="g"))
     assert metadata.position(0) is None
-    with pytest.raises(UnknownGroupError, match="there are none"):
+    with pytest.raises(UnknownGroupError, match=r"^no consumer group is named 'g'$"):
         metadata.do(DeleteGroup(group="g"))
 
 
