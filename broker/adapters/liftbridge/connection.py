@@ -11,6 +11,7 @@ from typing import Final, Protocol
 import structlog
 from google.protobuf.message import DecodeError
 
+from broker.adapters.liftbridge import reflection
 from broker.adapters.liftbridge.config import LiftbridgeServiceConfig
 from broker.adapters.liftbridge.guard import Guard
 from broker.adapters.liftbridge.http2 import (
@@ -78,6 +79,7 @@ class _Call:
     message: bytes | None = None  # of a call with one message, until the call starts
     message_window_bytes: int = 0  # of it, to give back
     publish: PublishCall | None = None
+    reflection: reflection.Reflection | None = None
     sink: CallSink | None = None
     give_up: Callable[[], None] | None = None  # ends the wait of the call for its answer
     started: bool = False
@@ -201,13 +203,13 @@ class ClientConnection(asyncio.Protocol):
 
     def _open(self, opened: CallOpened) -> None:
         call = self._calls[opened.call] = _Call(opened.path)
-        known = (_PUBLISH, _PUBLISH_ASYNC, _SUBSCRIBE, _TO_SUBJECT)
+        known = (_PUBLISH, _PUBLISH_ASYNC, _SUBSCRIBE, _TO_SUBJECT, *reflection.PATHS)
         if opened.path not in self._unary and opened.path not in known:
             self._finish(opened.call, Status(Code.UNIMPLEMENTED, f"no method {opened.path}"))
             return
         try:
             call.caller = self._guard.caller(opened.authorization)
-            if opened.path in (_PUBLISH_ASYNC, _SUBSCRIBE):
+            if opened.path in (_PUBLISH_ASYNC, _SUBSCRIBE, *reflection.PATHS):
                 self._guard.enter(call.caller)
                 call.counted = True
         except HeadwaterError as refused:
@@ -217,6 +219,9 @@ class ClientConnection(asyncio.Protocol):
             call.timer = asyncio.get_running_loop().call_later(
                 opened.timeout_ms / 1000, self._deadline_passed, opened.call
             )
+        if opened.path in reflection.PATHS:
+            call.reflection = reflection.Reflection()
+            self._grpc.accept(opened.call)
         if opened.path in (_PUBLISH, _PUBLISH_ASYNC):
             many = opened.path == _PUBLISH_ASYNC
             targets = self._guard.publisher(call.caller, opened.path, self._targets)
@@ -243,8 +248,12 @@ class ClientConnection(asyncio.Protocol):
             if call.publish is not None:
                 messages = self._read(event.payloads, event.windows_bytes, now_us)
                 if call.path == _PUBLISH:
-                    self._check_publish(call, messages)
+                    _check_publish(self._guard, call.caller, messages)
                 published.setdefault(event.call, []).extend(messages)
+                return
+            if call.reflection is not None:
+                self._grpc.send(event.call, call.reflection.answers(event.payloads))
+                self._grpc.used(event.call, sum(event.windows_bytes))
                 return
             if call.message is not None or len(event.payloads) > 1:
                 raise StatusError(Code.INTERNAL, "the call takes one message and got a second")
@@ -253,19 +262,6 @@ class ClientConnection(asyncio.Protocol):
             self._grpc.used(event.call, sum(event.windows_bytes))
             return
         call.message, call.message_window_bytes = event.payloads[0], event.windows_bytes[0]
-
-    def _check_publish(self, call: _Call, messages: Sequence[Published]) -> None:
-        """Refuse what one message of Publish may not name; PublishAsync has other rules."""
-        for one in messages:
-            if not one.envelope.stream:
-                raise StatusError(Code.INVALID_ARGUMENT, "No stream provided")
-            inbox = one.envelope.ack_inbox
-            if not inbox:
-                continue
-            if not is_literal(inbox):
-                text = f"ackInbox {inbox!r} is no subject that can be published to"
-                raise StatusError(Code.INVALID_ARGUMENT, text)
-            self._guard.inbox(call.caller, inbox)
 
     def _store(self, published: dict[int, list[Published]]) -> None:
         for number, messages in published.items():
@@ -281,11 +277,15 @@ class ClientConnection(asyncio.Protocol):
         if call is None or call.started:
             return
         call.half_closed = True
-        if call.publish is not None:
-            if call.path == _PUBLISH_ASYNC and call.publish.idle:
-                self._finish(number, OK)
+        if call.reflection is not None:
+            self._finish(number, OK)
             return
-        if call.message is None:
+        if call.publish is not None and not call.publish.idle:
+            return
+        if call.path == _PUBLISH_ASYNC:
+            self._finish(number, OK)
+            return
+        if call.message is None:  # a Publish that had one is answered, or not idle
             self._finish(number, Status(Code.INTERNAL, "the call has no message"))
             return
         call.started = True
@@ -438,6 +438,20 @@ class ClientConnection(asyncio.Protocol):
         output = self._grpc.take_output()
         if output and self._transport is not None:
             self._transport.write(output)
+
+
+def _check_publish(guard: Guard, caller: Caller, messages: Sequence[Published]) -> None:
+    """Refuse what a message of Publish may not name; PublishAsync has other rules."""
+    for one in messages:
+        if not one.envelope.stream:
+            raise StatusError(Code.INVALID_ARGUMENT, "No stream provided")
+        inbox = one.envelope.ack_inbox
+        if not inbox:
+            continue
+        if not is_literal(inbox):
+            text = f"ackInbox {inbox!r} is no subject that can be published to"
+            raise StatusError(Code.INVALID_ARGUMENT, text)
+        guard.inbox(caller, inbox)
 
 
 def _status(result: object) -> Status:

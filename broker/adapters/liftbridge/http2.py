@@ -37,6 +37,7 @@ Frame.__repr__ = object.__repr__  # type: ignore[method-assign]
 _SENT_BYTES_MAX: Final = 1024 * 1024  # of one frame of h2, before it is cut for the peer
 _PREFIX: Final = struct.Struct(">BI")  # of each message: its compression, and its length
 PREFIX_BYTES: Final = _PREFIX.size
+_CONTENT_TYPE: Final = re.compile(rb"application/grpc($|[+;])")  # not grpc-web
 _TIMEOUT: Final = re.compile(rb"([0-9]{1,8})([HMSmun])")
 _TIMEOUT_MS: Final = {
     b"H": 3_600_000.0,
@@ -201,9 +202,8 @@ class GrpcConnection:
         number = request.stream_id
         headers = dict(reversed(request.headers))  # of several of one name the first counts
         self._calls[number] = _Http2Stream()
-        if headers.get(b":method") != b"POST" or not headers.get(b"content-type", b"").startswith(
-            b"application/grpc"
-        ):
+        kind = headers.get(b"content-type", b"")
+        if headers.get(b":method") != b"POST" or _CONTENT_TYPE.match(kind) is None:
             self._refuse_http(number, b"415")
             return []
         timeout, timeout_ms = headers.get(b"grpc-timeout"), None

@@ -178,6 +178,7 @@ LIFTBRIDGE: Final[Mapping[str, CallRow]] = {
     "FetchConsumerGroupAssignments": _on_group("consume", audited=False),
     "ReportConsumerGroupCoordinator": _on_group("consume"),
     "Check": _OPEN,  # gRPC's health service
+    "ServerReflectionInfo": _OPEN,  # schemas, the same for everybody
 }
 
 HTTP: Final[Mapping[str, CallRow]] = {

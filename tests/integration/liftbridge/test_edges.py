@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,8 +11,10 @@ import pytest
 
 from broker.wire.liftbridge import api_pb2 as api
 from broker.wire.liftbridge import message_pb2 as wire
+from broker.wire.liftbridge.reflection_pb2 import ReflectionRequest, ReflectionResponse
 from clusterkit.lift_brokers import LiftServer, lift_up
 from clusterkit.lift_calls import (
+    WAIT_S,
     LiftCalls,
     ack_of,
     in_envelope,
@@ -132,6 +135,38 @@ def test_refusals_begin_with_liftbridges_words(calls: LiftCalls) -> None:
     assert nowhere.startswith("partition not found: ")
     early = {"stream": stream, "value": b"x", "expectedOffset": 5}
     assert said(calls, "Publish", **early).startswith("incorrect expected offset: ")
+
+
+def test_a_call_without_a_message_is_refused(up: LiftServer) -> None:
+    """A caller that ends its side at once gets a status, also from the two calls that publish."""
+    with grpc.insecure_channel(up.address) as channel:
+        for method in ("Publish", "FetchMetadata", "Subscribe"):
+            empty = channel.stream_unary(f"/proto.API/{method}", bytes, bytes)
+            with pytest.raises(grpc.RpcError) as told:
+                empty(iter(()), timeout=WAIT_S)
+            assert told.value.code() is grpc.StatusCode.INTERNAL, method
+        stream = channel.stream_stream("/proto.API/PublishAsync", bytes, bytes)
+        assert list(stream(iter(()), timeout=WAIT_S)) == []
+
+
+@pytest.mark.parametrize("version", ["v1", "v1alpha"])
+def test_a_tool_finds_the_services_without_a_schema(up: LiftServer, version: str) -> None:
+    """By gRPC's server reflection; the answers come one by one, while the call stays open."""
+    with grpc.insecure_channel(up.address) as channel:
+        reflect = channel.stream_stream(
+            f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
+            ReflectionRequest.SerializeToString,
+            ReflectionResponse.FromString,
+        )
+        asked: queue.SimpleQueue[ReflectionRequest | None] = queue.SimpleQueue()
+        answers = reflect(iter(asked.get, None), timeout=WAIT_S)
+        asked.put(ReflectionRequest(listServices=""))
+        names = [one.name for one in next(answers).services.service]
+        assert "proto.API" in names
+        asked.put(ReflectionRequest(fileContainingSymbol="proto.API"))
+        assert len(next(answers).fileDescriptors.fileDescriptorProto) == 2
+        asked.put(None)
+        assert list(answers) == []
 
 
 def test_a_missing_stream_is_told_without_the_names_of_others(calls: LiftCalls) -> None:

@@ -10,7 +10,7 @@ from google.protobuf.message import Message as Protobuf
 from h2 import config as h2_config
 from h2 import connection as h2_connection
 
-from broker.adapters.liftbridge import health
+from broker.adapters.liftbridge import health, reflection
 from broker.adapters.liftbridge.group_calls import GroupCalls
 from broker.adapters.liftbridge.http2 import (
     CallOpened,
@@ -24,6 +24,7 @@ from broker.adapters.liftbridge.statuses import OK, StatusError
 from broker.adapters.liftbridge.stream_calls import StreamCalls
 from broker.errors import HeadwaterError
 from broker.wire.liftbridge import api_pb2 as api
+from broker.wire.liftbridge.reflection_pb2 import ReflectionRequest
 from fuzzkit.decoder import Decoder
 from simkit.brokers.memory_broker import MemoryBroker
 
@@ -158,6 +159,16 @@ def decoders() -> Iterator[Decoder]:
         covers=("broker.adapters.liftbridge.health.check",),
         decode=lambda data: health.check(data, None),
         make_seeds=lambda: [b"", b"\x0a\x09proto.API"],
+        errors=(HeadwaterError, StatusError),
+    )
+    yield Decoder(
+        name="liftbridge_reflection",
+        covers=("broker.adapters.liftbridge.reflection.answer",),
+        decode=reflection.answer,
+        make_seeds=lambda: [
+            ReflectionRequest(fileContainingSymbol="proto.API").SerializeToString(),
+            ReflectionRequest(listServices="*").SerializeToString(),
+        ],
         errors=(HeadwaterError, StatusError),
     )
 

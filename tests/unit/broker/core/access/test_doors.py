@@ -129,6 +129,7 @@ MAY: Final[dict[str, dict[str, frozenset[str]]]] = {
         "FetchConsumerGroupAssignments": READERS,
         "ReportConsumerGroupCoordinator": READERS,
         "Check": EVERYBODY,
+        "ServerReflectionInfo": EVERYBODY,
     },
     "http": {"/healthz": EVERYBODY, "/readyz": EVERYBODY, "/metrics": ADMIN},
 }
