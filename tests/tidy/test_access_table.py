@@ -34,9 +34,12 @@ def test_each_flight_call_has_a_row() -> None:
 
 
 def test_each_liftbridge_call_has_a_row() -> None:
-    """The methods of the service in proto/, and gRPC's health check."""
+    """The methods of the service in proto/, gRPC's health check and reflection."""
     service = api_pb2.DESCRIPTOR.services_by_name["API"]
-    assert LIFTBRIDGE.keys() == {one.name for one in service.methods} | {"Check"}
+    assert LIFTBRIDGE.keys() == {one.name for one in service.methods} | {
+        "Check",
+        "ServerReflectionInfo",
+    }
 
 
 def test_each_http_path_has_a_row() -> None:

@@ -37,6 +37,7 @@ from broker.errors import (
     InvalidRequestError,
     PartitionReadonlyError,
     RecordTooLargeError,
+    ShuttingDownError,
     StreamRecreatedError,
     UnknownPartitionError,
     UnknownStreamError,
@@ -54,6 +55,7 @@ _BATCH_BYTES: Final = 2048  # of an Arrow message with every column and no data
 _ROW_BYTES: Final = 64  # of a row beside its data
 _LEADER_WAIT_MS: Final = 5_000  # how long a message waits for a leader: as Liftbridge's clients
 _LOOK_UP_AGAIN_S: Final = 0.05
+_LOOK_UP_AGAIN: Final = (FencedError, ShuttingDownError)  # surely not stored, perhaps elsewhere
 _ENVELOPE: Final = attrgetter("envelope")
 _ACK_POLICY: Final = attrgetter("envelope.ack_policy")
 _REQUEST_BYTES: Final = attrgetter("request_bytes")
@@ -195,6 +197,8 @@ class PublishCall:
     ) -> bool:
         """Let messages that were not stored wait for a leader, or refuse them if they waited long.
 
+        A partition closes with its broker, or because its stream is deleted and perhaps made again.
+
         Returns False if all are refused.
         """
         queue.target = None
@@ -203,7 +207,7 @@ class PublishCall:
         for one in messages:
             if one.waits_until_ms is None:
                 one.waits_until_ms = now_ms + _LEADER_WAIT_MS
-            if isinstance(error, FencedError) and now_ms < one.waits_until_ms:
+            if isinstance(error, _LOOK_UP_AGAIN) and now_ms < one.waits_until_ms:
                 kept.append(one)
             else:
                 self._refuse([one], error)

@@ -158,6 +158,8 @@ def _send(
 
     def stop() -> bool:
         if follows_leader and not handle.leads:
+            if api_.streams.get(stream.name).uuid != stream.uuid:  # deleted, and made again
+                raise StatusError(Code.NOT_FOUND, f"stream {stream.name!r} was deleted")
             raise StatusError(Code.UNAVAILABLE, "Server is no longer partition leader")
         _refuse_paused(handle)
         return sink.stopped()

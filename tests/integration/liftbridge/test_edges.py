@@ -137,6 +137,43 @@ def test_refusals_begin_with_liftbridges_words(calls: LiftCalls) -> None:
     assert said(calls, "Publish", **early).startswith("incorrect expected offset: ")
 
 
+def test_a_call_that_publishes_goes_on_in_a_stream_that_was_made_again(calls: LiftCalls) -> None:
+    """Clients keep one PublishAsync for all streams: it must not stay with the deleted one."""
+    stream = calls.create()
+    asked: queue.SimpleQueue[api.PublishRequest | None] = queue.SimpleQueue()
+    answers = calls.stub.PublishAsync(iter(asked.get, None), timeout=WAIT_S)
+
+    def publish() -> api.PublishResponse:
+        asked.put(api.PublishRequest(stream=stream, value=b"x"))
+        answer: api.PublishResponse = next(answers)
+        return answer
+
+    assert [publish().ack.offset for _ in range(2)] == [0, 1]
+    calls.ask("DeleteStream", name=stream)
+    assert publish().asyncError.code == api.PublishAsyncError.NOT_FOUND
+    for _ in range(3):  # the first time the call knows that the stream was gone
+        calls.create(name=stream)
+        told = publish()
+        assert (told.ack.offset, told.asyncError.message) == (0, "")
+        calls.ask("DeleteStream", name=stream)
+    asked.put(None)
+    assert list(answers) == []
+
+
+def test_a_subscriber_of_a_stream_that_is_made_again_is_told_that_it_is_gone(
+    calls: LiftCalls,
+) -> None:
+    """It must not go on in another stream, as it would after Unavailable."""
+    for _ in range(3):  # it looks a few times a second, so it may see either state
+        stream = calls.create()
+        subscription = calls.subscribe(stream, startPosition=api.EARLIEST)
+        calls.ask("DeleteStream", name=stream)
+        calls.create(name=stream)
+        with pytest.raises(grpc.RpcError) as ended:
+            list(subscription)
+        assert ended.value.code() is grpc.StatusCode.NOT_FOUND
+
+
 def test_a_call_without_a_message_is_refused(up: LiftServer) -> None:
     """A caller that ends its side at once gets a status, also from the two calls that publish."""
     with grpc.insecure_channel(up.address) as channel:

@@ -16,6 +16,7 @@ from broker.errors import (
     CommitTimeoutError,
     HeadwaterError,
     NotLeaderError,
+    ShuttingDownError,
     UnavailableError,
     of_unknown_outcome,
 )
@@ -88,15 +89,23 @@ class Rig:
         assert call.idle
 
 
-def test_a_message_that_no_leader_took_is_given_to_the_next_one() -> None:
-    """It is surely not stored, so it waits for a leader."""
-    rig = Rig(LOST)
+@pytest.mark.parametrize("outcome", [LOST, ShuttingDownError("partition s/0 is closing")])
+def test_a_message_that_no_leader_took_is_given_to_the_next_one(outcome: HeadwaterError) -> None:
+    """It is surely not stored, so it waits for a leader, or for the stream that is made again."""
+    rig = Rig(outcome)
     rig.publish()
     ((told, _),) = rig.answers
     assert (told.ack.offset, rig.submitted_count) == (7, 2)
 
 
-@pytest.mark.parametrize("outcome", [of_unknown_outcome(LOST), CommitTimeoutError("no answer")])
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        of_unknown_outcome(LOST),
+        of_unknown_outcome(ShuttingDownError("closes")),
+        CommitTimeoutError("no answer"),
+    ],
+)
 def test_a_message_that_may_be_stored_is_not_stored_again(outcome: HeadwaterError) -> None:
     """Its leader has lost the partition with it, so the publisher decides, and is told so."""
     rig = Rig(outcome)
