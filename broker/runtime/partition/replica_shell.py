@@ -27,7 +27,7 @@ from broker.core.replication.events import (
     MessageCame,
     ViewChanged,
 )
-from broker.core.replication.follower import FollowerTiming
+from broker.core.replication.follower import FollowerTiming, PartitionFollower
 from broker.core.replication.isr import LagLimits
 from broker.core.replication.leader import PartitionLeader
 from broker.core.replication.replica import PartitionReplica
@@ -355,7 +355,7 @@ class ReplicaShell:
             case does.AppendStored(batches):
                 self._append_stored(batches)
             case does.TruncateLog(end):
-                self._truncate(end)
+                self._truncate(end, self._replica.follower)
             case does.ResetLog(start, prefix):
                 self._reset(start, prefix)
             case does.BeginLogAt(start):
@@ -515,10 +515,9 @@ class ReplicaShell:
         self._room.found()
         self.written()
 
-    def _truncate(self, end: Offset) -> None:
+    def _truncate(self, end: Offset, follower: PartitionFollower | None) -> None:
         """Truncate the log; if a full disk refuses the epoch history, try again later."""
-        follower = self._replica.follower
-        if follower is None or follower.phase != "truncating":
+        if follower is not self._replica.follower:
             return  # another follower has taken over, and aligns the log itself
         log_end = self._local.log.log_end
         # Segments may have been freed while this truncation waited for room.
@@ -530,7 +529,7 @@ class ReplicaShell:
             self._local.truncate(end)
         except NoRoomError as error:
             _log.warning("truncation_waits", partition=self._name, reason=error.message)
-            self._owner.later(_AGAIN_MS, lambda: self._truncate(end))
+            self._owner.later(_AGAIN_MS, lambda: self._truncate(end, follower))
             return
         if end < log_end:
             _log.info("log_truncated", partition=self._name, start=end, end=log_end)

@@ -15,6 +15,8 @@ from broker.model.epochs import BrokerEpoch, LeaderEpoch, PartitionEpoch
 from broker.model.offsets import Offset
 from broker.model.records import AckPolicy
 from broker.model.replica_messages import (
+    EpochEndAnswer,
+    EpochEndRequest,
     FetchAnswer,
     FetchRequest,
     LogPrefix,
@@ -25,6 +27,21 @@ from simkit.brokers.quiet_links import OTHER, QuietLinks, following
 from simkit.disk.disk import ROOMY, SimDisk
 
 
+def _below_start(request: FetchRequest) -> FetchAnswer:
+    """Refuse a fetch: the leader's log begins at 10, and so should the follower's."""
+    return FetchAnswer(
+        leader_epoch=request.leader_epoch,
+        request_id=request.request_id,
+        start=Offset(10),
+        high_watermark=Offset(10),
+        log_end=Offset(10),
+        refusal="below_start",
+        prefix=LogPrefix(
+            epochs=((LeaderEpoch(1), Offset(0)),), producers=b'{"v":1,"producers":[]}'
+        ),
+    )
+
+
 def test_a_log_that_begins_anew_waits_for_room() -> None:
     """After ENOSPC in the middle, once there is room, the follower fetches from its new start."""
     disk = SimDisk(random.Random(1))
@@ -32,19 +49,7 @@ def test_a_log_that_begins_anew_waits_for_room() -> None:
     rig = DriverRig(disk.files(), links=links)
     request = following(rig, links)
     disk.capacity_bytes = disk.used_bytes()
-    rig.driver.replication.deliver(
-        FetchAnswer(
-            leader_epoch=LeaderEpoch(1),
-            request_id=request.request_id,
-            start=Offset(10),
-            high_watermark=Offset(10),
-            log_end=Offset(10),
-            refusal="below_start",
-            prefix=LogPrefix(
-                epochs=((LeaderEpoch(1), Offset(0)),), producers=b'{"v":1,"producers":[]}'
-            ),
-        )
-    )
+    rig.driver.replication.deliver(_below_start(request))
     disk.capacity_bytes = 0  # the old log's space is freed first, and other files use it
     rig.turns.run()
     sent = len(links.sent)
@@ -64,9 +69,9 @@ def test_a_log_that_begins_anew_waits_for_room() -> None:
     assert asked[-1].fetch_from == 10
 
 
-def _led_alone(disk: SimDisk) -> tuple[DriverRig, PartitionView]:
+def _led_alone(disk: SimDisk, links: QuietLinks | None = None) -> tuple[DriverRig, PartitionView]:
     """Lead, with one record that no other replica has."""
-    rig = DriverRig(disk.files(), links=QuietLinks())
+    rig = DriverRig(disk.files(), links=links or QuietLinks())
     both = {OTHER: BrokerEpoch(1), ME: BrokerEpoch(1)}
     led = replace(
         alone_view(), replicas=(OTHER, ME), isr=frozenset(both), min_isr=2, broker_epochs=both,
@@ -137,25 +142,55 @@ def test_a_log_that_is_replaced_during_a_read_is_not_damaged(
     assert (reads.log_start, reads.log_end, reads.high_watermark) == (10, 10, 10)
 
 
+def test_a_truncation_that_waited_too_leaves_a_log_that_waits_alone() -> None:
+    """An earlier leader wanted the truncation; the next one has the whole log replaced."""
+    disk = SimDisk(random.Random(1))
+    links = QuietLinks()
+    rig, led = _led_alone(disk, links)
+
+    def followed(epoch: int) -> EpochEndRequest:
+        """Follow the other broker in an epoch; return the question."""
+        rig.view(
+            replace(
+                led, leader=OTHER, leader_epoch=LeaderEpoch(epoch),
+                partition_epoch=PartitionEpoch(epoch),
+            )
+        )  # fmt: skip
+        request = links.sent[-1]
+        assert isinstance(request, EpochEndRequest)
+        return request
+
+    def answer(request: EpochEndRequest, end: int) -> None:
+        rig.driver.replication.deliver(
+            EpochEndAnswer(
+                leader_epoch=request.leader_epoch, request_id=request.request_id,
+                epoch=request.epoch, known_epoch=LeaderEpoch(1), end=Offset(end),
+            )
+        )  # fmt: skip
+        rig.turns.run()
+
+    disk.capacity_bytes = 0
+    answer(followed(2), 0)
+    answer(followed(3), 1)
+    rig.driver.replication.deliver(_below_start(links.asked_last()))
+    rig.turns.run()
+    rig.clock.advance(us=300_000)
+    rig.driver.replication.tick()
+    rig.turns.run()
+    assert rig.driver.health.failure is None
+    disk.capacity_bytes = ROOMY
+    rig.driver.replication.tick()
+    rig.turns.run()
+    assert (rig.driver.reads.log_start, rig.driver.reads.log_end) == (10, 10)
+
+
 def test_an_answer_that_comes_after_the_close_leaves_the_log_alone() -> None:
     """The stop stays clean: nothing has failed, and the closed log has what it had."""
     links = QuietLinks(lease_until_ms=0)
     rig = DriverRig(SimDisk(random.Random(1)).files(), links=links)
     request = following(rig, links)
     closing = rig.driver.begin_close()
-    rig.driver.replication.deliver(
-        FetchAnswer(
-            leader_epoch=LeaderEpoch(1),
-            request_id=request.request_id,
-            start=Offset(10),
-            high_watermark=Offset(10),
-            log_end=Offset(10),
-            refusal="below_start",
-            prefix=LogPrefix(
-                epochs=((LeaderEpoch(1), Offset(0)),), producers=b'{"v":1,"producers":[]}'
-            ),
-        )
-    )
+    rig.driver.replication.deliver(_below_start(request))
     rig.turns.run()
     rig.driver.closed(closing)
     assert rig.driver.health.failure is None
