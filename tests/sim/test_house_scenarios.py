@@ -20,6 +20,7 @@ from simkit.house.scripts import (
     cut_off,
     elect,
     finish,
+    hand_over,
     leader,
     log_end,
     mend,
@@ -183,6 +184,26 @@ def _misses_its_leader(house: House, name: str) -> bool:
 
 def _not(holds: Callable[[], bool]) -> bool:
     return not holds()
+
+
+def test_a_broker_that_shows_its_replicas_the_metadata_late_does_not_lead_for_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It opens a long log, for example: it has applied who leads, and its replica has no view."""
+    with three_replicas(0) as (house, leads, successor, _):
+        broker = house.nodes[leads].broker
+        assert broker is not None
+        monkeypatch.setattr(broker, "reconcile", lambda **_: None)
+        hand_over(house, successor)
+        house.run_for(house.setting.election.lease_ms() + house.setting.election.hear_ms() + 1)
+        former = house.nodes[leads].replica(the_one(house))
+        assert former is not None
+        core = former.replication.leader
+        assert core is not None, "it has not heard that it was replaced"
+        assert core.is_fenced(house.nodes[leads].machine.monotonic_ms())
+        assert former.replication.newest_committed is None
+        monkeypatch.undo()
+        finish(house)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

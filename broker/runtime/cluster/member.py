@@ -342,6 +342,16 @@ class ClusterMember:
         """The end of this broker's lease, on its monotonic clock."""
         return self._beats.lease_until_ms
 
+    def lease_of(self, partition_id: PartitionId, leader_epoch: LeaderEpoch) -> int:
+        """Return the end of the lease for one leadership: see ``ReplicaLinks.lease_until_ms``.
+
+        The lease is read first: when it was granted, the metadata here had every replacement that
+        was ``hear_ms`` old (decision 0061).
+        """
+        until_ms = self._beats.lease_until_ms
+        row = self._metadata.state.partition(partition_id)
+        return 0 if row is not None and row.leader_epoch > leader_epoch else until_ms
+
     @property
     def lease_lapses(self) -> int:
         """How often this broker's lease had ended before it was extended."""
@@ -458,9 +468,9 @@ class MemberLinks:
         """See ``ReplicaLinks.report_leader``."""
         self._member.report(self._address.partition_id, leader_epoch)
 
-    def lease_until_ms(self) -> int:
+    def lease_until_ms(self, leader_epoch: LeaderEpoch) -> int:
         """See ``ReplicaLinks.lease_until_ms``."""
-        return self._member.lease_until_ms
+        return self._member.lease_of(self._address.partition_id, leader_epoch)
 
     def lease_lapses(self) -> int:
         """See ``ReplicaLinks.lease_lapses``."""

@@ -76,8 +76,12 @@ class ReplicaLinks(Protocol):
     def report_leader(self, leader_epoch: LeaderEpoch) -> None:
         """Report to the controller that the leader does not answer."""
 
-    def lease_until_ms(self) -> int:
-        """Return until when this broker may lead, on its monotonic clock."""
+    def lease_until_ms(self, leader_epoch: LeaderEpoch) -> int:
+        """Return until when this broker may lead in an epoch, on its monotonic clock.
+
+        0 if the metadata on this broker has a newer epoch, whose view is still on its way to the
+        replica.
+        """
 
     def lease_lapses(self) -> int:
         """Return how often the lease had ended before it was extended."""
@@ -111,7 +115,7 @@ class AloneLinks:
         """Fail: a lone broker follows no leader."""
         raise AssertionError(f"a broker alone follows no leader in {leader_epoch}")
 
-    def lease_until_ms(self) -> int:
+    def lease_until_ms(self, leader_epoch: LeaderEpoch) -> int:  # noqa: ARG002 - one broker
         """Return a lease that never ends: no other broker could become leader."""
         return NEVER_MS
 
@@ -203,12 +207,12 @@ class ReplicaShell:
             me=identity.me,
             broker_epoch=identity.broker_epoch,
             facts=self._facts,
-            lease_until_ms=links.lease_until_ms(),
+            lease_until_ms=0,
             limits=identity.limits,
             timing=identity.timing,
             known_high_watermark=local.log.log_start,
         )
-        self._lease_until_ms, self._lapses = links.lease_until_ms(), links.lease_lapses()
+        self._lease_until_ms, self._lapses = 0, links.lease_lapses()
         self._standing: tuple[StandingFetch, ...] = ()
         self._committed = committed
         self._shared: tuple[Offset, Offset, list[StoredBatch]] | None = None  # within one event
@@ -235,7 +239,8 @@ class ReplicaShell:
     @property
     def granted_until_ms(self) -> int:
         """The end of the broker's lease, which this replica may not have taken yet."""
-        return self._links.lease_until_ms()
+        view = self._replica.view
+        return 0 if view is None else self._links.lease_until_ms(view.leader_epoch)
 
     def misses_leader(self, leader_epoch: LeaderEpoch) -> bool:
         """Tell whether the leader of an epoch was reported here, and has sent no word since."""
@@ -251,7 +256,8 @@ class ReplicaShell:
         if view is not None and not self._has_log():
             self._owner.later(_AGAIN_MS, lambda: self.view_changed(view))
             return
-        self.refresh_lease()
+        if view is not None:
+            self._take_lease(view)
         before = self._replica.role
         self._do(self._replica.step(ViewChanged(view, self._now_ms())))
         role = self._replica.role
@@ -267,7 +273,12 @@ class ReplicaShell:
 
     def refresh_lease(self) -> None:
         """Take the broker's lease, if it has been extended."""
-        until_ms = self._links.lease_until_ms()  # before the lapses: see MemberBeats.take_lease
+        if self._replica.view is not None:
+            self._take_lease(self._replica.view)
+
+    def _take_lease(self, view: PartitionView) -> None:
+        # Before the lapses: see MemberBeats.take_lease.
+        until_ms = self._links.lease_until_ms(view.leader_epoch)
         if until_ms > self._lease_until_ms:
             lapses, self._lapses = self._lapses, self._links.lease_lapses()
             self._lease_until_ms = until_ms

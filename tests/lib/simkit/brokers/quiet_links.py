@@ -45,7 +45,7 @@ class QuietLinks:
     def report_leader(self, leader_epoch: LeaderEpoch) -> None:
         """Nobody hears it."""
 
-    def lease_until_ms(self) -> int:
+    def lease_until_ms(self, leader_epoch: LeaderEpoch) -> int:
         """Return the lease."""
         return self._lease_until_ms
 

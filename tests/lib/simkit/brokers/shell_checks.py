@@ -213,7 +213,7 @@ class _Links:
     def report_leader(self, leader_epoch: LeaderEpoch) -> None:
         """Say nothing."""
 
-    def lease_until_ms(self) -> int:
+    def lease_until_ms(self, leader_epoch: LeaderEpoch) -> int:
         """Have one for ever."""
         return 1 << 62
 

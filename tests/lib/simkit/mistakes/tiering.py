@@ -158,13 +158,13 @@ def reset_forgets_producers() -> Any:
 def cold_end_vouches_for_the_own_log() -> Any:
     """Take a restarted replica's records below the cold end for committed, before it aligns."""
 
-    def refresh(self: Any) -> None:
+    def take_lease(self: Any, view: Any) -> None:
         if self._replica.view is None:
             self._replica._known = self._local.committed_for_certain()
-        original(self)
+        original(self, view)
 
-    original: Any = ReplicaShell.refresh_lease
-    return replaced(ReplicaShell, "refresh_lease", refresh)
+    original: Any = ReplicaShell._take_lease
+    return replaced(ReplicaShell, "_take_lease", take_lease)
 
 
 MUTANTS: Final[dict[str, Mutant]] = {

@@ -21,7 +21,12 @@ from broker.core.metadata.commands import (
 )
 from broker.core.metadata.state import FEATURE_LEVEL_MAX, MetadataState
 from broker.errors import CommitTimeoutError, ForeignHistoryError, HeadwaterError, NotLeaderError
-from broker.model.control_messages import ControlMessage, NewestAsked, NewestTold
+from broker.model.control_messages import (
+    ControlMessage,
+    HeartbeatAnswer,
+    NewestAsked,
+    NewestTold,
+)
 from broker.model.epochs import BrokerEpoch, LeaderEpoch
 from broker.model.ids import BrokerId, PartitionId, PartitionNumber, StreamUuid
 from broker.model.offsets import Offset
@@ -334,22 +339,51 @@ def test_an_answer_about_another_partition_is_none() -> None:
     assert not asked.answers
 
 
+def _member(metadata: Metadata, control: Control) -> ClusterMember:
+    return ClusterMember(
+        setting=MemberSetting(me=A),
+        files=SimDisk(random.Random(1)).files(),
+        metadata=cast(Any, metadata),
+        control=control,
+        replicas=cast(Any, control),
+        controller=None,
+        clock=SystemClock(),
+        on_crash=lambda _: None,
+        stop_asked=threading.Event(),
+    )
+
+
+def test_a_leadership_that_the_metadata_has_ended_gets_no_lease() -> None:
+    """Its replica may hear of the end later: its view is behind a log that is being opened."""
+    metadata, control = Metadata((A, B)), Control()
+    member = _member(metadata, control)
+    member._beats.take_lease(
+        HeartbeatAnswer(broker_epoch=BrokerEpoch(0), sent_ms=100, granted=True), now_ms=101
+    )
+    row = metadata.state.partition(P0)
+    assert row is not None
+    links, first = member.make_links(metadata.state.streams["s"], P0), row.leader_epoch
+    assert links.lease_until_ms(first) == member.lease_until_ms > 100
+    metadata.apply(
+        NameCandidate(
+            stream_uuid=UUID,
+            partition=0,
+            leader_epoch=first,
+            partition_epoch=row.partition_epoch,
+            candidate=B,
+            candidate_epoch=metadata.state.brokers[B].epoch,
+        )
+    )
+    assert links.lease_until_ms(first) == 0
+    assert links.lease_until_ms(LeaderEpoch(first + 1)) == member.lease_until_ms
+
+
 def test_no_two_processes_of_a_broker_share_the_number_of_a_question() -> None:
     """A late answer to the former process would report an old end."""
     numbers = []
     for epoch in (1, 2):
         metadata, control = Metadata((B, C)), Control()
-        member = ClusterMember(
-            setting=MemberSetting(me=A),
-            files=SimDisk(random.Random(1)).files(),
-            metadata=cast(Any, metadata),
-            control=control,
-            replicas=cast(Any, control),
-            controller=None,
-            clock=SystemClock(),
-            on_crash=lambda _: None,
-            stop_asked=threading.Event(),
-        )
+        member = _member(metadata, control)
         registering = member.registering(lambda: None, lambda _: None)
         registering.turn(0)
         for _ in range(epoch):

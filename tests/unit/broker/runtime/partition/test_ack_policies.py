@@ -108,7 +108,7 @@ class Links:
     def report_leader(self, leader_epoch: LeaderEpoch) -> None:
         """Say nothing."""
 
-    def lease_until_ms(self) -> int:
+    def lease_until_ms(self, leader_epoch: LeaderEpoch) -> int:
         """Return the lease."""
         return self.until_ms
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from broker.adapters.disk.files import DiskFiles
 from broker.codec.record_batch import prepare
 from broker.errors import OverloadedError, ShuttingDownError
+from broker.model.ids import BrokerId
 from broker.model.offsets import Offset
 from broker.model.stream import StreamConfig
 from broker.ports.system import File
@@ -180,6 +182,30 @@ def test_a_slow_stream_is_deleted_when_it_lets_go(scene: Scene) -> None:
     assert offset(send(again, b"another stream of this name")) == 0
     scene.gate.open()
     until(lambda: not scene.has(f"streams/{uuid}"))
+
+
+def test_a_partition_that_is_here_again_is_opened_when_its_former_log_is_gone(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Moved away and back: the removal asks for a reconcile, for no other change may come."""
+    slow = scene.stream("slow")
+    pending = scene.hang(slow)
+    replicas, state = scene.broker.replicas, scene.broker._metadata.state
+    partition_id, asked = slow.partition_id, list[str]()
+    monkeypatch.setattr(replicas, "_on_late", lambda: None)
+    (row,) = state.partitions[partition_id.stream_uuid]
+    rows = (replace(row, replicas=(BrokerId("elsewhere"),)),)
+    away = replace(state, partitions={**state.partitions, partition_id.stream_uuid: rows})
+    for seen in (away, state):
+        replicas.reconcile(seen)
+        assert replicas.find(partition_id) is None
+    scene.gate.open()
+    assert offset(pending) == 0
+    monkeypatch.setattr(replicas, "_on_late", lambda: asked.append("a reconcile"))
+    replicas.reconcile(state, patience_s=WAIT_S)
+    assert asked == ["a reconcile"]
+    replicas.reconcile(state)
+    assert replicas.find(partition_id) is not None
 
 
 def test_others_are_closed_while_one_hangs(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
