@@ -272,7 +272,8 @@ def _require_nkeys() -> None:
 
 def _tls_context(config: NatsConfig) -> ssl.SSLContext | None:
     files = (config.tls_ca_file, config.tls_cert_file, config.tls_key_file)
-    if not any(files) and not config.url.startswith("tls://"):
+    addresses = [one.strip() for one in config.url.split(",")]
+    if not any(files) and not any(one.startswith("tls://") for one in addresses):
         return None
     try:
         context = ssl.create_default_context(cafile=config.tls_ca_file)

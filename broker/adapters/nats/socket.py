@@ -24,8 +24,10 @@ _TLS_SHUTDOWN_S: Final = 2.0
 class NatsSocket(Transport, asyncio.Protocol):
     """One TCP connection, with or without TLS. Owner: one event loop; one reader at a time."""
 
-    def __init__(self) -> None:
-        """Make an unconnected socket."""
+    def __init__(self, *, encrypts: bool = False) -> None:
+        """Make an unconnected socket, which with ``encrypts`` sends nothing before TLS."""
+        self._encrypts = encrypts
+        self._encrypted = False
         self._socket: asyncio.Transport | None = None
         self._chunks: list[bytes] = []
         self._unread_bytes = 0
@@ -71,13 +73,22 @@ class NatsSocket(Transport, asyncio.Protocol):
         if encrypted is None:
             raise ConnectionResetError("the connection ended during the TLS handshake")
         self._socket = encrypted
+        self._encrypted = True
         # Unencrypted bytes after the greeting may come from anyone: they are dropped.
         self._chunks.clear()
         self._unread_bytes = 0
 
     def write(self, payload: bytes) -> None:
-        """Queue bytes for the operating system; never waits."""
+        """Queue bytes for the operating system; never waits.
+
+        Raises ConnectionError if they would leave unencrypted and must not. The server chooses by
+        its greeting whether nats-py begins TLS, and the first bytes of ours are the login.
+        """
         assert self._socket is not None, "connect first"
+        if self._encrypts and not self._encrypted:
+            raise ConnectionRefusedError(
+                "the NATS server does not offer TLS, which tls:// or nats.tls_... asks for"
+            )
         if not self._socket.is_closing():
             self._socket.write(payload)
 

@@ -271,7 +271,8 @@ class NatsTransport:
         errors = ServerErrors(self.counters.server_errors)
         client = Client()
         self._stream.reset()
-        socket = NatsSocket()
+        options = connect_options(self._config, self._client_name)
+        socket = NatsSocket(encrypts="tls" in options)
         parser = BatchParser(client, self._stream, self._sink.received, errors, self._on_crash)
         replace_hooks(client, parser, socket)
         session = _Session(client, socket, parser, errors, closed)
@@ -282,7 +283,6 @@ class NatsTransport:
         async def on_error(error: Exception) -> None:
             self.last_error = str(error) or type(error).__name__
 
-        options = connect_options(self._config, self._client_name)
         try:
             async with asyncio.timeout(self._config.connect_timeout_ms / 1000):
                 await client.connect(
