@@ -97,13 +97,11 @@ class Standing:
             del self._doubts[key]
 
     def _fetches(self, node: Node) -> list[tuple[object, StandingFetch]]:
-        found: list[tuple[object, StandingFetch]] = []
-        for partition_id in self._house.partitions:
-            driver = node.replica(partition_id)
-            if driver is not None and driver.replication.shell is not None:
-                core = driver.replication.shell._replica
-                found += [(partition_id, one) for one in core.standing]
-        return found
+        """Return what roll calls may confirm: not what a replica had that has failed since."""
+        if node.member is None or not node.machine.alive:
+            return []
+        kept = node.member._rolls._kept
+        return [(at, one) for at in self._house.partitions for one in kept.get(at, ())]
 
     def _is_known(self, node: Node, partition_id: object, fetch: StandingFetch) -> bool:
         """Tell whether the other side has this fetch, or at least lives to ask for it again.
