@@ -138,7 +138,7 @@ BY_HAND: Final[dict[str, Mutant]] = {
 }
 # The first seed that is known to show it, if that is not 0.
 FIRST_SEEDS: Final[dict[str, int]] = {
-    "unequal_groups_confirm": 2,
+    "unequal_groups_confirm": 31,
     "silent_leaders_are_believed": 4,
     "stands_before_all_is_committed": 1,
 }
