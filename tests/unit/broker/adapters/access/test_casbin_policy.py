@@ -65,7 +65,8 @@ FIRST: Final = {
     "SetStreamReadonly", "SetCursor",
 }  # fmt: skip
 SECOND: Final = {"PauseStream", "FetchPartitionMetadata", "FetchCursor"}
-EVERYWHERE: Final = {"FetchMetadata", "Check"}  # the list is filtered, and health is for all
+# The list is filtered; health and schemas are for all.
+EVERYWHERE: Final = {"FetchMetadata", "Check", "ServerReflectionInfo"}
 
 
 class Heard:
