@@ -54,7 +54,7 @@ class ParquetObject:
             source = arrow_file.bytes_file(body)
         else:
             self._require_size(store.head(file.path).size_bytes)
-            source = arrow_file.object_file(store, file.path, file.size_bytes)
+            source = arrow_file.range_file(store, file.path, file.size_bytes)
         keys = keys_at(store.config)
         self._has_keys = keys is not None
         self._parquet = self._checked(

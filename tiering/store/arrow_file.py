@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import atexit
 import io
-import threading
 import time
 from typing import Final
 from weakref import WeakSet
@@ -37,8 +36,11 @@ def object_file(store: ObjectStore, key: str, size: int) -> pa.NativeFile:
     Raises:
         ObjectMissingError, RemoteTierUnavailableError: from here, and from reads of the file.
     """
-    if size <= WHOLE_BYTES_MAX:
-        return bytes_file(store.get(key))
+    return bytes_file(store.get(key)) if size <= WHOLE_BYTES_MAX else range_file(store, key, size)
+
+
+def range_file(store: ObjectStore, key: str, size: int) -> pa.NativeFile:
+    """Return an object of ``size`` bytes that is fetched in ranges; see :func:`object_file`."""
     return pa.PythonFile(_RangeFile(store, key, size), mode="r")
 
 
@@ -51,8 +53,7 @@ class _RangeFile(io.RawIOBase):
         self._key = key
         self._size = size
         self._position = 0
-        with _guard:
-            _open.add(self)
+        _open.add(self)
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
@@ -78,8 +79,7 @@ class _RangeFile(io.RawIOBase):
         return True
 
 
-_open: Final[WeakSet[_RangeFile]] = WeakSet()
-_guard: Final = threading.Lock()
+_open: Final[WeakSet[_RangeFile]] = WeakSet()  # only added to and counted, so without a lock
 
 
 def await_drops(timeout_ms: int = _EXIT_MS) -> bool:
