@@ -116,12 +116,7 @@ class _BoundedServer(ThreadingHTTPServer):
         raw, address = super().get_request()
         if self._tls is None:
             return raw, address
-        try:
-            secured = wrapped(self._tls, raw, server_side=True)
-        except OSError:
-            raw.close()
-            raise
-        return secured, address
+        return wrapped(self._tls, raw, server_side=True), address
 
     def finish_request(self, request: Any, client_address: Any) -> None:
         if isinstance(request, ssl.SSLSocket):

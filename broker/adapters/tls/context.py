@@ -6,6 +6,7 @@ take an authority away. So each change makes a new context, and the next connect
 
 from __future__ import annotations
 
+import contextlib
 import re
 import socket
 import ssl
@@ -60,13 +61,25 @@ class LiveContext(ssl.SSLContext):
         return self._newest.wrap_bio(*args, **named)
 
 
-def wrapped(context: ssl.SSLContext, plain: socket.socket, *, server_side: bool) -> ssl.SSLSocket:
-    """Return the TLS socket of a connection, before its handshake.
+class _ConnectedSocket(ssl.SSLSocket):
+    """The TLS socket of a connection that may have been reset since.
 
-    Raises:
-        OSError: the connection is gone; ``plain`` is still the caller's to close.
+    Python 3.11's wrap_socket asks for the peer's name to learn whether there is a connection. It
+    then raises for a reset one, and loses the descriptor that it has taken from its caller.
     """
-    plain.getpeername()  # Python 3.11's wrap_socket leaks the descriptor of a reset connection
+
+    def getpeername(self) -> Any:
+        """Return the peer's address, or None if the connection was reset."""
+        with contextlib.suppress(OSError):
+            return super().getpeername()
+        return None
+
+
+def wrapped(context: ssl.SSLContext, plain: socket.socket, *, server_side: bool) -> ssl.SSLSocket:
+    """Return the TLS socket of a connection, before its handshake; ``plain`` is then empty.
+
+    The context must be of :func:`load`. If the connection has been reset, the handshake tells.
+    """
     return context.wrap_socket(plain, server_side=server_side, do_handshake_on_connect=False)
 
 
@@ -86,11 +99,12 @@ def server_context(files: TlsFiles, *, protocols: Sequence[str] = ()) -> ssl.SSL
 
 
 def load(context: ssl.SSLContext, files: TlsFiles) -> None:
-    """Load the files into a context.
+    """Load the files into a context, whose connections may be reset at any time.
 
     Raises:
         InvalidConfigError: a file cannot be used; the text names it.
     """
+    context.sslsocket_class = _ConnectedSocket
     for path in files.all():
         try:
             path.read_bytes()
