@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -81,6 +80,7 @@ from broker.runtime.process_end import end_process
 from broker.storage.cached_files import CachedFiles
 from broker.storage.promises.promises import Promises
 from broker.storage.stream_folders import STREAMS
+from broker.turns import paced_turns
 from tiering.config import TieringConfig
 from tiering.keys.snapshot import key_snapshot_uri
 from tiering.read.lake import Lake
@@ -94,8 +94,6 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger(__name__)
 _STARTING: Final = "recovering, or waiting for a majority of the controllers"
-
-_SWITCH_INTERVAL_S: Final = 0.0005  # a commit must not wait 5 ms for a busy parser's GIL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,10 +122,10 @@ def run(
     if not __debug__:
         raise InvalidConfigError("Headwater's invariants are asserts: do not run it with -O")
     configure_logging(level=config.log.level, format=config.log.format)  # type: ignore[arg-type]
-    sys.setswitchinterval(_SWITCH_INTERVAL_S)
     keep_freed_memory()
     try:
-        return asyncio.run(_Daemon(config, on_ready, on_stopping, stop).run())
+        with paced_turns():
+            return asyncio.run(_Daemon(config, on_ready, on_stopping, stop).run())
     except HeadwaterError as error:
         say_failed(error)
         return EXIT_CONFIG

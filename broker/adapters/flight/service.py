@@ -57,6 +57,7 @@ from broker.ports.access import AccessApi, AuditSink, TableCredentialsApi
 from broker.ports.api import BrokerApi
 from broker.ports.operators import OperatorApi
 from broker.ports.system import Clock
+from broker.turns import note_turn
 
 _log = structlog.get_logger(__name__)
 _READ_BYTES_MIN: Final = 64 * 1024  # of one batch of a reader, however many there are
@@ -143,15 +144,22 @@ class FlightService:
 
 
 def _border(
-    method: Callable[Concatenate[_Server, _P], _R],
-) -> Callable[Concatenate[_Server, _P], _R]:
-    """Decorate a call: it raises only Flight errors, and is refused when the service closes."""
+    method: Callable[Concatenate[_Server, Any, _P], _R],
+) -> Callable[Concatenate[_Server, Any, _P], _R]:
+    """Decorate a call: it raises only Flight errors, and is refused when the service closes.
+
+    A call whose client has gone while it waited for its turn does not begin. Strangers who connect,
+    call and hang up would otherwise leave thousands of calls behind.
+    """
 
     @functools.wraps(method)
-    def call(self: _Server, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+    def call(self: _Server, context: Any, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         with self.errors(method.__name__):
+            note_turn()
             self.check_open()
-            return method(self, *args, **kwargs)
+            if context.is_cancelled():
+                raise flight.FlightCancelledError("the client has gone")
+            return method(self, context, *args, **kwargs)
 
     return call
 

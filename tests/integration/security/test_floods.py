@@ -17,8 +17,9 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+import grpc
 import pytest
 from pyarrow import flight
 
@@ -26,6 +27,7 @@ from broker.codec.flight.protocol import ReadRequest
 from broker.model.offsets import Offset
 from crashkit.processes import BrokerProcess, http_get
 from crashkit.stage import Witness
+from fuzzkit.doors.flight_bytes import action_message
 from headwater.client import Client
 from headwater.local import embedded
 
@@ -91,6 +93,17 @@ def follow(broker: BrokerProcess, _: int) -> None:
             one.cancel()
 
 
+def calls_at_once(broker: BrokerProcess, number: int) -> None:
+    """Make thousands of calls at once in one connection, and wait for all; the others only wait."""
+    asked = action_message("high_watermarks", json.dumps({"names": ["s"]}).encode())
+    time.sleep(0.01)
+    with grpc.insecure_channel(f"127.0.0.1:{broker.flight_port}") as channel:
+        call: Any = channel.unary_stream("/arrow.flight.protocol.FlightService/DoAction")
+        for one in [call(asked, timeout=20) for _ in range(3_000 * (number == 0))]:
+            with suppress(grpc.RpcError):
+                list(one)
+
+
 def flight_port(broker: BrokerProcess) -> int:
     """Return the port of Flight."""
     return broker.flight_port
@@ -116,6 +129,7 @@ FLOODS: Final[dict[str, Attack]] = {
     "Flight: high watermarks": action("high_watermarks", {"names": ["s"] * 100}),
     "Flight: flushes": action("tier_flush", {"name": "s", "timeout_ms": 60_000}),
     "Flight: followers": follow,
+    "Flight: calls at once": calls_at_once,
     "HTTP: connections": connects(http_port),
     "HTTP: garbage": garbage(http_port, b"GET /metrics HTTP/1.1\r\nX: "),
     "Liftbridge: connections": connects(liftbridge_port),

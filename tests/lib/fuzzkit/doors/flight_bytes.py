@@ -27,3 +27,8 @@ def flight_data(message: bytes, *, descriptor: bytes = b"") -> bytes:
 def put_descriptor(stream: str, partition: str) -> bytes:
     """Return a descriptor with a path."""
     return b"\x08\x01" + field(3, stream.encode()) + field(3, partition.encode())
+
+
+def action_message(name: str, body: bytes) -> bytes:
+    """Return an Action."""
+    return field(1, name.encode()) + field(2, body)

@@ -253,6 +253,7 @@ class Witness:
                 [sys.executable, witness.__file__, doors.url, _WITNESSED, str(self._file)],
                 stderr=errors,
                 env={**os.environ, **({} if doors.guard is None else doors.guard.environment())},
+                start_new_session=True,  # the strangers' one gets what processors are left
             )
 
     def stop(self) -> list[Call]:

@@ -22,7 +22,7 @@ from broker.codec.flight.protocol import ReadRequest
 from broker.codec.peer.frames import LaneKind, encode_frame_header
 from broker.model.offsets import Offset
 from clusterkit.hostile import LOOPBACK, Pickles, strangers_bytes, throw, tls_hello
-from fuzzkit.doors.flight_bytes import flight_data, put_descriptor
+from fuzzkit.doors.flight_bytes import action_message, flight_data, put_descriptor
 from fuzzkit.doors.stage import ATTACKED, Doors
 from fuzzkit.mutation import mutated
 from fuzzkit.registry import decoders
@@ -283,7 +283,27 @@ def _is_open(link: socket.socket) -> bool:
     return False
 
 
-STORIES: Final = (slow_readers, slow_writers, half_open, half_handshakes, floods, idle)
+def calls_at_once(doors: Doors, seconds: float, *, count: int = 2_000) -> str:
+    """Make thousands of calls at once in one connection, again and again, and wait for all."""
+    name = "high_watermarks"
+    asked = action_message(name, seeds_of(f"action_{name}")[0])
+    until_s, answered, refused = time.monotonic() + seconds, 0, 0
+    with doors.channel(doors.flight) as channel:
+        call: Any = channel.unary_stream("/arrow.flight.protocol.FlightService/DoAction")
+        shown = doors.shown(None)
+        while time.monotonic() < until_s:
+            made = [call(asked, timeout=4 * seconds, metadata=shown) for _ in range(count)]
+            for one in made:
+                try:
+                    answered += bool(list(one))
+                except grpc.RpcError:
+                    refused += 1
+    return f"{answered} calls answered, {refused} refused"
+
+
+STORIES: Final = (
+    slow_readers, slow_writers, half_open, half_handshakes, floods, idle, calls_at_once,
+)  # fmt: skip
 
 
 @contextlib.contextmanager

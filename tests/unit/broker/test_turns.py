@@ -1,0 +1,86 @@
+"""Turns are short, and become long while many threads wait for theirs."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from broker import turns
+from broker.turns import TurnPace, note_turn, paced_turns
+
+SHORTEST_S = TurnPace(0.0).turn_s
+
+
+def test_turns_grow_while_the_looks_are_late() -> None:
+    """Up to a bound that still lets others run."""
+    pace = TurnPace(0.0)
+    assert pace.look(0.051) == SHORTEST_S
+    grown = [pace.look(float(second)) for second in range(1, 10)]
+    assert grown[0] >= 4 * SHORTEST_S
+    assert 0.02 <= grown[2] == grown[-1] <= 0.1
+
+
+def test_turns_are_short_again_soon() -> None:
+    """A second on time is enough."""
+    pace = TurnPace(0.0)
+    for second in range(1, 10):
+        pace.look(float(second))
+    shrunk = [pace.look(9.0 + 0.05 * count) for count in range(1, 21)]
+    assert shrunk == sorted(shrunk, reverse=True)
+    assert shrunk[-1] == SHORTEST_S
+
+
+def test_calls_in_a_row_lengthen_turns_once() -> None:
+    """The first one that is late looks for all; the next look is due later."""
+    pace = TurnPace(0.0)
+    assert pace.is_late(1.0)
+    assert pace.look(1.0) > SHORTEST_S
+    assert not pace.is_late(1.0)
+    assert not pace.is_late(1.06)
+    assert pace.is_late(1.08)
+
+
+def test_a_busy_process_has_long_turns() -> None:
+    """A thread that keeps its turn makes every look late."""
+    before_s, over = sys.getswitchinterval(), threading.Event()
+
+    def run() -> None:
+        while not over.is_set():
+            pow(3, 400_000)  # runs in C, for longer than a look may be late
+
+    with paced_turns():
+        thread = threading.Thread(target=run)
+        thread.start()
+        try:
+            _wait_until(lambda: sys.getswitchinterval() > SHORTEST_S)
+        finally:
+            over.set()
+            thread.join()
+        _wait_until(lambda: sys.getswitchinterval() == SHORTEST_S)
+    assert sys.getswitchinterval() == before_s
+
+
+def test_a_late_call_lengthens_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that looks may wait for its own turn for minutes."""
+    before_s = sys.getswitchinterval()
+    try:
+        note_turn()
+        assert sys.getswitchinterval() == before_s  # no broker runs here
+        monkeypatch.setattr(turns, "_pace", TurnPace(time.monotonic() - 1.0))
+        note_turn()
+        grown_s = sys.getswitchinterval()
+        note_turn()
+        assert sys.getswitchinterval() == grown_s > SHORTEST_S
+    finally:
+        sys.setswitchinterval(before_s)
+
+
+def _wait_until(holds: Callable[[], bool]) -> None:
+    until_s = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < until_s
+        threading.Event().wait(0.01)
