@@ -15,7 +15,7 @@ from simkit.seed_hunt import Hunt, hunted_here, seed_count, seeds_of
 
 SEEDS = seed_count(12, one_in=16)
 GROUPS = 2  # so that workers share them
-HUNT = Hunt("simkit/mistakes/changes.py: FIRST_SEEDS", FIRST_SEEDS, seeds_max=100)
+HUNT = Hunt("simkit/mistakes/changes.py: FIRST_SEEDS", FIRST_SEEDS, seeds_max=300)
 QUICK = ("purge_is_heard_at_the_next_start", "unshipped_records_are_purged")
 
 
