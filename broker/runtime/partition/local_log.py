@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from broker.core.dedup import BATCHES_KEPT
 from broker.core.message_ids import Room
-from broker.errors import DiskFullError, EncryptionKeyError, SegmentCorruptError
+from broker.errors import DiskFullError, EncryptionKeyError, HeadwaterError, SegmentCorruptError
 from broker.model.epoch_history import EpochHistory
 from broker.model.ids import PartitionId
 from broker.model.offsets import Offset
@@ -319,8 +319,13 @@ class LocalLog:
         if self._waiting is None:
             return
         start, prefix = self._waiting
-        self.log = self._begin_log(start, EpochHistory.of(prefix.epochs))
+        begun = self._begin_log(start, EpochHistory.of(prefix.epochs))
+        try:
+            begun.configure(log_config(self._config))  # the stream may have been changed since
+            self.retries.begin_at(begun, prefix.producers)
+        except HeadwaterError:  # it begins once more: without the state retries would be stored
+            begun.close()
+            raise
+        self.log = begun
         self._waiting = None
-        self.log.configure(log_config(self._config))  # the stream may have been changed since
-        self.retries.begin_at(self.log, prefix.producers)
         self.watch_segments()

@@ -13,6 +13,7 @@ from typing import Final
 
 from broker.core.dedup import ProducerTable
 from broker.core.message_ids import MessageIdWindow, Room
+from broker.errors import DiskFullError
 from broker.model.ids import NO_PRODUCER
 from broker.model.offsets import Offset
 from broker.model.stream import StreamConfig
@@ -115,9 +116,12 @@ class RetryTables:
 
         Raises:
             MetadataCorruptError: ``producers`` is not a producer state.
+            DiskFullError: the disk has no room for it.
         """
-        self.producers = ProducerTable.from_state(producers)
-        log.write_producer_state(producers)
+        taken = ProducerTable.from_state(producers)
+        if not log.write_producer_state(producers):
+            raise DiskFullError("the disk has no room for the producer state of a log that begins")
+        self.producers = taken
 
     def free_of_ids(self, plan: Sequence[SegmentInfo], now_us: int, *, leads: bool) -> list[Offset]:
         """Return the base offsets of the segments without ids of the window, oldest first.

@@ -292,8 +292,7 @@ class PartitionLog:
     def seal_active(self, now_us: int) -> bool:  # noqa: ARG002 - a parameter of the port
         """Seal the active segment and start the next; False when it holds no record."""
         self._check_healthy()
-        active = self._active
-        if active is None or active.segment.empty:
+        if (active := self._active) is None or active.segment.empty:
             return False
         self._roll(active)
         return True
@@ -405,8 +404,7 @@ class PartitionLog:
     def checkpoint(self) -> None:
         """Move the recovery point to the synced end, so that a restart scans from there."""
         self._check_healthy()
-        active = self._active
-        if active is None:
+        if (active := self._active) is None:
             return
         if active.dirty:
             with self._errors("fsync", fatal=True):
@@ -424,9 +422,10 @@ class PartitionLog:
 
         Returns False when the disk is full: the older state stays.
         """
-        self.sync()
-        with self._errors("producer state"):
+        with suppress(NoRoomError), self._errors("producer state"):
+            self.sync()  # there may be no room for its promise
             return write_producer_state(self._folder, self.log_end if end is None else end, state)
+        return False
 
     def read_producer_state(self) -> tuple[bytes, Offset] | None:
         """Return the newest valid producers' state and the end of the records that it covers."""

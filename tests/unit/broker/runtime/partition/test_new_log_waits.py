@@ -69,6 +69,27 @@ def test_a_log_that_begins_anew_waits_for_room() -> None:
     assert asked[-1].fetch_from == 10
 
 
+@pytest.mark.parametrize("left", range(0, 520, 8))
+def test_a_log_that_begins_anew_has_its_producers_on_the_disk(left: int) -> None:
+    """There is room for the log, but perhaps not for the state by which it would know retries."""
+    disk = SimDisk(random.Random(1))
+    links = QuietLinks(lease_until_ms=0)
+    rig = DriverRig(disk.files(), links=links)
+    request = following(rig, links)
+    disk.capacity_bytes = disk.used_bytes() + left
+    rig.driver.replication.deliver(_below_start(request))
+    rig.turns.run()
+    disk.capacity_bytes = ROOMY
+    for _ in range(3):
+        rig.clock.advance(us=300_000)
+        rig.driver.replication.tick()
+        rig.turns.run()
+    assert (rig.driver.reads.log_start, rig.driver.reads.log_end) == (10, 10)
+    stored = rig.driver._local.log.read_producer_state()
+    assert stored is not None
+    assert stored[1] == 10
+
+
 def _led_alone(disk: SimDisk, links: QuietLinks | None = None) -> tuple[DriverRig, PartitionView]:
     """Lead, with one record that no other replica has."""
     rig = DriverRig(disk.files(), links=links or QuietLinks())

@@ -27,7 +27,7 @@ from broker.storage.log.partition_log import LogConfig, PartitionLog
 from broker.storage.log.replacement import replace_log
 from broker.storage.promises.promises import Promises
 from broker.storage.segments.damage import RotProof
-from simkit.disk.disk import SECTOR, PowerLostError, SimDisk
+from simkit.disk.disk import ROOMY, SECTOR, PowerLostError, SimDisk
 from simkit.log.batches import FOLDER, PARTITION, SMALL, bases, open_log, raw_batch, read_all
 
 EPOCH = LeaderEpoch(1)
@@ -71,6 +71,21 @@ def test_a_log_whose_writer_crashed_takes_no_writes(disk: SimDisk) -> None:
     before = disk.peek(FIRST)
     log.close()
     assert disk.peek(FIRST) == before
+
+
+def test_a_full_disk_may_have_no_room_for_a_promise_of_a_producer_state(disk: SimDisk) -> None:
+    """The records are durable, and the state waits: neither is an error of their owner."""
+    disk.copies_on_write = True
+    log, _ = promised(disk)
+    fill(log, 1)
+    log.append([raw_batch(size=BODY)], leader_epoch=EPOCH, now_us=1)
+    disk.capacity_bytes = disk.used_bytes()
+    assert not log.write_producer_state(b"state")
+    assert log.synced_end < log.log_end
+    disk.capacity_bytes = ROOMY
+    assert log.write_producer_state(b"state")
+    assert log.synced_end == log.log_end
+    assert log.read_producer_state() == (b"state", log.log_end)
 
 
 def test_an_older_epoch_is_refused_and_a_newer_one_noted_first(disk: SimDisk) -> None:
