@@ -201,7 +201,7 @@ FIRST_MIXED_SEEDS: Final = {
 # The first seed that is known to show it, if that is not 0.
 FIRST_SEEDS: Final = {
     "object_is_not_read_back": 22,
-    "uncommitted_records_are_shipped": 1,
+    "uncommitted_records_are_shipped": 8,
     "cold_end_is_recorded_before_the_commit": 3,
     "ledger_is_not_repaired": 3,
     "lease_is_not_asked": 56,
