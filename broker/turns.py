@@ -4,8 +4,9 @@ A short turn lets a commit interrupt a parser soon. But Python's waiting threads
 to ask for theirs. gRPC makes a thread for each call that clients send, thousands if they like:
 these would use up all processors by waking, and none would be left for the thread that runs.
 
-How many threads wait cannot be asked. It shows in how late a thread is that wakes at fixed times.
-Among thousands this thread may not get a turn for minutes, so each call looks whether it is late.
+How many threads wait cannot be asked. It shows in how many calls have begun and not ended, and in
+how late a thread is that wakes at fixed times. Among thousands that thread may not get a turn for
+minutes, so each call looks as well.
 """
 
 from __future__ import annotations
@@ -18,32 +19,50 @@ from contextlib import contextmanager
 from typing import Final
 
 _TURN_S: Final = 0.0005  # decision 0011: between brokers, twice the throughput of Python's 5 ms
-_TURN_S_MAX: Final = 0.064  # a thousand waiting threads then wake 16,000 times a second
+_TURN_S_MAX: Final = (
+    1.0  # seven thousand waiting threads that wake every 64 ms take a processor and a half
+)
 _LENGTHENED: Final = 8
 _LOOK_INTERVAL_S: Final = 0.05
 _LATE_S: Final = 0.02  # many threads wait, or the machine is overloaded
+_CALLS_MAX: Final = 32  # more that have begun are a sign that many wait
 
 
 class TurnPace:
-    """Decides the length of a turn by when it was looked. Any thread."""
+    """Decides the length of a turn by what it looks like at a moment. Any thread."""
 
     def __init__(self, now_s: float) -> None:
         """Begin with the shortest turn."""
         self.turn_s = _TURN_S
         self._due_s = now_s + _LOOK_INTERVAL_S
+        self._calls_count = 0
+        self._lock = threading.Lock()
 
-    def is_late(self, now_s: float) -> bool:
-        """Tell whether the next look should have been long ago."""
-        return now_s - self._due_s > _LATE_S
+    def begin_call(self) -> None:
+        """Count a brief call: one that does not wait for its client."""
+        with self._lock:
+            self._calls_count += 1
+
+    def end_call(self) -> None:
+        """Count a brief call no longer."""
+        with self._lock:
+            self._calls_count -= 1
+
+    def wants_look(self, now_s: float) -> bool:
+        """Tell whether it cannot wait until the next look, which may be late."""
+        return self._is_late(now_s) or (self.turn_s <= _TURN_S and self._calls_count > _CALLS_MAX)
 
     def look(self, now_s: float) -> float:
         """Return the turn until the next look, which is due after the interval."""
-        if self.is_late(now_s):
+        if self._is_late(now_s) or self._calls_count > _CALLS_MAX:
             self.turn_s = min(_TURN_S_MAX, self.turn_s * _LENGTHENED)
         else:
             self.turn_s = max(_TURN_S, self.turn_s / 2)
         self._due_s = now_s + _LOOK_INTERVAL_S
         return self.turn_s
+
+    def _is_late(self, now_s: float) -> bool:
+        return now_s - self._due_s > _LATE_S
 
 
 _pace: TurnPace | None = None  # of the process, as its turns are
@@ -75,7 +94,17 @@ def paced_turns() -> Iterator[None]:
         sys.setswitchinterval(before_s)
 
 
-def note_turn() -> None:
-    """Say that a thread has its turn that may have waited for it among thousands."""
-    if _pace is not None and _pace.is_late(now_s := time.monotonic()):
-        sys.setswitchinterval(_pace.look(now_s))
+@contextmanager
+def brief_call() -> Iterator[None]:
+    """Count a call until the end of the block, and look whether turns have to be longer for it."""
+    pace = _pace
+    if pace is None:
+        yield
+        return
+    pace.begin_call()
+    try:
+        if pace.wants_look(now_s := time.monotonic()):
+            sys.setswitchinterval(pace.look(now_s))
+        yield
+    finally:
+        pace.end_call()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
@@ -57,7 +57,7 @@ from broker.ports.access import AccessApi, AuditSink, TableCredentialsApi
 from broker.ports.api import BrokerApi
 from broker.ports.operators import OperatorApi
 from broker.ports.system import Clock
-from broker.turns import note_turn
+from broker.turns import brief_call
 
 _log = structlog.get_logger(__name__)
 _READ_BYTES_MIN: Final = 64 * 1024  # of one batch of a reader, however many there are
@@ -151,11 +151,11 @@ def _border(
     A call whose client has gone while it waited for its turn does not begin. Strangers who connect,
     call and hang up would otherwise leave thousands of calls behind.
     """
+    counted = nullcontext if method.__name__ == "do_put" else brief_call  # it waits for its client
 
     @functools.wraps(method)
     def call(self: _Server, context: Any, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
-        with self.errors(method.__name__):
-            note_turn()
+        with self.errors(method.__name__), counted():
             self.check_open()
             if context.is_cancelled():
                 raise flight.FlightCancelledError("the client has gone")

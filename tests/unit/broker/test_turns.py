@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from broker import turns
-from broker.turns import TurnPace, note_turn, paced_turns
+from broker.turns import TurnPace, brief_call, paced_turns
 
 SHORTEST_S = TurnPace(0.0).turn_s
 
@@ -21,7 +21,7 @@ def test_turns_grow_while_the_looks_are_late() -> None:
     assert pace.look(0.051) == SHORTEST_S
     grown = [pace.look(float(second)) for second in range(1, 10)]
     assert grown[0] >= 4 * SHORTEST_S
-    assert 0.02 <= grown[2] == grown[-1] <= 0.1
+    assert 0.1 <= grown[3] == grown[-1] <= 1.0
 
 
 def test_turns_are_short_again_soon() -> None:
@@ -37,11 +37,26 @@ def test_turns_are_short_again_soon() -> None:
 def test_calls_in_a_row_lengthen_turns_once() -> None:
     """The first one that is late looks for all; the next look is due later."""
     pace = TurnPace(0.0)
-    assert pace.is_late(1.0)
+    assert pace.wants_look(1.0)
     assert pace.look(1.0) > SHORTEST_S
-    assert not pace.is_late(1.0)
-    assert not pace.is_late(1.06)
-    assert pace.is_late(1.08)
+    assert not pace.wants_look(1.0)
+    assert not pace.wants_look(1.06)
+    assert pace.wants_look(1.08)
+
+
+def test_many_calls_lengthen_turns_at_once() -> None:
+    """And keep them long until they have ended, however punctual the looks are."""
+    pace = TurnPace(0.0)
+    for _ in range(100):
+        pace.begin_call()
+    assert pace.wants_look(0.001)
+    first_s = pace.look(0.001)
+    assert first_s > SHORTEST_S
+    assert not pace.wants_look(0.002)
+    assert (long_s := pace.look(0.051)) > first_s
+    for _ in range(100):
+        pace.end_call()
+    assert pace.look(0.101) < long_s
 
 
 def test_a_busy_process_has_long_turns() -> None:
@@ -68,13 +83,13 @@ def test_a_late_call_lengthens_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread that looks may wait for its own turn for minutes."""
     before_s = sys.getswitchinterval()
     try:
-        note_turn()
-        assert sys.getswitchinterval() == before_s  # no broker runs here
+        with brief_call():
+            assert sys.getswitchinterval() == before_s  # no broker runs here
         monkeypatch.setattr(turns, "_pace", TurnPace(time.monotonic() - 1.0))
-        note_turn()
-        grown_s = sys.getswitchinterval()
-        note_turn()
-        assert sys.getswitchinterval() == grown_s > SHORTEST_S
+        with brief_call():
+            grown_s = sys.getswitchinterval()
+        with brief_call():
+            assert sys.getswitchinterval() == grown_s > SHORTEST_S
     finally:
         sys.setswitchinterval(before_s)
 
