@@ -19,13 +19,12 @@ from contextlib import contextmanager
 from typing import Final
 
 _TURN_S: Final = 0.0005  # decision 0011: between brokers, twice the throughput of Python's 5 ms
-_TURN_S_MAX: Final = (
-    1.0  # seven thousand waiting threads that wake every 64 ms take a processor and a half
-)
+_TURN_S_MAX: Final = 0.064  # on an overloaded machine a lease has to be renewed in time, too
+_CROWD_TURN_S_MAX: Final = 1.0  # 7,000 threads that wake every 64 ms take 1.6 processors
 _LENGTHENED: Final = 8
 _LOOK_INTERVAL_S: Final = 0.05
 _LATE_S: Final = 0.02  # many threads wait, or the machine is overloaded
-_CALLS_MAX: Final = 32  # more that have begun are a sign that many wait
+_CALLS_MAX: Final = 32  # more that have begun are a crowd: many others wait for their first turn
 
 
 class TurnPace:
@@ -50,16 +49,22 @@ class TurnPace:
 
     def wants_look(self, now_s: float) -> bool:
         """Tell whether it cannot wait until the next look, which may be late."""
-        return self._is_late(now_s) or (self.turn_s <= _TURN_S and self._calls_count > _CALLS_MAX)
+        return self._is_late(now_s) or (self._is_crowded and self.turn_s <= _TURN_S)
 
     def look(self, now_s: float) -> float:
         """Return the turn until the next look, which is due after the interval."""
-        if self._is_late(now_s) or self._calls_count > _CALLS_MAX:
+        if self._is_crowded:
+            self.turn_s = min(_CROWD_TURN_S_MAX, self.turn_s * _LENGTHENED)
+        elif self._is_late(now_s):
             self.turn_s = min(_TURN_S_MAX, self.turn_s * _LENGTHENED)
         else:
             self.turn_s = max(_TURN_S, self.turn_s / 2)
         self._due_s = now_s + _LOOK_INTERVAL_S
         return self.turn_s
+
+    @property
+    def _is_crowded(self) -> bool:
+        return self._calls_count > _CALLS_MAX
 
     def _is_late(self, now_s: float) -> bool:
         return now_s - self._due_s > _LATE_S
