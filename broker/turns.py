@@ -101,7 +101,10 @@ def paced_turns() -> Iterator[None]:
 
 @contextmanager
 def brief_call() -> Iterator[None]:
-    """Count a call until the end of the block, and look whether turns have to be longer for it."""
+    """Count a call until the end of the block, and look whether turns have to be longer for it.
+
+    For calls that do not wait for their client; also a decorator of them.
+    """
     pace = _pace
     if pace is None:
         yield

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
@@ -151,11 +151,10 @@ def _border(
     A call whose client has gone while it waited for its turn does not begin. Strangers who connect,
     call and hang up would otherwise leave thousands of calls behind.
     """
-    counted = nullcontext if method.__name__ == "do_put" else brief_call  # it waits for its client
 
     @functools.wraps(method)
     def call(self: _Server, context: Any, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
-        with self.errors(method.__name__), counted():
+        with self.errors(method.__name__):
             self.check_open()
             if context.is_cancelled():
                 raise flight.FlightCancelledError("the client has gone")
@@ -293,6 +292,7 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
             with self._puts_lock:
                 self._puts.discard(put)
 
+    @brief_call()
     @_border
     def do_get(self, context: Any, ticket: Any) -> Any:
         """Serve a range of rows, or the live tail."""
@@ -350,6 +350,7 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
                     return
                 yield rows, mark.to_bytes()
 
+    @brief_call()
     @_border
     def do_exchange(self, context: Any, *_call: Any) -> None:
         """Refuse the call. Without this method pyarrow would refuse it with a traceback."""
@@ -358,6 +359,7 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
 
     # ------------------------------------------------------------------ discovery
 
+    @brief_call()
     @_border
     def list_flights(self, context: Any, criteria: bytes) -> Any:
         """Return one info per stream that the caller may describe."""
@@ -369,6 +371,7 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
             shown = self._gate.shown(caller, "stream", list(present))
             return iter([self._listing.info(present[name], None) for name in shown])
 
+    @brief_call()
     @_border
     def get_flight_info(self, context: Any, descriptor: Any) -> Any:
         """Return the partitions of a stream, or one partition, with their positions."""
@@ -391,6 +394,7 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
         """Return the names and help texts of the actions."""
         return [(name, spec.help) for name, spec in ACTIONS.items()]
 
+    @brief_call()
     @_border
     def do_action(self, context: Any, action: Any) -> Any:
         """Run one action and return its results."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import grpc
 import pytest
@@ -27,7 +27,7 @@ from broker.codec.flight.protocol import ReadRequest
 from broker.model.offsets import Offset
 from crashkit.processes import BrokerProcess, http_get
 from crashkit.stage import Witness
-from fuzzkit.doors.flight_bytes import action_message
+from fuzzkit.doors.strangers import actions_at_once
 from headwater.client import Client
 from headwater.local import embedded
 
@@ -95,13 +95,11 @@ def follow(broker: BrokerProcess, _: int) -> None:
 
 def calls_at_once(broker: BrokerProcess, number: int) -> None:
     """Make thousands of calls at once in one connection, and wait for all; the others only wait."""
-    asked = action_message("high_watermarks", json.dumps({"names": ["s"]}).encode())
+    body = json.dumps({"names": ["s"]}).encode()
     time.sleep(0.01)
     with grpc.insecure_channel(f"127.0.0.1:{broker.flight_port}") as channel:
-        call: Any = channel.unary_stream("/arrow.flight.protocol.FlightService/DoAction")
-        for one in [call(asked, timeout=20) for _ in range(3_000 * (number == 0))]:
-            with suppress(grpc.RpcError):
-                list(one)
+        count = 3_000 * (number == 0)
+        actions_at_once(channel, "high_watermarks", body, count=count, timeout_s=20)
 
 
 def flight_port(broker: BrokerProcess) -> int:

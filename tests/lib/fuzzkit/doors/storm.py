@@ -134,8 +134,9 @@ def _modest() -> Iterator[None]:
     os.nice(5)
     before = None
     with suppress(OSError):  # not every system has it
-        before = _AUTOGROUP.read_text().split()[-1]
+        found = _AUTOGROUP.read_text().split()[-1]
         _AUTOGROUP.write_text(_MODEST)
+        before = found
     try:
         yield
     finally:

@@ -286,19 +286,37 @@ def _is_open(link: socket.socket) -> bool:
 def calls_at_once(doors: Doors, seconds: float, *, count: int = 2_000) -> str:
     """Make thousands of calls at once in one connection, again and again, and wait for all."""
     name = "high_watermarks"
-    asked = action_message(name, seeds_of(f"action_{name}")[0])
-    until_s, answered, refused = time.monotonic() + seconds, 0, 0
+    body, until_s, answered, rounds = (
+        seeds_of(f"action_{name}")[0],
+        time.monotonic() + seconds,
+        0,
+        0,
+    )
     with doors.channel(doors.flight) as channel:
-        call: Any = channel.unary_stream("/arrow.flight.protocol.FlightService/DoAction")
-        shown = doors.shown(None)
         while time.monotonic() < until_s:
-            made = [call(asked, timeout=4 * seconds, metadata=shown) for _ in range(count)]
-            for one in made:
-                try:
-                    answered += bool(list(one))
-                except grpc.RpcError:
-                    refused += 1
-    return f"{answered} calls answered, {refused} refused"
+            rounds += 1
+            answered += actions_at_once(
+                channel, name, body, count=count, timeout_s=4 * seconds, shown=doors.shown(None)
+            )
+    return f"{answered} calls answered, {rounds * count - answered} refused"
+
+
+def actions_at_once(
+    channel: grpc.Channel,
+    name: str,
+    body: bytes,
+    *,
+    count: int,
+    timeout_s: float,
+    shown: Sequence[tuple[str, str]] = (),
+) -> int:
+    """Ask for an action of Flight many times at once; return how many were answered."""
+    call: Any = channel.unary_stream("/arrow.flight.protocol.FlightService/DoAction")
+    asked, answered = action_message(name, body), 0
+    for one in [call(asked, timeout=timeout_s, metadata=shown) for _ in range(count)]:
+        with contextlib.suppress(grpc.RpcError):
+            answered += bool(list(one))
+    return answered
 
 
 STORIES: Final = (
