@@ -2,9 +2,9 @@
 
 The table of ``broker/core/access/doors.py`` says which actions on which resources a call needs;
 ``AccessApi`` decides. A door identifies the caller by a header or a certificate, then runs each
-call inside :meth:`Gate.call`. A call that stays open repeats the check that :meth:`Gate.watch`
-returns, which is cheap while no grant has changed. Without access control the gate lets every call
-pass.
+call inside :meth:`Gate.call`. A call that stays open repeats the check that
+:meth:`Gate.admit_watched` returns, which is cheap while no grant has changed. Without access
+control the gate lets every call pass.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Gate:
             self._note(caller, call, resources, "ok")
 
     def admit(self, caller: Caller, call: str, values: Mapping[str, Any]) -> None:
-        """Check a call that stays open; the audit records the call now, not at its end.
+        """Check a call; the audit records the call now, not at its end.
 
         Raises:
             AccessError: the caller may not.
@@ -125,8 +125,22 @@ class Gate:
         with self.call(caller, call, values):
             pass
 
-    def watch(self, caller: Caller, call: str, values: Mapping[str, Any]) -> Callable[[], None]:
-        """Return a check for an open call: it raises AccessError once the caller may not."""
+    def admit_watched(
+        self, caller: Caller, call: str, values: Mapping[str, Any]
+    ) -> Callable[[], None]:
+        """Admit a call that stays open; return its check: AccessError once the caller may not.
+
+        The check knows what was in force before the call was admitted. So what changes while the
+        call is decided, or while the audit records it, is seen by the first check.
+
+        Raises:
+            AccessError: the caller may not begin the call.
+        """
+        check = self._watch(caller, call, values)
+        self.admit(caller, call, values)
+        return check
+
+    def _watch(self, caller: Caller, call: str, values: Mapping[str, Any]) -> Callable[[], None]:
         access = self._access
         if access is None:
             return _pass

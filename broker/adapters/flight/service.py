@@ -304,9 +304,7 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
 
     def _admitted(self, caller: Caller, call: str, stream: str) -> Callable[[], None]:
         """Return the check of an open call on a stream; raises AccessError if it may not begin."""
-        values = {"name": stream}
-        self._gate.admit(caller, call, values)
-        return self._gate.watch(caller, call, values)
+        return self._gate.admit_watched(caller, call, {"name": stream})
 
     def _ends(self, context: Any, may_go_on: Callable[[], None]) -> Callable[[], bool]:
         """Return what tells whether the client of an open call has gone.

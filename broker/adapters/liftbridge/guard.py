@@ -17,6 +17,7 @@ from broker.adapters.liftbridge.stream_calls import Unary, decode
 from broker.adapters.liftbridge.subscribing import Subscriber
 from broker.adapters.liftbridge.targets import PublishTarget, PublishTargets
 from broker.core.access.certificates import principal_of
+from broker.core.metadata.group_state import group_named_by
 from broker.errors import AccessError
 from broker.model.access import Caller
 from broker.model.activity import CURSORS_STREAM
@@ -41,6 +42,16 @@ def _group(request: Any) -> _Values:
     return {"group": request.groupId}
 
 
+def _cursor(request: Any) -> _Values:
+    group = group_named_by(request.cursorId)
+    return _stream(request) if group is None else {**_stream(request), "group": group}
+
+
+def _subscription(request: Any) -> _Values:
+    group = request.consumer.groupId
+    return {**_stream(request), "group": group} if group else _stream(request)
+
+
 # The message type of each call with one request, and the resources that the request names.
 _REQUESTS: Final[Mapping[str, tuple[Any, Callable[[Any], _Values]]]] = {
     "CreateStream": (
@@ -56,9 +67,9 @@ _REQUESTS: Final[Mapping[str, tuple[Any, Callable[[Any], _Values]]]] = {
         api.PublishToSubjectRequest,
         lambda one: {"subject": one.subject, **_inbox(one.ackInbox)},
     ),
-    "Subscribe": (api.SubscribeRequest, _stream),
-    "SetCursor": (api.SetCursorRequest, _stream),
-    "FetchCursor": (api.FetchCursorRequest, _stream),
+    "Subscribe": (api.SubscribeRequest, _subscription),
+    "SetCursor": (api.SetCursorRequest, _cursor),
+    "FetchCursor": (api.FetchCursorRequest, _cursor),
     "JoinConsumerGroup": (
         api.JoinConsumerGroupRequest,
         lambda one: {"group": one.groupId, "streams": list(one.streams)},
@@ -67,6 +78,19 @@ _REQUESTS: Final[Mapping[str, tuple[Any, Callable[[Any], _Values]]]] = {
     "FetchConsumerGroupAssignments": (api.FetchConsumerGroupAssignmentsRequest, _group),
     "ReportConsumerGroupCoordinator": (api.ReportConsumerGroupCoordinatorRequest, _group),
 }
+
+
+def named_in(call: str, payload: bytes) -> _Values:
+    """Return the resources that the request of a call names.
+
+    Raises:
+        StatusError: the bytes are not such a request.
+    """
+    found = _REQUESTS.get(call)
+    if found is None:
+        return {}
+    kind, values = found
+    return values(decode(kind, payload))
 
 
 class Guard:
@@ -115,7 +139,7 @@ class Guard:
         call = path.rpartition("/")[2]
 
         def checked(payload: bytes) -> bytes:
-            with self._gate.call(caller, call, self._values(call, payload)):
+            with self._gate.call(caller, call, named_in(call, payload)):
                 answer = work(payload)
             return self._shown(caller, answer) if call == "FetchMetadata" else answer
 
@@ -124,7 +148,7 @@ class Guard:
     def to_subject(self, caller: Caller, payload: bytes) -> None:
         """Raise AccessError if the caller may not publish on the subject of a request."""
         if not self._gate.is_open:
-            values = self._values("PublishToSubject", payload)
+            values = named_in("PublishToSubject", payload)
             self._gate.admit(caller, "PublishToSubject", values)
 
     def inbox(self, caller: Caller, subject: str) -> None:
@@ -138,13 +162,11 @@ class Guard:
         """Return a subscriber whose right is checked again while it reads at its pace.
 
         Raises:
-            AccessError: the caller may not read the stream.
+            AccessError: the caller may not read the stream, or not for the group that is named.
         """
         if self._gate.is_open:
             return sink
-        values = _stream(request)
-        self._gate.admit(caller, "Subscribe", values)
-        check = self._gate.watch(caller, "Subscribe", values)
+        check = self._gate.admit_watched(caller, "Subscribe", _subscription(request))
         return _Watched(sink, check, self._gate.pace(caller, "read"))
 
     def publisher(self, caller: Caller, path: str, targets: PublishTargets) -> PublishTargets:
@@ -152,13 +174,6 @@ class Guard:
         if self._gate.is_open:
             return targets
         return _GuardedTargets(self._gate, caller, path.rpartition("/")[2], targets)
-
-    def _values(self, call: str, payload: bytes) -> _Values:
-        found = _REQUESTS.get(call)
-        if found is None:
-            return {}
-        kind, values = found
-        return values(decode(kind, payload))
 
     def _shown(self, caller: Caller, payload: bytes) -> bytes:
         answer = api.FetchMetadataResponse.FromString(payload)
@@ -229,6 +244,4 @@ class _GuardedTargets:
 
     def _admit(self, stream: str) -> None:
         values = {"name": stream}
-        check = self._gate.watch(self._caller, self._call, values)  # first: sees changes meanwhile
-        self._gate.admit(self._caller, self._call, values)
-        self._checks[stream] = check
+        self._checks[stream] = self._gate.admit_watched(self._caller, self._call, values)

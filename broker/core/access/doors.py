@@ -65,6 +65,14 @@ def _on_stream(action: Action, field: str = "name", *, audited: bool = True) -> 
     return _row((action, "stream", _field(field)), audited=audited)
 
 
+def _of_reader(*, audited: bool = True) -> CallRow:
+    """Return the row of a call on a stream that may be made for a consumer group."""
+    return _row(
+        ("consume", "stream", _field("name")), ("consume", "group", _field("group")),
+        audited=audited,
+    )  # fmt: skip
+
+
 def _on_group(action: Action, *, audited: bool = True) -> CallRow:
     return _row((action, "group", _field("group")), audited=audited)
 
@@ -168,9 +176,9 @@ LIFTBRIDGE: Final[Mapping[str, CallRow]] = {
     "PublishToSubject": _row(  # the broker publishes on the inbox for the caller, as Publish's
         ("publish", "subject", _field("subject")), ("publish", "subject", _field("ackInbox"))
     ),
-    "Subscribe": _on_stream("consume"),
-    "SetCursor": _on_stream("consume", audited=False),
-    "FetchCursor": _on_stream("consume", audited=False),
+    "Subscribe": _of_reader(),
+    "SetCursor": _of_reader(audited=False),  # of a group: as commit_positions
+    "FetchCursor": _of_reader(audited=False),
     "JoinConsumerGroup": _row(
         ("consume", "group", _field("group")), ("consume", "stream", _field("streams"))
     ),

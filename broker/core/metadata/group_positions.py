@@ -15,6 +15,7 @@ from broker.core.metadata.group_state import (
     GROUP_CURSOR_PREFIX,
     GroupPosition,
     cursor_key,
+    group_named_by,
 )
 from broker.core.metadata.size import weight_of_cursor, weight_of_positions
 from broker.core.metadata.state import FEATURE_LEVEL_STREAMS, MetadataState
@@ -27,9 +28,8 @@ from broker.model.stream import Stream
 
 def group_of_cursor(state: MetadataState, cursor_id: str, stream: str) -> str | None:
     """Return the group whose position is this cursor; None if the cursor is not a group's."""
-    group = cursor_id.removeprefix(GROUP_CURSOR_PREFIX)
     has_positions = state.feature_level >= FEATURE_LEVEL_STREAMS and stream in state.streams
-    return group if has_positions and group and group != cursor_id else None
+    return group_named_by(cursor_id) if has_positions else None
 
 
 def position_of(

@@ -80,6 +80,12 @@ class GroupState:
         return bool(self.sessions)
 
 
+def group_named_by(cursor_id: str) -> str | None:
+    """Return the group whose position a cursor of this id is; None: the cursor is no group's."""
+    group = cursor_id.removeprefix(GROUP_CURSOR_PREFIX)
+    return group if group and group != cursor_id else None
+
+
 def cursor_key(stream: str, partition: int) -> str:
     """Return the key of a partition's cursor among those of one cursor id."""
     return f"{partition},{stream}"

@@ -6,9 +6,9 @@ import json
 import secrets
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -28,7 +28,7 @@ from broker.errors import (
     UnauthenticatedError,
     UnknownTenantError,
 )
-from broker.model.access import CLUSTER, Action, Grant, Kind
+from broker.model.access import CLUSTER, Action, Caller, Grant, Kind
 from broker.model.quota import Quota
 from broker.model.secret import Secret
 from broker.model.tenant import Tenant
@@ -47,11 +47,31 @@ def new_token() -> Secret:
 
 
 @dataclass
+class Heard:
+    """An audit that does what a test wants when it hears of a call, once."""
+
+    at: dict[str, Callable[[], object]] = field(default_factory=dict)  # by call
+
+    def note(
+        self,
+        *,
+        caller: Caller,
+        door: str,
+        call: str,
+        resources: Sequence[str],
+        result: str,
+    ) -> None:
+        """Do it."""
+        self.at.pop(call, lambda: None)()
+
+
+@dataclass
 class Guarded:
     """A broker that asks, and the ways to it."""
 
     broker: MemoryBroker
     access: Access
+    heard: Heard
     service: FlightService
     owner: Secret
 
@@ -103,11 +123,10 @@ def guarded(tmp_path: Path, issuer: ECKey) -> Iterator[Guarded]:
         admins=[OWNER],
         authenticators=[OwnerToken(owner), jwts],
     )
-    service = FlightService(
-        broker, broker.clock, FlightServiceConfig(port=0, idle_check_ms=20), access=access
-    )
+    config, heard = FlightServiceConfig(port=0, idle_check_ms=20), Heard()
+    service = FlightService(broker, broker.clock, config, access=access, audit=heard)
     service.start()
-    yield Guarded(broker, access, service, owner)
+    yield Guarded(broker, access, heard, service, owner)
     assert service.close(timeout_ms=10_000)
     broker.close()
 
@@ -181,6 +200,30 @@ def let_read(guarded: Guarded) -> None:
         with owner.producer("s") as producer:
             producer.send([b"one"]).result(10)
     guarded.grant("reader", "stream", "s", "consume")
+
+
+def test_a_revocation_while_a_read_is_admitted_ends_it(guarded: Guarded) -> None:
+    """It comes between the decision and the first rows: the audit hears of the call there."""
+    let_read(guarded)
+    token = guarded.token("reader")
+    guarded.heard.at["do_get"] = lambda: guarded.access.revoke(guarded.access.grants())
+    with guarded.client(token) as client, pytest.raises(AccessDeniedError):
+        pytest.fail(f"rows were sent: {next(client.fetch('s', follow=True))}")
+
+
+def test_a_revocation_while_a_writer_is_admitted_ends_it(guarded: Guarded) -> None:
+    """Nothing of its batches is stored."""
+    let_read(guarded)
+    grant = guarded.grant("writer", "stream", "s", "publish")
+    token = guarded.token("writer")
+    guarded.heard.at["do_put"] = lambda: guarded.access.revoke([grant])
+    with (
+        guarded.client(token) as client,
+        pytest.raises(AccessDeniedError),
+        client.producer("s") as late,
+    ):
+        late.send([b"late"]).result(10)
+    assert guarded.broker.partitions.handle("s", 0).reads.high_watermark == 1  # of let_read
 
 
 def test_a_revoked_token_ends_an_open_read(guarded: Guarded) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
@@ -15,7 +15,7 @@ from broker.adapters.liftbridge.config import LiftbridgeServiceConfig
 from broker.adapters.liftbridge.service import LiftbridgeService
 from broker.core.access.static_tokens import TOKEN_BYTES, make_token, split_token
 from broker.errors import AccessDeniedError, AccessError, UnauthenticatedError
-from broker.model.access import Action, Grant, Kind
+from broker.model.access import Action, Caller, Grant, Kind
 from broker.model.quota import Quota
 from broker.model.secret import Secret
 from broker.model.stream import StreamConfig
@@ -32,11 +32,28 @@ UNKNOWN = grpc.StatusCode.UNAUTHENTICATED
 
 
 @dataclass
+class Heard:
+    """An audit that keeps what it hears; a test may do something when it hears of a call."""
+
+    notes: list[tuple[str, str, tuple[str, ...], str]] = field(default_factory=list)
+    at: dict[str, Callable[[], object]] = field(default_factory=dict)  # by call, done once
+
+    def note(
+        self, *, caller: Caller, door: str, call: str, resources: Sequence[str], result: str
+    ) -> None:
+        """Keep it."""
+        assert door == "liftbridge"
+        self.notes.append((caller.principal, call, tuple(resources), result))
+        self.at.pop(call, lambda: None)()
+
+
+@dataclass
 class Door:
     """A service that asks, and a connection to it."""
 
     broker: MemoryBroker
     access: Access
+    heard: Heard
     stub: Any
     port: int
 
@@ -80,13 +97,14 @@ def door() -> Iterator[Door]:
     for name in ("s", "hidden"):
         broker.metadata.note(name, broker.create(name, StreamConfig(subject=name)))
     access = Access(broker.metadata, broker.clock, enabled=True, namespace="default")
+    heard = Heard()
     service = LiftbridgeService(
-        broker, broker.clock, LiftbridgeServiceConfig(port=0), access=access
+        broker, broker.clock, LiftbridgeServiceConfig(port=0), access=access, audit=heard
     )
     service.start()
     channel = grpc.insecure_channel(f"127.0.0.1:{service.port}")
     stub = APIStub(channel)  # type: ignore[no-untyped-call]  # generated
-    yield Door(broker, access, stub, service.port)
+    yield Door(broker, access, heard, stub, service.port)
     channel.close()
     assert service.close(timeout_ms=10_000)
     broker.close()
@@ -182,6 +200,86 @@ def test_a_revocation_ends_a_subscription(door: Door) -> None:
     with pytest.raises(grpc.RpcError) as ended:
         next(call)
     assert ended.value.code() is DENIED
+
+
+def test_a_revocation_while_a_subscription_is_admitted_ends_it(door: Door) -> None:
+    """It comes between the decision and the first record: the audit hears of the call there."""
+    (writer,) = let_use(door, "writer")
+    door.ask(writer, "Publish", stream="s", value=b"x", ackPolicy=wire.ALL)
+    grant = door.grant("reader", "stream", "s", "consume")
+    door.heard.notes.clear()
+    door.heard.at["Subscribe"] = lambda: door.access.revoke([grant])
+    call = subscribe(door, door.token("reader"))
+    assert next(call) == wire.Message()  # the sign that the call was taken
+    with pytest.raises(grpc.RpcError) as ended:
+        pytest.fail(f"a record was sent: {next(call)}")
+    assert ended.value.code() is DENIED
+    told = [(call, result) for _, call, _, result in door.heard.notes]
+    assert told == [("Subscribe", "ok"), ("Subscribe", "AccessDeniedError")]
+
+
+def as_member(group: str, epoch: int) -> dict[str, Any]:
+    """Return the fields of a subscription of stream s for a group."""
+    member = api.Consumer(groupId=group, groupEpoch=epoch, consumerId="m")
+    return {"stream": "s", "startPosition": api.EARLIEST, "consumer": member}
+
+
+def test_a_revocation_of_its_group_ends_a_members_subscription(door: Door) -> None:
+    """Both the stream and the group are asked for again."""
+    door.grant("reader", "stream", "s", "consume")
+    grant = door.grant("reader", "group", "g", "consume")
+    request = api.SubscribeRequest(**as_member("g", 1))
+    call = door.stub.Subscribe(request, timeout=WAIT_S, metadata=metadata(door.token("reader")))
+    assert next(call) == wire.Message()
+    door.access.revoke([grant])
+    with pytest.raises(grpc.RpcError) as ended:
+        next(call)
+    assert ended.value.code() is DENIED
+
+
+def refusal(door: Door, token: Secret, method: str, /, **fields: Any) -> tuple[Any, str]:
+    """Return the status and the text with which a call, or a subscription, is refused."""
+    request = getattr(api, f"{method}Request")(**fields)
+
+    def first() -> Any:
+        found = getattr(door.stub, method)(request, timeout=WAIT_S, metadata=metadata(token))
+        return next(found) if method == "Subscribe" else found
+
+    with pytest.raises(grpc.RpcError) as refused:
+        pytest.fail(f"{method} was served: {first()}")
+    return refused.value.code(), str(refused.value.details())
+
+
+def test_who_may_read_a_stream_reaches_no_group_of_others_by_it(door: Door) -> None:
+    """Not its cursor, not its readers; whether it is there or not, the refusal is the same."""
+    stranger, member = let_use(door, "stranger", "member")
+    door.grant("member", "group", "theirs", "consume")
+    joined = {"groupId": "theirs", "consumerId": "m", "streams": ["s"]}
+    epoch = door.ask(member, "JoinConsumerGroup", **joined).epoch
+    position = {"stream": "s", "cursorId": "__group:theirs"}
+    door.ask(member, "SetCursor", **position, offset=3)
+    request = api.SubscribeRequest(**as_member("theirs", epoch))
+    reading = door.stub.Subscribe(request, timeout=WAIT_S, metadata=metadata(member))
+    assert next(reading) == wire.Message()
+    refusals = {
+        (code, text.replace(group, "G"))
+        for group in ("theirs", "absent")
+        for code, text in (
+            refusal(door, stranger, "FetchCursor", stream="s", cursorId=f"__group:{group}"),
+            refusal(door, stranger, "SetCursor", stream="s", cursorId=f"__group:{group}", offset=9),
+            refusal(door, stranger, "Subscribe", **as_member(group, 0)),
+            refusal(door, stranger, "Subscribe", **as_member(group, 2**62)),
+        )
+    }
+    assert refusals == {(DENIED, "no grant lets 'stranger' consume group 'G'")}
+    assert door.ask(member, "FetchCursor", **position).offset == 3
+    door.ask(stranger, "Publish", stream="s", value=b"x", ackPolicy=wire.ALL)
+    assert next(reading).value == b"x"  # nobody has taken the member's place
+    reading.cancel()
+    assert ("stranger", "SetCursor", ("stream:s", "group:theirs"), "AccessDeniedError") in (
+        door.heard.notes
+    )
+    door.ask(stranger, "SetCursor", stream="s", cursorId="theirs", offset=1)  # one's own cursor
 
 
 def test_our_client_of_the_api_brings_its_token(door: Door) -> None:

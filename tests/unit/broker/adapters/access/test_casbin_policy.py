@@ -59,7 +59,7 @@ p, client2, foo, PauseStream
 p, client2, foo, FetchPartitionMetadata
 p, client2, foo, FetchCursor
 """
-FOO: Final = {"name": "foo", "subject": "foo", "group": "g", "streams": ["foo"]}
+FOO: Final = {"name": "foo", "subject": "foo", "streams": ["foo"]}
 FIRST: Final = {
     "CreateStream", "DeleteStream", "Subscribe", "PublishToSubject", "Publish", "PublishAsync",
     "SetStreamReadonly", "SetCursor",
@@ -133,16 +133,33 @@ def test_each_call_of_liftbridge_asks_what_liftbridge_asks(
     site: Site, principal: str, allowed: set[str]
 ) -> None:
     """Its files need no change: subject, stream, name of the call. Groups need lines, too."""
-    assert {
-        one for one in DOORS["liftbridge"] if site.may(principal, "liftbridge", one, FOO)
-    } == allowed
-    elsewhere = {"name": "bar", "subject": "bar", "group": "g", "streams": ["bar"]}
+
+    def calls_on(stream: str) -> set[str]:
+        values = {"name": stream, "subject": stream, "streams": [stream]}
+        with_group = {**values, "group": "g"}
+        return {
+            one
+            for one in DOORS["liftbridge"]
+            if site.may(principal, "liftbridge", one, with_group if "Group" in one else values)
+        }
+
+    assert calls_on("foo") == allowed
     beyond = {"CreateStream"} if principal == "client1" else set()
-    found = {
-        one for one in DOORS["liftbridge"] if site.may(principal, "liftbridge", one, elsewhere)
-    }
-    assert found == beyond | EVERYWHERE
+    assert calls_on("bar") == beyond | EVERYWHERE
     assert (principal, "DeleteStream", "AccessDeniedError") in site.heard.notes
+
+
+def test_who_may_join_a_group_may_read_and_move_its_positions(tmp_path: Path) -> None:
+    """The line of JoinConsumerGroup is that of the group's cursor and of its readers, too."""
+    site = Site(tmp_path)
+    for call in ("Subscribe", "SetCursor"):
+        assert site.may("client1", "liftbridge", call, FOO)
+        assert not site.may("client1", "liftbridge", call, {**FOO, "group": "g"})
+    site.lines.write_text(LIFTBRIDGE + "p, client1, g, JoinConsumerGroup\n")
+    assert site.look() == ["policy_read"]
+    for call in ("JoinConsumerGroup", "Subscribe", "SetCursor"):
+        assert site.may("client1", "liftbridge", call, {**FOO, "group": "g"}), call
+    assert not site.may("client1", "liftbridge", "FetchCursor", {**FOO, "group": "g"})
 
 
 @pytest.mark.parametrize(
@@ -218,7 +235,7 @@ def test_rules_that_no_policy_changes(tmp_path: Path) -> None:
 def test_changed_files_count_at_once_and_broken_ones_not(site: Site) -> None:
     """The policy from before stays; an open call asks again after a change, and only then."""
     caller = Caller(principal="client1", via="certificate")
-    check = Gate("flight", site.access, site.heard).watch(caller, "do_get", FOO)
+    check = Gate("flight", site.access, site.heard).admit_watched(caller, "do_get", FOO)
     before = site.access.version
     site.lines.write_text("p, client1\n")
     assert site.look() == ["policy_kept"]

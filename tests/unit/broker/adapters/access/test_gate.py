@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -20,16 +20,18 @@ S = {"name": "s"}
 
 
 class Heard:
-    """An audit that keeps what it hears."""
+    """An audit that keeps what it hears, and does something before it returns."""
 
-    def __init__(self) -> None:
+    def __init__(self, then: Callable[[], object] = lambda: None) -> None:
         self.notes: list[tuple[str, str, str, tuple[str, ...], str]] = []
+        self.then = then
 
     def note(
         self, *, caller: Caller, door: str, call: str, resources: Sequence[str], result: str
     ) -> None:
         """Keep it."""
         self.notes.append((caller.principal, door, call, tuple(resources), result))
+        self.then()
 
 
 @pytest.fixture
@@ -55,7 +57,7 @@ def ann(gate: Gate) -> Caller:
 def test_an_open_call_goes_on_until_its_grant_is_revoked(access: Access) -> None:
     """Other changes of the grants leave it alone."""
     gate = Gate("flight", access)
-    check = gate.watch(ann(gate), "do_get", S)
+    check = gate.admit_watched(ann(gate), "do_get", S)
     check()
     access.grant([Grant(principal="bob", kind="stream", pattern="s", actions=("consume",))])
     check()
@@ -66,16 +68,40 @@ def test_an_open_call_goes_on_until_its_grant_is_revoked(access: Access) -> None
     check()
 
 
+def test_a_change_while_an_open_call_is_admitted_is_seen_by_its_first_check(
+    access: Access,
+) -> None:
+    """Of the grant or of the token: the call was decided by what counted before."""
+    for change, refused in (
+        (lambda: access.revoke([GRANT]), AccessDeniedError),
+        (lambda: access.revoke_token(TOKEN_ID), UnauthenticatedError),
+    ):
+        heard = Heard(change)
+        gate = Gate("flight", access, heard)
+        check = gate.admit_watched(ann(gate), "do_get", S)
+        assert heard.notes == [("ann", "flight", "do_get", ("stream:s",), "ok")]
+        with pytest.raises(refused):
+            check()
+        access.grant([GRANT])
+
+
+def test_an_open_call_that_may_not_begin_has_no_check(access: Access) -> None:
+    """There is no way to a check but by being admitted."""
+    gate = Gate("flight", access)
+    with pytest.raises(AccessDeniedError):
+        gate.admit_watched(ann(gate), "do_get", {"name": "t"})
+
+
 def test_an_open_call_ends_with_its_token(access: Access, broker: MemoryBroker) -> None:
     """When it is revoked, and when its time is over."""
     gate = Gate("flight", access)
-    check = gate.watch(ann(gate), "do_get", S)
+    check = gate.admit_watched(ann(gate), "do_get", S)
     access.revoke_token(TOKEN_ID)
     with pytest.raises(UnauthenticatedError):
         check()
     end_us = broker.clock.now_us() + 10
     access.create_token(TOKEN_ID, DIGEST, "ann", expires_us=end_us, note="", created_by="")
-    check = gate.watch(ann(gate), "do_get", S)
+    check = gate.admit_watched(ann(gate), "do_get", S)
     check()
     broker.clock.advance(us=10)
     with pytest.raises(UnauthenticatedError):
@@ -122,5 +148,5 @@ def test_a_gate_without_access_control_lets_everything_pass(broker: MemoryBroker
         assert gate.is_open
         assert gate.caller(authorization="Bearer x") is NOBODY
         gate.admit(NOBODY, "no such call", {})
-        gate.watch(NOBODY, "do_get", S)()
+        gate.admit_watched(NOBODY, "do_get", S)()
         assert gate.shown(NOBODY, "stream", ["a", "__b"]) == ["a", "__b"]

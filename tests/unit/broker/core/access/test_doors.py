@@ -198,6 +198,39 @@ def test_a_call_is_for_those_whom_the_table_names(access: Access, door: str, cal
     assert allowed == MAY[door][call]
 
 
+READERS_CALLS_ON_GROUPS: Final = {
+    "flight": {
+        "join_group", "leave_group", "group_heartbeat", "report_coordinator", "commit_positions",
+        "describe_group",
+    },
+    "liftbridge": {
+        "Subscribe", "SetCursor", "FetchCursor", "JoinConsumerGroup", "LeaveConsumerGroup",
+        "FetchConsumerGroupAssignments", "ReportConsumerGroupCoordinator",
+    },
+    "http": set[str](),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_call_that_names_a_group_of_others_is_refused(access: Access, door: str) -> None:
+    """Also on a stream of the caller's own. Without a group the stream alone is asked for."""
+    gate, reader = Gate(door, access), Caller(principal="reader")
+    refused = set()
+    for call in DOORS[door]:
+        if "reader" in MAY[door][call]:
+            try:
+                gate.admit(reader, call, {**VALUES, "group": "theirs-g"})
+            except AccessDeniedError:
+                refused.add(call)
+    assert refused == READERS_CALLS_ON_GROUPS[door]
+
+
+def test_a_subscription_or_a_cursor_without_a_group_needs_the_stream_only(access: Access) -> None:
+    """As of a reader who is in no group."""
+    for call in ("Subscribe", "SetCursor", "FetchCursor"):
+        Gate("liftbridge", access).admit(Caller(principal="reader"), call, {"name": "mine-a"})
+
+
 @pytest.mark.parametrize("door", DOORS)
 def test_a_call_without_a_row_is_refused_to_administrators(access: Access, door: str) -> None:
     """A call that somebody forgot in the table lets nobody in."""
