@@ -8,6 +8,8 @@ are the cluster's own: only a pattern that begins with ``__`` names them.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal, get_args
@@ -51,6 +53,10 @@ ROLES: Final[Mapping[str, Mapping[Kind, tuple[Action, ...]]]] = {
 
 AUDIT_STREAM: Final = "__audit"  # written by brokers only
 NAME_CHARS_MAX: Final = 256
+RESOURCE_CHARS_MAX: Final = 1024  # of a name that a call asks for; beyond it, nobody may
+TOLD_BYTES_MAX: Final = 1024
+_BEGINNING_CHARS: Final = 64
+_ESCAPE_BYTES_MAX: Final = 12  # of one character in JSON
 _NAME_MARKS: Final = frozenset("._-@:/=+, ")
 CLUSTER: Final = "cluster"  # the name of the one resource of its kind
 ANONYMOUS: Final = ""  # the principal of a caller who has proved nothing
@@ -67,7 +73,7 @@ class Resource:
     namespace: str = ""
 
     def __str__(self) -> str:
-        return "the cluster" if self.kind == "cluster" else f"{self.kind} {self.name!r}"
+        return "the cluster" if self.kind == "cluster" else f"{self.kind} {told(self.name)!r}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +127,19 @@ class AccessState:
     tokens: Mapping[str, TokenRow] = field(default_factory=dict)  # by id
     version: int = 0  # grows with every change
     weight: int = 0  # of all of it
+
+
+def told(text: str, bytes_max: int = TOLD_BYTES_MAX) -> str:
+    """Return a text as notes and errors tell it: whole, or its beginning, size and digest.
+
+    The result has at most ``bytes_max`` bytes as JSON, which are 1024 or more.
+    """
+    if len(text) * _ESCAPE_BYTES_MAX <= bytes_max:
+        return text
+    if len(text) <= bytes_max and len(json.dumps(text)) - len('""') <= bytes_max:
+        return text
+    digest = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
+    return f"{text[:_BEGINNING_CHARS]}... ({len(text)} characters, SHA-256 {digest})"
 
 
 def check_name(name: str, what: str) -> str:

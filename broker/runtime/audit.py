@@ -2,6 +2,10 @@
 
 A note never waits and never fails a call. What the stream cannot take waits in a bounded queue;
 what does not fit there is counted, and the next record says how many are missing. The log has all.
+
+What the stream refuses for its size is sent in smaller pieces. A single record that is refused so
+is replaced by a short one in the same place of the chain; if that is refused, too, it is counted as
+missing. So nothing that was noted can keep later notes from the stream.
 """
 
 from __future__ import annotations
@@ -9,13 +13,14 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
 import structlog
 
-from broker.codec.audit_record import AuditNote, encode_note
-from broker.errors import HeadwaterError
+from broker.codec.audit_record import AuditNote, bounded, encode_note, in_place_of
+from broker.errors import HeadwaterError, RecordTooLargeError
 from broker.model.access import Caller
 from broker.ports.partition import PartitionWriter, RecordsOutcome
 from broker.ports.system import Clock
@@ -24,11 +29,24 @@ from broker.runtime.inbox import Inbox
 _log = structlog.get_logger(__name__)
 
 _WAITING_MAX: Final = 10_000
+_WAITING_WEIGHT_MAX: Final = 16 * 1024 * 1024  # characters, of up to four bytes
 _TOGETHER_MAX: Final = 256  # in one write
 _LOOK_MS: Final = 250
 _BACKOFF_MS: Final = 1_000
 
 FindWriter = Callable[[], PartitionWriter]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Chained:
+    """A note with its place in the chain, as the stream gets it."""
+
+    note: AuditNote
+    number: int
+    before: str
+    lost: int
+    value: bytes
+    is_substitute: bool = False
 
 
 class Audit:
@@ -42,6 +60,7 @@ class Audit:
         chain: str,
         find_writer: FindWriter | None,
         waiting_max: int = _WAITING_MAX,
+        waiting_weight_max: int = _WAITING_WEIGHT_MAX,
         wake: Callable[[], None] = lambda: None,
     ) -> None:
         """``chain`` names this process; ``find_writer`` makes the stream if it is not there.
@@ -54,11 +73,14 @@ class Audit:
         self._chain = chain
         self._find_writer = find_writer
         self._waiting_max = waiting_max
+        self._waiting_weight_max = waiting_weight_max
         self._lock = threading.Lock()
         self._waiting: deque[AuditNote] = deque()
+        self._weight = 0  # of what waits
         self._lost = 0
         self._inbox = Inbox(waiting_max=1, wake=wake)
-        self._under_way: list[bytes] = []  # encoded, and not known to be stored
+        self._under_way: list[_Chained] = []  # not known to be stored
+        self._together = _TOGETHER_MAX  # records of the next write
         self._number = 0
         self._before = ""
         self._writing = False
@@ -69,34 +91,41 @@ class Audit:
         self, *, caller: Caller, door: str, call: str, resources: Sequence[str], result: str
     ) -> None:
         """See ``AuditSink.note``."""
-        one = AuditNote(
-            at_us=self._clock.now_us(),
-            broker=self._broker,
-            principal=caller.principal,
-            via=caller.via,
-            peer=caller.peer,
-            door=door,
-            call=call,
-            resources=tuple(resources),
-            result=result,
+        one = bounded(
+            AuditNote(
+                at_us=self._clock.now_us(),
+                broker=self._broker,
+                principal=caller.principal,
+                via=caller.via,
+                peer=caller.peer,
+                door=door,
+                call=call,
+                resources=tuple(resources),
+                result=result,
+            )
         )
         _log.info(
             "audit",
             principal=one.principal,
             via=one.via,
             peer=one.peer,
-            door=door,
-            call=call,
-            resources=list(resources),
-            result=result,
+            door=one.door,
+            call=one.call,
+            resources=list(one.resources),
+            result=one.result,
         )
         if self._find_writer is None:
             return
+        weight = one.weight
         with self._lock:
-            if len(self._waiting) >= self._waiting_max:
+            if (
+                len(self._waiting) >= self._waiting_max
+                or self._weight + weight > self._waiting_weight_max
+            ):
                 self._lost += 1
             else:
                 self._waiting.append(one)
+                self._weight += weight
 
     def turn(self, now_ms: int) -> int:
         """Store what waits; return the time of the next turn."""
@@ -114,22 +143,37 @@ class Audit:
 
     def _encode(self) -> None:
         with self._lock:
-            count = min(len(self._waiting), _TOGETHER_MAX)
+            count = min(len(self._waiting), self._together)
             notes = [self._waiting.popleft() for _ in range(count)]
+            self._weight -= sum(one.weight for one in notes)
             lost, self._lost = (self._lost, 0) if notes else (0, self._lost)
         for one in notes:
-            value, self._before = encode_note(
-                one, chain=self._chain, number=self._number, before=self._before, lost=lost
-            )
-            self._number += 1
+            self._chain_on(one, lost)
             lost = 0
-            self._under_way.append(value)
+
+    def _chain_on(self, note: AuditNote, lost: int, *, is_substitute: bool = False) -> None:
+        number, before = self._number, self._before
+        value, self._before = encode_note(
+            note, chain=self._chain, number=number, before=before, lost=lost
+        )
+        self._number += 1
+        self._under_way.append(
+            _Chained(
+                note=note,
+                number=number,
+                before=before,
+                lost=lost,
+                value=value,
+                is_substitute=is_substitute,
+            )
+        )
 
     def _write(self, find_writer: FindWriter, now_ms: int) -> None:
         def done(outcome: RecordsOutcome | HeadwaterError) -> None:  # on a commit thread
             self._inbox.put("outcome", outcome)
 
-        rows = pa.RecordBatch.from_pydict({"value": pa.array(self._under_way, pa.binary())})
+        values = [one.value for one in self._under_way[: self._together]]
+        rows = pa.RecordBatch.from_pydict({"value": pa.array(values, pa.binary())})
         try:
             writer = find_writer()
             self._writing = True
@@ -140,10 +184,38 @@ class Audit:
 
     def _take(self, outcome: object, now_ms: int) -> None:
         if not isinstance(outcome, HeadwaterError):
-            self._under_way.clear()
+            del self._under_way[: self._together]
+            self._together = min(2 * self._together, _TOGETHER_MAX)
             self._told = False
             return
-        self._not_before_ms = now_ms + _BACKOFF_MS
         if not self._told:
             _log.warning("audit_not_stored", reason=outcome.message)
             self._told = True
+        if not isinstance(outcome, RecordTooLargeError):
+            self._not_before_ms = now_ms + _BACKOFF_MS
+        elif (sent := min(self._together, len(self._under_way))) > 1:
+            self._together = sent // 2
+        else:
+            self._replace_first()
+
+    def _replace_first(self) -> None:
+        """Put a short record in the place of one that the stream never takes; else leave it out.
+
+        The refused record was not stored, so the chain goes on from the record before it. (If an
+        earlier try of it was stored and its answer lost, ``audit verify`` reports both records.)
+        """
+        first, *others = self._under_way
+        self._under_way.clear()
+        self._number, self._before = first.number, first.before
+        lost = first.lost
+        if first.is_substitute:
+            lost += 1
+        else:
+            self._chain_on(in_place_of(first.note, first.value), lost, is_substitute=True)
+            lost = 0
+        for one in others:
+            self._chain_on(one.note, one.lost + lost, is_substitute=one.is_substitute)
+            lost = 0
+        if lost:
+            with self._lock:
+                self._lost += lost

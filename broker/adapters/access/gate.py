@@ -11,15 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any, Final
 
 from broker.adapters.access.pace import Pace
 from broker.core.access.doors import DOORS, LEASED, Ask, CallRow
 from broker.errors import AccessDeniedError, AccessError
-from broker.model.access import CLUSTER, NOBODY, Caller, Kind, Resource
+from broker.model.access import CLUSTER, NOBODY, Caller, Kind, Resource, told
 from broker.model.quota import Flow
 from broker.ports.access import AccessApi, AuditSink
 
+_RESOURCES_MAX: Final = 1024  # that one right of a call is asked for
 _RESOURCES_TOLD_MAX: Final = 16
 _BEARER: Final = "bearer "
 
@@ -189,6 +191,11 @@ class Gate:
         if row.way == "open":
             return
         self._access.require_known(caller)
+        if len(resources) > _RESOURCES_MAX:
+            raise AccessDeniedError(
+                f"a {call} that names more than {_RESOURCES_MAX} resources is nobody's to make",
+                principal=caller.principal,
+            )
         for ask, resource in resources:
             self._access.require(caller, ask.action, resource, call)
 
@@ -198,7 +205,9 @@ class Gate:
             on = self._access.stream_of_lease(values["lease_id"])
             values = {**values, LEASED: on}
         return tuple(
-            (ask, self._of(ask.kind, name)) for ask in row.asks for name in ask.names(values)
+            (ask, self._of(ask.kind, name))
+            for ask in row.asks
+            for name in islice(ask.names(values), _RESOURCES_MAX + 1)
         )
 
     def _of(self, kind: Kind, name: str) -> Resource:
@@ -212,8 +221,10 @@ class Gate:
     ) -> None:
         if self._audit is None:
             return
-        told = [f"{one.kind}:{one.name}" for _, one in resources[:_RESOURCES_TOLD_MAX]]
-        self._audit.note(caller=caller, door=self._door, call=call, resources=told, result=result)
+        named = [f"{one.kind}:{told(one.name)}" for _, one in resources[:_RESOURCES_TOLD_MAX]]
+        if len(resources) > _RESOURCES_TOLD_MAX:
+            named.append(f"and {len(resources) - _RESOURCES_TOLD_MAX} more")
+        self._audit.note(caller=caller, door=self._door, call=call, resources=named, result=result)
 
 
 def _pass() -> None:

@@ -2,7 +2,8 @@
 
 The rules, in this order. An action that no rule allows is denied.
 
-1. A caller without an identity may do nothing.
+1. A caller without an identity may do nothing, and nobody may do anything to what has a longer
+   name than any resource has.
 2. Nobody may publish to the audit stream: only brokers write it.
 3. An administrator of the cluster, by a grant or by the broker's configuration, may do everything.
 4. A subject that carries other clients' requests (``>``, ``$…``, ``_INBOX``), or the brokers' own
@@ -27,7 +28,9 @@ from broker.model.access import (
     ANONYMOUS,
     AUDIT_STREAM,
     EVERYBODY,
+    NAME_CHARS_MAX,
     OWN_PREFIX,
+    RESOURCE_CHARS_MAX,
     AccessState,
     Action,
     Grant,
@@ -90,7 +93,8 @@ class Judge:
         call: str = "",  # noqa: ARG002 - grants do not tell calls apart; a policy does
     ) -> Decision:
         """Return whether ``principal`` may do ``action`` to ``resource``, by whatever call."""
-        return self._remembered(principal, action, resource)
+        decide = self._remembered if may_be_remembered(resource) else self._decide
+        return decide(principal, action, resource)
 
     def who_can(self, action: Action, resource: Resource) -> list[str]:
         """Return the principals that may do the action, sorted; ``*`` stands for everybody."""
@@ -133,6 +137,11 @@ def fixed_rule(
     """Return the decision of rules 1 to 6; None if they leave it to grants or a policy."""
     if principal == ANONYMOUS:
         return _NOBODY
+    if len(resource.name) > RESOURCE_CHARS_MAX:  # before patterns are compared with its words
+        return Denied(
+            f"{resource} has {len(resource.name)} characters: no name has more than "
+            f"{RESOURCE_CHARS_MAX}, so nobody may do anything to it"
+        )
     if action == "publish" and resource.kind == "stream" and resource.name == AUDIT_STREAM:
         return Denied("only brokers write to the audit stream")
     if administers(principal):
@@ -154,6 +163,11 @@ def fixed_rule(
     if tenants.is_owner(principal) and action in actions_of_role("owner", resource.kind):
         return ALLOWED
     return None
+
+
+def may_be_remembered(resource: Resource) -> bool:
+    """Tell whether a judge may keep a decision: callers choose the names, and thousands fit."""
+    return len(resource.name) <= NAME_CHARS_MAX and resource.name.isascii()
 
 
 def reaches(grant: Grant, resource: Resource) -> bool:

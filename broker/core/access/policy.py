@@ -20,6 +20,7 @@ from broker.core.access.decision import (
     Decision,
     Denied,
     fixed_rule,
+    may_be_remembered,
 )
 from broker.core.access.doors import LIFTBRIDGE
 from broker.core.access.tenants import TenantTable
@@ -68,7 +69,8 @@ class PolicyJudge:
         self, principal: str, action: Action, resource: Resource, call: str = ""
     ) -> Decision:
         """Return whether ``principal`` may do ``action`` to ``resource``, by a call of a door."""
-        return self._remembered(principal, action, resource, call)
+        decide = self._remembered if may_be_remembered(resource) else self._decide
+        return decide(principal, action, resource, call)
 
     def who_can(self, action: Action, resource: Resource) -> list[str]:
         """Return the principals that may do the action, of those that are named, sorted."""

@@ -34,6 +34,7 @@ from broker.model.access import (
     Resource,
     TokenRow,
     check_name,
+    told,
 )
 from broker.model.ids import LeaseId
 from broker.model.quota import Quota, check_pattern
@@ -150,7 +151,7 @@ class Access:
                 decision.reason,
                 principal=caller.principal,
                 action=action,
-                resource=f"{resource.kind}:{resource.name}",
+                resource=f"{resource.kind}:{told(resource.name)}",
             )
 
     def allows(self, caller: Caller, action: Action, resource: Resource) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from typing import Any
 
@@ -73,3 +74,23 @@ def test_another_chain_of_a_thief_does_not_fit_into_ours() -> None:
     ours = chain("c", 3)
     forged, _ = encode_note(note(9), chain="c", number=1, before="f" * 64, lost=0)
     assert check([ours[0], forged, ours[2]]).problems
+
+
+def test_a_record_that_is_too_long_is_a_problem_and_keeps_its_place() -> None:
+    """An older broker wrote it: what follows it is still told from what was tampered with."""
+    values = chain("c", 3)
+    body = json.loads(values[1])
+    del body["hash"]
+    body["resources"] = ["subject:" + "x" * 100_000]
+    digest = hashlib.sha256(_canonical(body)).hexdigest()
+    long = _canonical({**body, "hash": digest})
+    after, _ = encode_note(note(2), chain="c", number=2, before=digest, lost=0)
+    found = check([values[0], long, after])
+    assert len(found.problems) == 1
+    assert found.problems[0].startswith("1: c/1 has 100")
+    assert found.records_count == 3
+    assert len(check([values[0], long.replace(b"xx", b"xy", 1), after]).problems) > 1
+
+
+def _canonical(body: dict[str, Any]) -> bytes:
+    return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()

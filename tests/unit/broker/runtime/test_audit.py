@@ -4,17 +4,42 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from broker.codec.audit_record import AuditCheck
-from broker.errors import OverloadedError
+import pyarrow as pa
+import pytest
+import structlog
+
+from broker.codec.audit_record import RECORD_BYTES_MAX, AuditCheck
+from broker.errors import HeadwaterError, OverloadedError, RecordTooLargeError
 from broker.model.access import AUDIT_STREAM, Caller
 from broker.model.stream import StreamConfig
-from broker.ports.partition import PartitionWriter
+from broker.ports.partition import PartitionWriter, RecordsOutcome
 from broker.runtime.audit import Audit
 from simkit.brokers.memory_broker import MemoryBroker
 
 ANN = Caller(principal="ann", via="token", peer="here")
+
+
+class SmallWriter:
+    """A writer whose stream takes at most so many bytes of values in one write."""
+
+    def __init__(self, writer: PartitionWriter, bytes_max: int) -> None:
+        self._writer = writer
+        self._bytes_max = bytes_max
+
+    def submit_records(
+        self,
+        batch: pa.RecordBatch,
+        message_ids: Sequence[str | None] | None,
+        done: Callable[[RecordsOutcome | HeadwaterError], None],
+    ) -> None:
+        """Refuse what no segment would hold."""
+        size = sum(len(one) for one in batch.column("value").to_pylist())
+        if size > self._bytes_max:
+            raise RecordTooLargeError("too large", size_bytes=size, limit_bytes=self._bytes_max)
+        self._writer.submit_records(batch, message_ids, done)
 
 
 class Rig:
@@ -24,6 +49,7 @@ class Rig:
         self.broker = MemoryBroker()
         self.broker.create(AUDIT_STREAM, StreamConfig(subject=AUDIT_STREAM))
         self.away = False
+        self.takes: int | None = None  # bytes in one write
         self.now_ms = 0
         self.heard = threading.Event()
         self.audit = Audit(
@@ -38,11 +64,12 @@ class Rig:
     def _writer(self) -> PartitionWriter:
         if self.away:
             raise OverloadedError("away")
-        return self.broker.writer(AUDIT_STREAM, 0)
+        writer = self.broker.writer(AUDIT_STREAM, 0)
+        return writer if self.takes is None else SmallWriter(writer, self.takes)  # type: ignore[return-value]
 
-    def note(self, call: str) -> None:
+    def note(self, call: str, resource: str = "stream:s") -> None:
         """Note a call."""
-        self.audit.note(caller=ANN, door="flight", call=call, resources=["stream:s"], result="ok")
+        self.audit.note(caller=ANN, door="flight", call=call, resources=[resource], result="ok")
 
     def turns(self, count: int = 4) -> None:
         """Let time pass."""
@@ -105,3 +132,81 @@ def test_without_a_stream_only_the_log_is_written() -> None:
     audit.note(caller=ANN, door="flight", call="x", resources=[], result="ok")
     assert audit.turn(1) > 1
     assert not audit._waiting
+
+
+@pytest.mark.parametrize("character", ["x", "é", "😀", "\ud800", "\x00", '"'])
+def test_no_text_makes_a_record_or_its_line_longer_than_the_check_takes(character: str) -> None:
+    """Whatever each field holds; the note tells how long it was, and its digest."""
+    rig = Rig()
+    long = character * 100_000
+    with structlog.testing.capture_logs() as lines:
+        rig.audit.note(
+            caller=Caller(principal=long, via=long, peer=long),
+            door=long,
+            call=long,
+            resources=[long] * 1_000,
+            result=long,
+        )
+    assert len(json.dumps(lines)) < RECORD_BYTES_MAX
+    rig.note("after")
+    rig.turns()
+    first, second = rig.stored()
+    assert "100000 characters, SHA-256 " in first["resources"][0]
+    assert second["call"] == "after"
+
+
+def test_what_waits_is_bounded_by_its_size_too() -> None:
+    """A few long notes count as many short ones."""
+    rig = Rig(waiting_weight_max=10_000)
+    rig.away = True
+    for number in range(20):
+        rig.note(str(number), "stream:" + "x" * 1_000)
+    rig.turns()
+    rig.away = False
+    rig.turns(8)
+    told = rig.stored()
+    assert 0 < len(told) < 10
+    assert sum(one["lost"] for one in told) == 20 - len(told)
+    rig.note("later")  # what was stored waits no more
+    rig.turns()
+    assert (rig.stored()[-1]["call"], rig.stored()[-1]["lost"]) == ("later", 0)
+
+
+def test_notes_that_do_not_fit_together_are_stored_in_pieces() -> None:
+    """All of them, in their order, and the next ones as well."""
+    rig = Rig()
+    rig.takes = 2_000
+    calls = [str(number) for number in range(20)]
+    for call in calls:
+        rig.note(call)
+    rig.turns(40)
+    assert [one["call"] for one in rig.stored()] == calls
+
+
+def test_a_note_that_the_stream_never_takes_is_replaced_and_later_ones_are_stored() -> None:
+    """The record in its place says so, and the chain is whole."""
+    rig = Rig()
+    rig.takes = 900
+    rig.note("a")
+    rig.note("b", "stream:" + "x" * 1_000)
+    rig.note("c")
+    rig.turns(20)
+    told = rig.stored()
+    assert [(one["call"], one["number"], one["lost"]) for one in told] == [
+        ("a", 0, 0), ("b", 1, 0), ("c", 2, 0),
+    ]  # fmt: skip
+    assert told[1]["resources"][0].startswith("not kept here: ")
+
+
+def test_a_stream_that_takes_nothing_costs_no_later_note_its_place() -> None:
+    """Notes that are refused even when they are short are counted as missing."""
+    rig = Rig()
+    rig.takes = 10
+    for call in ("a", "b", "c"):
+        rig.note(call)
+    rig.turns(20)
+    assert rig.stored() == []
+    rig.takes = None
+    rig.note("d")
+    rig.turns()
+    assert [(one["call"], one["number"], one["lost"]) for one in rig.stored()] == [("d", 0, 3)]

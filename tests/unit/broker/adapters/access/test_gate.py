@@ -150,3 +150,41 @@ def test_a_gate_without_access_control_lets_everything_pass(broker: MemoryBroker
         gate.admit(NOBODY, "no such call", {})
         gate.admit_watched(NOBODY, "do_get", S)()
         assert gate.shown(NOBODY, "stream", ["a", "__b"]) == ["a", "__b"]
+
+
+@pytest.mark.parametrize("kind", ["stream", "subject"])
+def test_a_name_that_is_longer_than_any_is_refused_to_everybody_and_told_short(
+    access: Access, kind: str
+) -> None:
+    """At each door alike, to administrators and whatever is granted; a stranger is one first."""
+    heard, long = Heard(), "é." * 1_000_000
+    access.grant([Grant(principal="ann", kind="cluster", pattern="cluster", actions=("admin",))])
+    wide = {"stream": "*", "subject": ">"}[kind]
+    verb = {"stream": "create", "subject": "attach"}[kind]
+    access.grant([Grant(principal="ann", kind=kind, pattern=wide, actions=(verb,))])  # type: ignore[arg-type]
+    for door, call in (("flight", "create_stream"), ("liftbridge", "CreateStream")):
+        gate = Gate(door, access, heard)
+        values = {"name": "s", "config": {"subject": "s"}, "subject": "s"}
+        values |= {"name": long} if kind == "stream" else {"config": {"subject": long}}
+        values |= {"subject": long} if kind == "subject" else {}
+        with pytest.raises(UnauthenticatedError):
+            gate.admit(NOBODY, call, values)
+        with pytest.raises(AccessDeniedError) as refused:
+            gate.admit(ann(gate), call, values)
+        assert len(str(refused.value)) < 2_000
+        assert len(str(refused.value.facts)) < 2_000
+    assert [one[4] for one in heard.notes] == ["UnauthenticatedError", "AccessDeniedError"] * 2
+    assert all(len(str(one)) < 2_000 for one in heard.notes)
+    assert "2000000 characters, SHA-256 " in str(heard.notes[0])
+
+
+def test_a_call_that_names_too_many_resources_is_refused(access: Access) -> None:
+    """Nobody may make it, and the note tells the first names and how many more there were."""
+    heard = Heard()
+    gate = Gate("liftbridge", access, heard)
+    values = {"group": "g", "streams": ["s"] * 1_000_000}
+    with pytest.raises(AccessDeniedError, match="more than 1024 resources"):
+        gate.admit(ann(gate), "JoinConsumerGroup", values)
+    ((*_, resources, result),) = heard.notes
+    assert (resources[:2], result) == (("group:g", "stream:s"), "AccessDeniedError")
+    assert resources[-1] == "and 1010 more"

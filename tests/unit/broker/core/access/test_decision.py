@@ -270,3 +270,34 @@ def test_decisions_are_those_of_the_naive_model(seed: int) -> None:
                             on = Resource(kind, name, namespace)
                             expected = _naive(list(grants.values()), who, action, on)
                             assert (one.decide(who, action, on) is ALLOWED) is expected
+
+
+class AllAllowed:
+    """A policy that allows everything."""
+
+    def allows(self, principal: str, resource: str, act: str) -> bool:
+        """Allow it."""
+        return (principal, resource, act) != ("", "", "")
+
+    def principals(self) -> frozenset[str]:
+        """Return nobody."""
+        return frozenset()
+
+
+@pytest.mark.parametrize(
+    "one", [judge(grant("*", "create"), admins=("root",)), PolicyJudge(AllAllowed())]
+)
+def test_a_name_longer_than_any_may_be_is_nobodys_and_is_not_remembered(
+    one: Judge | PolicyJudge,
+) -> None:
+    """Nobody chooses how much memory the decisions take; the reason is short, too."""
+    for who in ("ann", "root"):
+        for length in (1_025, 1_000_000):
+            decision = one.decide(who, "create", stream("n" * length))
+            assert isinstance(decision, Denied)
+            assert len(decision.reason) < 500
+    assert one.decide("ann", "create", stream("n" * 1_024)) is ALLOWED
+    assert one.decide("ann", "create", stream("é")) is ALLOWED
+    assert one._remembered.cache_info().currsize == 0
+    assert one.decide("ann", "create", stream("n" * 256)) is ALLOWED
+    assert one._remembered.cache_info().currsize == 1
