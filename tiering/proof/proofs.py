@@ -34,7 +34,14 @@ from tiering.proof.provenance import (
 )
 from tiering.store.object_store import ObjectStore
 from tiering.table.delta_log import log_key
-from tiering.table.table import PROOF_PREFIX, DataFile, SparsePrefix, TableSnapshot
+from tiering.table.table import (
+    PROOF_PREFIX,
+    DataFile,
+    SparsePrefix,
+    TableSnapshot,
+    first_of_ms,
+    last_of_ms,
+)
 
 _FORMAT: Final = 1
 _FORMAT_SPARSE: Final = (
@@ -319,7 +326,7 @@ def _file_of(row: list[Any]) -> ProvedFile:
         records_count=count,
         min_offset=least,
         max_offset=greatest,
-        min_timestamp_us=first,
-        max_timestamp_us=latest,
+        min_timestamp_us=first_of_ms(first),  # an older version stored what the commit stated
+        max_timestamp_us=last_of_ms(latest),
     )
     return ProvedFile(file, crc, etag, ours, *claims)

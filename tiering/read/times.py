@@ -58,11 +58,7 @@ def _candidates(
             if file.partition == partition
             and file.records_count != 0
             and file.may_have(wanted)
-            # Delta keeps milliseconds, and a foreign OPTIMIZE rounds down.
-            and (
-                file.max_timestamp_us is None
-                or file.max_timestamp_us // 1000 >= timestamp_us // 1000
-            )
+            and (file.max_timestamp_us is None or file.max_timestamp_us >= timestamp_us)
         ),
         key=lambda file: file.min_offset or 0,
     )

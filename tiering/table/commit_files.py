@@ -13,7 +13,7 @@ from typing import Any, Final
 from broker.errors import TableMismatchError
 from broker.model.offsets import Offset
 from tiering.table.ledger import LedgerEntry
-from tiering.table.table import DataFile, NewFile
+from tiering.table.table import DataFile, NewFile, first_of_ms, last_of_ms
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _BOUNDED: Final = ("offset", "timestamp")
@@ -80,8 +80,8 @@ def file_in(add: Action) -> DataFile:
             records_count=count,
             min_offset=Offset(low) if known else None,
             max_offset=Offset(high) if known else None,
-            min_timestamp_us=_micros(least.get("timestamp")),
-            max_timestamp_us=_micros(greatest.get("timestamp")),
+            min_timestamp_us=first_of_ms(_micros(least.get("timestamp"))),
+            max_timestamp_us=last_of_ms(_micros(greatest.get("timestamp"))),
         )
     except (TypeError, ValueError, AttributeError, RecursionError) as cause:
         raise NotOursError(f"the statistics of {path} cannot be read") from cause

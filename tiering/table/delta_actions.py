@@ -13,7 +13,7 @@ from broker.errors import TableMismatchError
 from broker.model.offsets import Offset
 from broker.model.stream import PARTITIONS_MAX
 from tiering.table.delta_library import add_actions_of, column
-from tiering.table.table import DataFile, NewFile
+from tiering.table.table import DataFile, NewFile, first_of_ms, last_of_ms
 
 
 def remove_action(file: DataFile, *, data_change: bool) -> RemoveAction:
@@ -84,8 +84,8 @@ def _translated(actions: pa.Table, uri: str) -> list[DataFile]:
                 records_count=count,
                 min_offset=Offset(least) if known else None,
                 max_offset=Offset(greatest) if known else None,
-                max_timestamp_us=latest,
-                min_timestamp_us=first,
+                max_timestamp_us=last_of_ms(latest),
+                min_timestamp_us=first_of_ms(first),
             )
         )
     return files

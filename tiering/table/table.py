@@ -45,9 +45,23 @@ CLUSTER_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 TableKind = Literal["history", "latest"]  # every record, or the newest of each key
 
 _TABLE_NAME_UUID_LENGTH: Final = 8
-
+_TIME_MIN_US: Final = -(2**63)
+_TIME_MAX_US: Final = 2**63 - 1
 
 EMPTY: Final = OffsetRange(Offset(0), Offset(0))
+
+
+def first_of_ms(stated_us: int | None) -> int | None:
+    """Return the least time that a file may have whose statistics state a least time."""
+    return None if stated_us is None else max(stated_us // 1000 * 1000, _TIME_MIN_US)
+
+
+def last_of_ms(stated_us: int | None) -> int | None:
+    """Return the greatest time that a file may have whose statistics state a greatest time.
+
+    Delta keeps milliseconds. We round a greatest time up, other engines round it down.
+    """
+    return None if stated_us is None else min(stated_us // 1000 * 1000 + 999, _TIME_MAX_US)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -108,6 +108,33 @@ def test_a_statement_gets_the_rows_and_the_columns_that_it_asks_for(
     )
 
 
+@by_both
+def test_a_filter_on_times_loses_no_row_after_an_optimize(
+    spark: SparkSession, served: Served, catalog: str
+) -> None:
+    """Spark's statistics are whole milliseconds, rounded down; times of records are not."""
+    second_us = 1_700_000_000_000_000
+    with Client(served.server) as client:
+        client.create_stream("t")
+        with client.producer("t") as producer:
+            for micros in (1, 123_399, 123_400, 123_456):
+                producer.send([{"value": b"v", "timestamp": second_us + micros}])
+    served.broker.ship("t", 0, Offset(2))
+    served.broker.ship("t", 0, Offset(4))
+    spark.sql(f"OPTIMIZE delta.`{served.broker.table('t').store.config.root}`")
+    table = f"{catalog}.t WHERE timestamp"
+    second = "timestamp_seconds(1700000000)"
+    for compared, expected in (
+        (f">= {second} + INTERVAL '0.1234' SECOND", [2, 3]),
+        (f"> {second} + INTERVAL '0.1234' SECOND", [3]),
+        (f"= {second} + INTERVAL '0.123456' SECOND", [3]),
+        (f"<= {second} + INTERVAL '0.000001' SECOND", [0]),
+        (f"> {second} + INTERVAL '0.123456' SECOND", []),
+    ):
+        found = spark.sql(f"SELECT offset FROM {table} {compared}").collect()
+        assert sorted(row.offset for row in found) == expected, compared
+
+
 def test_the_plan_says_who_reads_what(spark: SparkSession, catalog: str) -> None:
     """EXPLAIN has the files that are left after the filters, and the columns that are fetched."""
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from deltalake import ColumnProperties, DeltaTable, WriterProperties
 
@@ -98,6 +99,30 @@ def true_epochs(add: dict[str, Any], stats: dict[str, Any]) -> None:
     stats["minValues"]["leader_epoch"] = 0
     stats["maxValues"]["leader_epoch"] = 1 << 40
     stats["nullCount"]["leader_epoch"] = 0
+
+
+def test_no_row_of_a_file_is_outside_the_times_that_readers_skip_it_by(lab: TierLab) -> None:
+    """Engines round both times down to milliseconds; rows within the last one are no exception.
+
+    So it is in each description of a file: the version's, the commits', and the stored proof's.
+    """
+    stamps = lab.source.truth().column("timestamp").cast(pa.int64()).to_pylist()
+    assert max(stamps) % 1000
+    DeltaTable(lab.table.uri).optimize.compact()
+    assert certify(lab) == [COUNT * EACH]
+    table = lab.lake.table(lab.stream)
+    proof = prove(table.snapshot(), table.store)
+    described = [
+        *table.snapshot().files,
+        *(one.file for one in proof.files.values()),
+        *(one.file for one in decode(encode(proof), "k").files.values()),
+    ]
+    assert len(described) == 3
+    for file in described:
+        assert file.min_timestamp_us is not None
+        assert file.max_timestamp_us is not None
+        assert file.min_timestamp_us <= min(stamps)
+        assert file.max_timestamp_us >= max(stamps)
 
 
 @pytest.mark.parametrize("change", [local_times, all_null, other_epochs])

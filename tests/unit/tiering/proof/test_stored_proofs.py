@@ -113,7 +113,7 @@ def test_a_stored_proof_is_the_proof_that_was_stored(log: Log) -> None:
     state = log.states[-1]
     assert {one.ours for one in state.files.values()} == {True, False}
     times = {(one.file.min_timestamp_us, one.file.max_timestamp_us) for one in state.files.values()}
-    assert times == {(5_000_000, 6_000_000)}
+    assert times == {(5_000_000, 6_000_999)}
     assert decode(encode(state), "k") == state
 
 

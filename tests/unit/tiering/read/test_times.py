@@ -13,7 +13,7 @@ from headwater.client import Client
 from simkit.tier.lake_broker import serving
 from tiering.read.times import first_reaching
 from tiering.store.object_store import ObjectStore
-from tiering.table.table import TableSnapshot
+from tiering.table.table import TableSnapshot, last_of_ms
 
 BASE_US = 1_700_000_000_000_000
 # Times within one millisecond, and a step back: millisecond statistics do not distinguish them.
@@ -83,10 +83,10 @@ def test_files_in_any_order_give_the_smallest_offset(table: Table) -> None:
 
 
 def test_statistics_in_milliseconds_hide_no_record(table: Table) -> None:
-    """OPTIMIZE by others rounds them down: a file may hold a record above its greatest time."""
+    """OPTIMIZE by others rounds them down: a file may hold a record above its stated time."""
     snapshot, store = table
     files = tuple(
-        replace(file, max_timestamp_us=BASE_US + max(STAMPS[at : at + 3]) // 1000 * 1000)
+        replace(file, max_timestamp_us=last_of_ms(BASE_US + max(STAMPS[at : at + 3])))
         for at, file in zip(range(0, 12, 3), snapshot.files, strict=True)
     )
     bent = replace(snapshot, files=files)
