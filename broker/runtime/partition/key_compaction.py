@@ -217,6 +217,7 @@ class KeyCompaction:
             self._not_before_ms = self._clock.monotonic_ms() + _AGAIN_MS
             self._end_without(rest or "nothing is new")
             return None
+        self._local.refresh()
         work = CompactionPass(
             self._local.log,
             [

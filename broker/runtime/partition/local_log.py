@@ -10,7 +10,15 @@ from collections.abc import Callable, Sequence
 
 from broker.core.dedup import BATCHES_KEPT
 from broker.core.message_ids import Room
-from broker.errors import DiskFullError, EncryptionKeyError, HeadwaterError, SegmentCorruptError
+from broker.errors import (
+    CorruptDataError,
+    DiskFullError,
+    EncryptionKeyError,
+    HeadwaterError,
+    NoRoomError,
+    OverloadedError,
+    SegmentCorruptError,
+)
 from broker.model.epoch_history import EpochHistory
 from broker.model.ids import PartitionId
 from broker.model.offsets import Offset
@@ -93,6 +101,7 @@ class LocalLog:
             remote_start=remote_start,
         )
         self._begin_log = begin_log
+        self._is_stale = False  # the tables: a cut or a copy began, and perhaps did not end
         self._waiting: tuple[Offset, LogPrefix] | None = None  # for room for a log that begins so
         self._config = config
         self._clock = clock
@@ -180,9 +189,11 @@ class LocalLog:
         """Free the segments of a plan, and return how many were freed.
 
         Segments with message ids of the deduplication window stay: a restart reads the ids there.
+        Raises as :meth:`refresh` does.
         """
         bases = self.retries.free_of_ids(plan, self._clock.now_us(), leads=leads)
         if bases:
+            self.refresh()
             noted = self._note_producers(plan[len(bases) - 1].end_offset)
             self.log.free(bases)
             if not noted:
@@ -217,12 +228,16 @@ class LocalLog:
     def save_producers(self) -> bool:
         """Write the producers' state beside the log: a start then reads only the log's end.
 
-        Returns False when the disk is full.
+        Returns False when the disk is full, or when the log cannot be read now.
         """
+        try:
+            self.refresh()
+        except (NoRoomError, OverloadedError, CorruptDataError):  # who needs the tables says so
+            return False
         return self.log.write_producer_state(self.retries.producers.to_state())
 
     def begin_leading(self) -> None:
-        """Begin the window of message ids of a leader; :meth:`read_ids` fills it."""
+        """Begin the retry tables of a leader; :meth:`read_ids` fills them."""
         self.ids_refusal = None
         self.retries.begin_leading(self.log, self._clock.now_us())
 
@@ -234,9 +249,12 @@ class LocalLog:
     def read_ids(self, slice_bytes: int) -> None:
         """Read the next ``slice_bytes`` of the log, if message ids are missing.
 
+        The producers are read first, if they are missing: a leader takes no write without them.
+
         Raises:
             HeadwaterError: they cannot be read now. Writes wait; without a key they are refused.
         """
+        self.refresh()
         try:
             self.retries.read_ids(self.cipher.opened, slice_bytes=slice_bytes)
         except EncryptionKeyError as error:  # a key was rotated that this broker cannot use yet
@@ -256,9 +274,17 @@ class LocalLog:
         else:
             self.tier.unshipped_bytes += size_bytes
 
-    def copied(self, batches: Sequence[StoredBatch]) -> None:
-        """Update the tables with batches of a leader that are in the log now."""
+    def copy(self, batches: Sequence[StoredBatch]) -> None:
+        """Write batches as their leader stored them, into the log and the tables.
+
+        Raises as ``PartitionLog.append_stored`` and :meth:`refresh` do. The log may hold a part of
+        the batches then.
+        """
+        self.refresh()
+        self._is_stale = True
+        self.log.append_stored(batches, now_us=self._clock.now_us())
         self.tier.unshipped_bytes += self.retries.copied(batches)
+        self._is_stale = False
 
     def truncate(self, end: Offset) -> None:
         """Drop the records from ``end`` on, durably, and what the tables know of them.
@@ -268,25 +294,47 @@ class LocalLog:
         So the state as of ``end`` is written first; a crash leaves one that fits.
 
         Raises:
-            DiskFullError: there is no room for the epoch history or that state; nothing is cut.
+            NoRoomError: there is no room for the epoch history or that state, or no descriptor.
+                Nothing is cut, or a part: call again. Without that, later calls finish the cut.
             LogFailedError: the disk failed.
         """
         if self.log.log_start and end < self.log.log_end:
+            self.refresh()
             state = self.retries.producers.below(end, batches_max=BATCHES_KEPT)
             if not self.log.write_producer_state(state.to_state(), end=end):
                 raise DiskFullError(
                     "the disk has no room for the producer state that a truncation writes first"
                 )
+        self._is_stale = True
         self.log.truncate(end)
         self.shrunk()
 
     def shrunk(self) -> None:
         """Rebuild the derived tables after records were removed from the log."""
         self.retries.follow_log(self.log)
+        self._is_stale = False
         self.watch_segments()
 
+    def refresh(self) -> None:
+        """Rebuild the derived tables if a cut or a copy was interrupted.
+
+        Whoever needs the producers calls this first. Tables of records that were cut would
+        acknowledge a retry that is nowhere; tables without copied records would store it twice.
+
+        Raises:
+            NoRoomError, OverloadedError: there is no descriptor or memory now: call again.
+            LogFailedError, CorruptDataError: the log cannot be read.
+        """
+        if self._is_stale:
+            self.log.sync()  # finishes a cut
+            self.shrunk()
+
     def producers_before(self, start: Offset) -> bytes:
-        """Return the producers' state of records below ``start``, for a log that begins there."""
+        """Return the producers' state of records below ``start``, for a log that begins there.
+
+        Raises as :meth:`refresh` does.
+        """
+        self.refresh()
         return self.retries.before(start)
 
     @property
@@ -328,4 +376,5 @@ class LocalLog:
             raise
         self.log = begun
         self._waiting = None
+        self._is_stale = False
         self.watch_segments()

@@ -395,26 +395,30 @@ class ReplicaShell:
             return
         try:
             self._sync()
-        except NoRoomError as error:
-            self._room.lacks(error, follows=True)
+            self._local.refresh()
+        except (NoRoomError, OverloadedError) as error:
+            self._lacks(error)
             return
         self._links.confirm_leader(leader_epoch, self._local.log.synced_end)
 
     def _send_records(self, effect: does.SendRecords) -> None:
+        try:
+            answer = self._answer(effect)
+        except CorruptDataError as error:
+            self._owner.fail(error)
+        except (NoRoomError, OverloadedError) as error:  # not now: the follower asks again
+            _log.warning("records_not_sent", partition=self._name, reason=error.message)
+        else:
+            self._links.send(effect.to, answer)
+
+    def _answer(self, effect: does.SendRecords) -> FetchAnswer:
         request = effect.request
         log_end = self._local.log.log_end
         try:
             batches = self._records_from(request.fetch_from, log_end)
         except OffsetOutOfRangeError:
-            self._links.send(effect.to, self._below_start(request))
-            return
-        except CorruptDataError as error:
-            self._owner.fail(error)
-            return
-        except OverloadedError as error:  # no descriptor or memory now: the follower asks again
-            _log.warning("records_not_sent", partition=self._name, reason=error.message)
-            return
-        answer = FetchAnswer(
+            return self._below_start(request)
+        return FetchAnswer(
             leader_epoch=request.leader_epoch,
             request_id=request.request_id,
             start=request.fetch_from,
@@ -422,7 +426,6 @@ class ReplicaShell:
             log_end=log_end,
             batches=batches,
         )
-        self._links.send(effect.to, answer)
 
     def _records_from(self, start: Offset, log_end: Offset) -> list[StoredBatch]:
         """Read batches from ``start``; followers that wait at the same offset share one read.
@@ -471,6 +474,13 @@ class ReplicaShell:
         self._do(self._replica.step(LogTruncated(self._now_ms())))
         return True
 
+    def _lacks(self, error: HeadwaterError, wanted_bytes: int = 0) -> None:
+        """Take note that the log of a follower or candidate lacks room, or memory, now."""
+        if isinstance(error, NoRoomError):
+            self._room.lacks(error, wanted_bytes, follows=True)
+        else:
+            _log.warning("no_memory", partition=self._name, reason=error.message)
+
     def _replace(self, start: Offset, prefix: LogPrefix) -> None:
         """Replace the log by an empty one, and report it; see :meth:`_has_log` if it waits."""
         try:
@@ -491,11 +501,15 @@ class ReplicaShell:
     def _begin_at(self, start: Offset) -> None:
         """Replace the log by an empty one at the cold end, after an unclean election."""
         log = self._local.log
+        try:
+            producers = self._local.producers_before(log.log_end)
+        except (NoRoomError, OverloadedError) as error:  # the candidate asks again later
+            self._lacks(error)
+            return
         _log.warning(
             "log_begins_at_cold_end", partition=self._name, log_end=log.log_end, start=start
         )
-        prefix = LogPrefix(epochs=(), producers=self._local.producers_before(log.log_end))
-        self._replace(start, prefix)
+        self._replace(start, LogPrefix(epochs=(), producers=producers))
 
     def _append_stored(self, batches: Sequence[StoredBatch]) -> None:
         """Write fetched batches in runs, so that a torn tail never looks like rot; then sync.
@@ -513,14 +527,11 @@ class ReplicaShell:
             for count in runs:
                 if first:
                     self._sync()
-                part = batches[first : first + count]
-                log.append_stored(part, now_us=self._clock.now_us())
-                self._local.copied(part)
+                self._local.copy(batches[first : first + count])
                 first += count
             self._sync()
-        except NoRoomError as error:  # what was written is durable; only its promise may wait
-            self._room.lacks(error, sum(one.header.size for one in batches), follows=True)
-            self._local.shrunk()
+        except (NoRoomError, OverloadedError) as error:  # a part may be there, also durably
+            self._lacks(error, sum(one.header.size for one in batches))
             self._do(self._replica.step(AppendRefused(self._now_ms())))
             return
         self._room.found()
@@ -538,7 +549,7 @@ class ReplicaShell:
             end = cut
         try:
             self._local.truncate(end)
-        except NoRoomError as error:
+        except (NoRoomError, OverloadedError) as error:
             _log.warning("truncation_waits", partition=self._name, reason=error.message)
             self._owner.later(_AGAIN_MS, lambda: self._truncate(end, follower))
             return

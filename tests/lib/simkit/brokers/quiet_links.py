@@ -30,6 +30,7 @@ class QuietLinks:
         """Give this lease."""
         self._lease_until_ms = lease_until_ms
         self.sent: list[ReplicaMessage] = []
+        self.confirmed: list[Offset] = []  # log ends of a candidate
 
     def send(self, to: BrokerId, message: ReplicaMessage) -> None:
         """Keep it."""
@@ -40,7 +41,8 @@ class QuietLinks:
         """Nobody answers."""
 
     def confirm_leader(self, leader_epoch: LeaderEpoch, log_end: Offset) -> None:
-        """Nobody hears it."""
+        """Keep it."""
+        self.confirmed.append(log_end)
 
     def report_leader(self, leader_epoch: LeaderEpoch) -> None:
         """Nobody hears it."""

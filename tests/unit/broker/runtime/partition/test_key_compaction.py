@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 from broker.codec.record_batch import prepare
+from broker.core.dedup import ProducerTable
 from broker.core.key_compaction import PassReport
 from broker.model.ids import ProducerId
 from broker.model.offsets import OFFSET_MAX, Offset
@@ -166,14 +167,21 @@ def test_the_records_that_are_left_are_counted_also_after_a_restart() -> None:
     assert Rig(compact=False).driver.records_left(Offset(0)) is None
 
 
-def test_a_retry_is_recognised_after_a_restart() -> None:
-    """The batches that a producer may send again are gone as records, and known as batches."""
+@pytest.mark.parametrize("stale", [False, True])
+def test_a_retry_is_recognised_after_a_restart(stale: bool) -> None:
+    """The batches that a producer may send again are gone as records, and known as batches.
+
+    A table is stale after a copy that was interrupted.
+    """
     disk = SimDisk(random.Random(1))
     rig = Rig(disk)
     for sequence in range(0, 100, 2):
         rig.put((b"k", b"x" * 80), (b"k", b"y" * 80), producer=7, sequence=sequence)
     first = rig.put((b"k", b"1"), (b"k", b"2"), producer=7, sequence=100)
     rig.fill()
+    if stale:
+        rig.driver._local._is_stale = True
+        rig.driver._local.retries.producers = ProducerTable()
     rig.work()
     assert [row.offset for row in rows_of(rig.log) if row.key == b"k"] == [first.base_offset + 1]
     disk.kill()

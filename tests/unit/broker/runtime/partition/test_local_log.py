@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,6 +15,7 @@ from broker.model.epochs import LeaderEpoch
 from broker.model.ids import PartitionId, PartitionNumber, ProducerId, StreamUuid
 from broker.model.offsets import OFFSET_MAX, Offset
 from broker.model.stream import Stream, StreamConfig
+from broker.ports.partition import StoredBatch
 from broker.runtime.partition import dedup_recovery
 from broker.runtime.partition.counters import PartitionCounters
 from broker.runtime.partition.local_log import LocalLog
@@ -105,6 +106,28 @@ def test_a_cut_waits_for_room_for_the_producers_of_freed_records(
         with pytest.raises(DiskFullError):
             local.truncate(Offset(5))
     assert (local.log.log_end, local.retries.producers.expected(PRODUCER)) == (9, 9)
+
+
+def test_a_cut_after_a_copy_in_part_writes_the_producers_of_that_part(
+    local: LocalLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table has none of the part yet, and the state that is written is believed later."""
+    sent = local.log.read(Offset(5), Offset(9), bytes_max=1 << 20)
+    local.truncate(Offset(5))
+    whole = PartitionLog.append_stored
+
+    def in_part(log: PartitionLog, batches: Sequence[StoredBatch], *, now_us: int) -> Offset:
+        whole(log, batches[:3], now_us=now_us)
+        raise DiskFullError("full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PartitionLog, "append_stored", in_part)
+        with pytest.raises(DiskFullError):
+            local.copy(sent)
+    assert (local.log.log_end, local.retries.producers.expected(PRODUCER)) == (8, 5)
+    local.truncate(Offset(7))
+    assert local.retries.producers.expected(PRODUCER) == 7
+    assert dedup_recovery.rebuild_producers(local.log).expected(PRODUCER) == 7, "after a restart"
 
 
 @pytest.mark.parametrize("full_until", ["sealed", "freed"])
