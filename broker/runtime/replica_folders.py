@@ -68,10 +68,16 @@ class ReplicaFolders:
         """Return what replaces the log of a partition by an empty one."""
         folder = log_folder(partition_id)
 
-        def begin_log(start: Offset, epochs: EpochHistory) -> PartitionLog:
+        def begin_log(start: Offset, epochs: EpochHistory, producers: bytes) -> PartitionLog:
             promise = self._promises.replica(partition_id)
             replace_log(
-                self._files, folder, partition_id, start=start, epochs=epochs, promise=promise
+                self._files,
+                folder,
+                partition_id,
+                start=start,
+                epochs=epochs,
+                producers=producers,
+                promise=promise,
             )
             log = PartitionLog.open(self._files, folder, partition_id, config, promise=promise)
             self._promises.sync()

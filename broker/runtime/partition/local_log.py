@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from broker.core.dedup import BATCHES_KEPT
+from broker.core.dedup import BATCHES_KEPT, ProducerTable
 from broker.core.message_ids import Room
 from broker.errors import (
     CorruptDataError,
     DiskFullError,
     EncryptionKeyError,
-    HeadwaterError,
     NoRoomError,
     OverloadedError,
     SegmentCorruptError,
@@ -32,7 +31,8 @@ from broker.runtime.partition.tier_view import RecordColdEnd, TierView
 from broker.runtime.stream_keys import PartitionCipher
 from broker.storage.log.partition_log import LogConfig, PartitionLog
 
-BeginLog = Callable[[Offset, EpochHistory], PartitionLog]  # replaces the present one
+# Replaces the present log; takes start, epochs, and the producers' state of what was before.
+BeginLog = Callable[[Offset, EpochHistory, bytes], PartitionLog]
 
 
 def log_config(config: StreamConfig) -> LogConfig:
@@ -367,13 +367,10 @@ class LocalLog:
         if self._waiting is None:
             return
         start, prefix = self._waiting
-        begun = self._begin_log(start, EpochHistory.of(prefix.epochs))
-        try:
-            begun.configure(log_config(self._config))  # the stream may have been changed since
-            self.retries.begin_at(begun, prefix.producers)
-        except HeadwaterError:  # it begins once more: without the state retries would be stored
-            begun.close()
-            raise
+        producers = ProducerTable.from_state(prefix.producers)  # first: nothing is replaced yet
+        begun = self._begin_log(start, EpochHistory.of(prefix.epochs), prefix.producers)
+        begun.configure(log_config(self._config))  # the stream may have been changed since
+        self.retries.producers = producers
         self.log = begun
         self._waiting = None
         self._is_stale = False

@@ -13,7 +13,6 @@ from typing import Final
 
 from broker.core.dedup import ProducerTable
 from broker.core.message_ids import MessageIdWindow, Room
-from broker.errors import DiskFullError
 from broker.model.ids import NO_PRODUCER
 from broker.model.offsets import Offset
 from broker.model.stream import StreamConfig
@@ -110,18 +109,6 @@ class RetryTables:
         """Return the producers' state of records below ``start``, for a log that begins there."""
         share = max(1, _BATCHES_SENT_MAX // max(1, len(self.producers)))
         return self.producers.below(start, batches_max=share).to_state()
-
-    def begin_at(self, log: PartitionLog, producers: bytes) -> None:
-        """Take over the producers' state of another log; the empty ``log`` stores it.
-
-        Raises:
-            MetadataCorruptError: ``producers`` is not a producer state.
-            DiskFullError: the disk has no room for it.
-        """
-        taken = ProducerTable.from_state(producers)
-        if not log.write_producer_state(producers):
-            raise DiskFullError("the disk has no room for the producer state of a log that begins")
-        self.producers = taken
 
     def free_of_ids(self, plan: Sequence[SegmentInfo], now_us: int, *, leads: bool) -> list[Offset]:
         """Return the base offsets of the segments without ids of the window, oldest first.

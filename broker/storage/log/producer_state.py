@@ -64,11 +64,12 @@ def _valid_state(folder: LogFolder, offset: Offset) -> bytes | None:
     return state if found == offset else None
 
 
-def remove_producer_state_above(folder: LogFolder, end: Offset) -> None:
-    """Remove snapshots that cover records which a truncation removes."""
-    for offset in _offsets(folder):
-        if offset > end:
-            folder.files.remove(folder.segment_file(offset, "producers"))
+def remove_producer_state_above(folder: LogFolder, end: Offset) -> bool:
+    """Remove snapshots that cover records from ``end`` on; return whether there were any."""
+    above = [offset for offset in _offsets(folder) if offset > end]
+    for offset in above:
+        folder.files.remove(folder.segment_file(offset, "producers"))
+    return bool(above)
 
 
 def _offsets(folder: LogFolder) -> list[Offset]:

@@ -18,6 +18,7 @@ from broker.errors import MetadataCorruptError
 from broker.model.epoch_history import EpochHistory
 from broker.model.offsets import Offset, OffsetRange
 from broker.storage.log.epochs_file import load_epochs
+from broker.storage.log.producer_state import remove_producer_state_above
 from broker.storage.log.segment_loading import SegmentLoader
 from broker.storage.log.truncation import finish_cut
 from broker.storage.log_folder import (
@@ -105,6 +106,7 @@ class _Recovery:
                 self._add_missing(log_start, max(log_start, self._promised.end))
                 self._report.lost_end = self._report.damaged_ranges[-1]
             else:
+                self._forget_producers(log_start)
                 bases = [self._create_segment(log_start)]
         for base, following in itertools.pairwise(bases):
             self._loader.load_sealed(base, following)
@@ -229,6 +231,11 @@ class _Recovery:
 
     def _add_missing(self, start: Offset, end: Offset) -> None:
         self._report.damaged_ranges.append(missing_segment(self._folder, start, end))
+
+    def _forget_producers(self, log_start: Offset) -> None:
+        """Remove the states of a log that was to begin later, before there is a log here."""
+        if remove_producer_state_above(self._folder, log_start):
+            self._folder.sync()
 
     def _create_segment(self, base: Offset) -> Offset:
         if not self._files.exists(self._folder.segment_file(base, "log")):

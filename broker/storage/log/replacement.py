@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker.codec.disk.log_state_format import encode_epochs
+from broker.codec.disk.log_state_format import encode_epochs, encode_producer_state
 from broker.model.epoch_history import EpochHistory
 from broker.model.ids import PartitionId
 from broker.model.offsets import Offset
@@ -19,12 +19,14 @@ def replace_log(
     *,
     start: Offset,
     epochs: EpochHistory,
+    producers: bytes,
     promise: ReplicaPromise | None = None,
 ) -> None:
     """Replace the log in ``folder`` by an empty log that begins at ``start``.
 
-    ``epochs`` are the epochs of the records before ``start``. The log must not be open. The
-    promise is renewed first. A crash may leave no log, but never a log without its epochs.
+    ``epochs`` and ``producers`` are the epochs and the producers' state of the records before
+    ``start``. The log must not be open. The promise is renewed first. A crash may leave no log, but
+    never a log without its epochs or producers: whoever has no log begins it anew again.
 
     Raises:
         DiskFullError: there is no room for the new log; the old log is gone.
@@ -36,6 +38,8 @@ def replace_log(
         files.remove_folder(folder)
         files.make_folder(folder)
         place.replace(place.file(EPOCHS_NAME), encode_epochs(partition_id, epochs.starts))
+        state = encode_producer_state(start, producers)
+        place.replace(place.segment_file(start, "producers"), state)
         place.sync()
         place.create_segment(start)
         place.sync()

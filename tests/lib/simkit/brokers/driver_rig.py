@@ -140,8 +140,11 @@ class DriverRig:
 
         promise = None if promises is None else promises.replica(partition_id)
 
-        def begin_log(start: Offset, epochs: EpochHistory) -> PartitionLog:
-            replace_log(files, FOLDER, partition_id, start=start, epochs=epochs, promise=promise)
+        def begin_log(start: Offset, epochs: EpochHistory, producers: bytes) -> PartitionLog:
+            replace_log(
+                files, FOLDER, partition_id, start=start, epochs=epochs, producers=producers,
+                promise=promise,
+            )  # fmt: skip
             return PartitionLog.open(files, FOLDER, partition_id, config, promise=promise)
 
         self.log = PartitionLog.open(files, FOLDER, partition_id, config, promise=promise)

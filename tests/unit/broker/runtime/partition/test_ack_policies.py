@@ -139,7 +139,7 @@ class Scene:
         self.grant()
         self.driver = PartitionDriver(
             StreamPartition(STREAM, 0),
-            OpenedLog(log=self.log, begin_log=lambda _start, _epochs: self.log, cold_end=Offset(0)),
+            OpenedLog(log=self.log, begin_log=lambda *_: self.log, cold_end=Offset(0)),
             ReplicaIdentity(me=A, broker_epoch=BrokerEpoch(1)),
             PartitionPorts(
                 clock=self.clock,

@@ -174,6 +174,7 @@ def test_a_retry_of_records_that_an_interrupted_cut_removes_is_stored(
         assert rig.driver.health.failure is None
         local = rig.driver._local
         counted = local.tier.unshipped_bytes
+        local.log.sync()  # by now the cut is finished
         local.watch_segments()
         assert local.tier.unshipped_bytes == counted, "bytes that were cut count"
         _require_each_once(rig, COUNT, _put(rig, range(COUNT)))

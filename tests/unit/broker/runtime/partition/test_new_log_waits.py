@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from broker.core.dedup import ProducerTable
 from broker.core.replication.view import PartitionView
 from broker.errors import OffsetOutOfRangeError
 from broker.model.epochs import BrokerEpoch, LeaderEpoch, PartitionEpoch
+from broker.model.ids import ProducerId
 from broker.model.offsets import Offset
 from broker.model.records import AckPolicy
 from broker.model.replica_messages import (
@@ -22,6 +24,7 @@ from broker.model.replica_messages import (
     LogPrefix,
 )
 from broker.storage.log.partition_log import PartitionLog
+from broker.storage.promises.promises import Promises
 from simkit.brokers.driver_rig import ME, DriverRig, alone_view
 from simkit.brokers.quiet_links import OTHER, QuietLinks, following
 from simkit.disk.disk import ROOMY, SimDisk
@@ -88,6 +91,38 @@ def test_a_log_that_begins_anew_has_its_producers_on_the_disk(left: int) -> None
     stored = rig.driver._local.log.read_producer_state()
     assert stored is not None
     assert stored[1] == 10
+
+
+@pytest.mark.parametrize("ends", ["stops", "is killed"])
+def test_a_log_that_begins_anew_knows_its_producers_after_a_restart(ends: str) -> None:
+    """Wherever the room ended when it began: no later answer of a leader brings them again."""
+    table = ProducerTable()
+    table.add(ProducerId(7), 0, 5, Offset(3))
+    outcomes = set()
+    for room in range(0, 20_000, 250):  # of the whole disk
+        disk = SimDisk(random.Random(1))
+        links = QuietLinks(lease_until_ms=0)
+        files = disk.files()
+        rig = DriverRig(files, links=links, promises=Promises(files))
+        request = following(rig, links)
+        disk.capacity_bytes = room
+        answer = _below_start(request)
+        assert answer.prefix is not None
+        prefix = replace(answer.prefix, producers=table.to_state())
+        rig.driver.replication.deliver(replace(answer, prefix=prefix))
+        rig.turns.run()
+        if ends == "stops":
+            rig.close()
+        else:
+            disk.kill()
+        disk.capacity_bytes = ROOMY
+        files = disk.files()
+        rig = DriverRig(files, links=QuietLinks(), promises=Promises(files))
+        end = rig.driver.reads.log_end
+        outcomes.add(end)
+        expected = rig.driver._local.retries.producers.expected(ProducerId(7))
+        assert expected == (5 if end == 10 else 0), f"there were {room} bytes"
+    assert outcomes == {0, 10}
 
 
 def _led_alone(disk: SimDisk, links: QuietLinks | None = None) -> tuple[DriverRig, PartitionView]:

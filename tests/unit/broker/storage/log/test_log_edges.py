@@ -121,7 +121,10 @@ def test_what_a_replaced_log_had_promised_is_no_loss(disk: SimDisk) -> None:
         epochs = EpochHistory.of([(EPOCH, Offset(0))])
         disk.stop_after = step
         with contextlib.suppress(PowerLostError):
-            replace_log(files, FOLDER, PARTITION, start=Offset(100), epochs=epochs, promise=promise)
+            replace_log(
+                files, FOLDER, PARTITION, start=Offset(100), epochs=epochs, producers=b"state",
+                promise=promise,
+            )  # fmt: skip
             break
         disk.lose_power()
         log, _ = promised(disk)
