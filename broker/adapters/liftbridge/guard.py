@@ -72,7 +72,8 @@ _REQUESTS: Final[Mapping[str, tuple[Any, Callable[[Any], _Values]]]] = {
     "FetchCursor": (api.FetchCursorRequest, _cursor),
     "JoinConsumerGroup": (
         api.JoinConsumerGroupRequest,
-        lambda one: {"group": one.groupId, "streams": list(one.streams)},
+        # The names stay in the message: a stranger may send millions.
+        lambda one: {"group": one.groupId, "streams": one.streams},
     ),
     "LeaveConsumerGroup": (api.LeaveConsumerGroupRequest, _group),
     "FetchConsumerGroupAssignments": (api.FetchConsumerGroupAssignmentsRequest, _group),

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable, Sequence
 
 import pytest
 
 from broker.adapters.access.gate import Gate
+from broker.adapters.liftbridge.guard import Guard
 from broker.core.access.static_tokens import TOKEN_BYTES, make_token, split_token
 from broker.errors import AccessDeniedError, UnauthenticatedError, UnknownStreamError
 from broker.model.access import NOBODY, Caller, Grant
 from broker.runtime.api.access import Access
+from broker.wire.liftbridge import api_pb2 as api
 from simkit.brokers.memory_broker import MemoryBroker
 
 TOKEN = make_token(bytes(range(TOKEN_BYTES)))
@@ -188,3 +191,17 @@ def test_a_call_that_names_too_many_resources_is_refused(access: Access) -> None
     ((*_, resources, result),) = heard.notes
     assert (resources[:2], result) == (("group:g", "stream:s"), "AccessDeniedError")
     assert resources[-1] == "and 1010 more"
+
+
+def test_a_stranger_who_names_a_million_streams_has_no_text_made_of_each(access: Access) -> None:
+    """The names stay in the message: only as many are looked at as a call may name."""
+    request = api.JoinConsumerGroupRequest(groupId="g", streams=["ab"] * 1_000_000)
+    payload, guard = request.SerializeToString(), Guard(Gate("liftbridge", access))
+    work = guard.unary(NOBODY, "/proto.API/JoinConsumerGroup", lambda _: b"")
+    tracemalloc.start()
+    try:
+        with pytest.raises(UnauthenticatedError):
+            work(payload)
+        assert tracemalloc.get_traced_memory()[1] < 8 * 1024 * 1024
+    finally:
+        tracemalloc.stop()
