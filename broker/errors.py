@@ -38,7 +38,11 @@ class and the facts. The file is not split: a caller finds all that can be raise
 from __future__ import annotations
 
 import json
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Final, Self
+
+# gRPC refuses more than 8 KiB of trailing metadata: a text of this size, percent-encoded, fits in
+# it beside what else an error carries.
+ERROR_TEXT_BYTES_MAX: Final = 1024
 
 
 class HeadwaterError(Exception):
@@ -541,6 +545,18 @@ def of_unknown_outcome(error: HeadwaterError) -> HeadwaterError:
 def may_be_stored(error: HeadwaterError) -> bool:
     """Tell whether records may be stored although their write ended with this error."""
     return isinstance(error, CommitTimeoutError) or error.facts.get("outcome") == "unknown"
+
+
+def bounded_text(message: str) -> str:
+    """Return a message that fits a status line: at most ERROR_TEXT_BYTES_MAX bytes.
+
+    A message may quote what a stranger sent.
+    """
+    beginning = message[: ERROR_TEXT_BYTES_MAX + 1]
+    text = beginning.encode(errors="replace")  # lone surrogates could not be sent
+    if len(text) <= ERROR_TEXT_BYTES_MAX:
+        return text.decode()
+    return f"{text[: ERROR_TEXT_BYTES_MAX - 3].decode(errors='ignore')}..."
 
 
 def to_wire(error: HeadwaterError) -> str:

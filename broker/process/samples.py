@@ -129,12 +129,15 @@ class BrokerSamples:
     def failure(self) -> str | None:
         """Return why the broker is not ready; None if nothing here prevents it.
 
-        The reason is the first partition whose log takes no writes, or folders of logs that the
-        metadata does not know.
+        The reason is the first log that takes no writes, or folders of logs that the metadata does
+        not know. Anybody may ask for it, so it names no stream.
         """
         for driver in self._broker.replicas.all():
             if driver.refusal is not None:
-                return f"{driver.stream.name}/{driver.partition_id.number}: {driver.refusal}"
+                return (
+                    f"a partition's log takes no writes ({type(driver.refusal).__name__}): "
+                    "`headwater cluster partitions` and the broker's log say which and why"
+                )
         return self._broker.replicas.complaint
 
     def partition_samples(self) -> list[PartitionSample]:

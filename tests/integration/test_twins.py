@@ -87,7 +87,7 @@ class Site:
 
         Its earlier records can still be read from it with the isolation ``uncommitted``.
         """
-        self.broker.wait_unready("histor")
+        self.broker.wait_unready("History")  # claimed, or foreign
         acked = list(self.acked)
         with pytest.raises((*REFUSED, CommitTimeoutError, OverloadedError)):
             self.publish(1)

@@ -249,7 +249,7 @@ def calls() -> Iterator[dict[str, object]]:
     yield {
         "create": streams.create,
         "delete": streams.delete,
-        "metadata": streams.fetch_metadata,
+        "metadata": lambda data: streams.fetch_metadata(data, lambda _, names: names),
         "partition": streams.fetch_partition_metadata,
         "set_cursor": groups.set_cursor,
         "fetch_cursor": groups.fetch_cursor,

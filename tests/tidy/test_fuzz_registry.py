@@ -30,7 +30,6 @@ NO_DECODERS: Final = {
 
 # Modules that turn bytes into values, none of them from outside, or behind an entry of another.
 NO_READERS: Final = {
-    "broker.adapters.liftbridge.guard": "requests as stream_calls.decode reads them; own answers",
     "broker.adapters.liftbridge.subjects": "as stream_calls.decode and nats.envelope.decode",
     "broker.adapters.tls.certificates": "certificates and lists, read by OpenSSL",
     "broker.keys.wrapping": "keys of the keyring: read_keyring",

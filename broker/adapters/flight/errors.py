@@ -12,7 +12,7 @@ from typing import Final
 
 from pyarrow import flight
 
-from broker.codec.flight.protocol import bounded_text, bounded_wire
+from broker.codec.flight.protocol import bounded_wire
 from broker.errors import (
     AccessDeniedError,
     CommitTimeoutError,
@@ -25,6 +25,7 @@ from broker.errors import (
     NotLeaderError,
     UnauthenticatedError,
     UnavailableError,
+    bounded_text,
 )
 
 # ArrowInvalid and KeyError are not used: pyarrow sends these with the server's Python traceback in

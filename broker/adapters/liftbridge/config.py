@@ -25,6 +25,7 @@ class LiftbridgeServiceConfig:
     handshake_s: float = 10.0  # a handshake may take so long
     subscriptions_max: int = 512  # a thread each
     commands_max: int = 32  # calls that change or ask metadata, at one time
+    request_bytes_max: int = 256 * 1024  # of one that holds no record; as the body of an action
     answer_bytes_max: int = MIB  # encoded for one subscriber and not yet taken by its connection
     http2: Http2Limits = field(default_factory=Http2Limits)
 

@@ -29,7 +29,7 @@ from broker.adapters.liftbridge.http2 import (
 from broker.adapters.liftbridge.publish_requests import Published, RequestReader, window_bytes_of
 from broker.adapters.liftbridge.publishing import PublishCall
 from broker.adapters.liftbridge.statuses import OK, Code, Status, StatusError, status_of
-from broker.adapters.liftbridge.stream_calls import Unary, decode
+from broker.adapters.liftbridge.stream_calls import Listing, Unary, decode
 from broker.adapters.liftbridge.subjects import publish_to_subject, send_to_inbox
 from broker.adapters.liftbridge.subscribing import CallSink, Subscriber
 from broker.adapters.liftbridge.targets import LookUps, PublishTargets
@@ -45,8 +45,11 @@ _log = structlog.get_logger(__name__)
 SERVICE: Final = "/proto.API/"
 _PUBLISH: Final = SERVICE + "Publish"
 _PUBLISH_ASYNC: Final = SERVICE + "PublishAsync"
+_PUBLISHING: Final = (_PUBLISH, _PUBLISH_ASYNC)
 _SUBSCRIBE: Final = SERVICE + "Subscribe"
 _TO_SUBJECT: Final = SERVICE + "PublishToSubject"
+_INBOX_CHARS_MAX: Final = 1024
+_METADATA: Final = SERVICE + "FetchMetadata"
 _DEADLINE: Final = Status(Code.DEADLINE_EXCEEDED, "the deadline of the call has passed")
 
 Subscribe = Callable[[api.SubscribeRequest, Subscriber], str | None]
@@ -98,6 +101,7 @@ class ClientConnection(asyncio.Protocol):
         workers: Workers,
         *,
         unary: dict[str, Unary],
+        metadata: Listing,
         subscribe: Subscribe,
         targets: PublishTargets,
         subjects: SubjectPublisher | None,
@@ -109,6 +113,7 @@ class ClientConnection(asyncio.Protocol):
         self._clock = clock
         self._workers = workers
         self._unary = unary
+        self._metadata = metadata
         self._subscribe = subscribe
         self._targets = targets
         self._subjects = subjects
@@ -203,7 +208,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _open(self, opened: CallOpened) -> None:
         call = self._calls[opened.call] = _Call(opened.path)
-        known = (_PUBLISH, _PUBLISH_ASYNC, _SUBSCRIBE, _TO_SUBJECT, *reflection.PATHS)
+        known = (*_PUBLISHING, _SUBSCRIBE, _TO_SUBJECT, _METADATA, *reflection.PATHS)
         if opened.path not in self._unary and opened.path not in known:
             self._finish(opened.call, Status(Code.UNIMPLEMENTED, f"no method {opened.path}"))
             return
@@ -222,7 +227,7 @@ class ClientConnection(asyncio.Protocol):
         if opened.path in reflection.PATHS:
             call.reflection = reflection.Reflection()
             self._grpc.accept(opened.call)
-        if opened.path in (_PUBLISH, _PUBLISH_ASYNC):
+        if opened.path in _PUBLISHING:
             many = opened.path == _PUBLISH_ASYNC
             targets = self._guard.publisher(call.caller, opened.path, self._targets)
             call.publish = PublishCall(
@@ -257,6 +262,8 @@ class ClientConnection(asyncio.Protocol):
                 return
             if call.message is not None or len(event.payloads) > 1:
                 raise StatusError(Code.INTERNAL, "the call takes one message and got a second")
+            if call.path != _TO_SUBJECT:
+                _check_size(event.payloads[0], self._config.request_bytes_max)
         except (StatusError, HeadwaterError) as refused:
             self._finish(event.call, _status(refused))
             self._grpc.used(event.call, sum(event.windows_bytes))
@@ -297,8 +304,10 @@ class ClientConnection(asyncio.Protocol):
         if call.path == _TO_SUBJECT:
             self._publish_to_subject(number, call, payload)
             return
-        work = self._unary[call.path]
-        work = self._guard.unary(call.caller, call.path, work)
+        if call.path == _METADATA:
+            work = self._guard.listing(call.caller, call.path, self._metadata)
+        else:
+            work = self._guard.unary(call.caller, call.path, self._unary[call.path])
         if not self._workers.run(lambda: work(payload), lambda result: self._reply(number, result)):
             self._finish(number, Status(Code.UNAVAILABLE, "too many calls wait: try again later"))
 
@@ -440,6 +449,15 @@ class ClientConnection(asyncio.Protocol):
             self._transport.write(output)
 
 
+def _check_size(request: bytes, bytes_max: int) -> None:
+    """Refuse a request that is larger than its call ever needs: it holds no record."""
+    if len(request) > bytes_max:
+        raise StatusError(
+            Code.RESOURCE_EXHAUSTED,
+            f"a request of {len(request)} bytes exceeds {bytes_max} bytes, the limit of this call",
+        )
+
+
 def _check_publish(guard: Guard, caller: Caller, messages: Sequence[Published]) -> None:
     """Refuse what a message of Publish may not name; PublishAsync has other rules."""
     for one in messages:
@@ -448,8 +466,8 @@ def _check_publish(guard: Guard, caller: Caller, messages: Sequence[Published]) 
         inbox = one.envelope.ack_inbox
         if not inbox:
             continue
-        if not is_literal(inbox):
-            text = f"ackInbox {inbox!r} is no subject that can be published to"
+        if len(inbox) > _INBOX_CHARS_MAX or not is_literal(inbox):
+            text = f"ackInbox {inbox[:_INBOX_CHARS_MAX]!r} is no subject that can be published to"
             raise StatusError(Code.INVALID_ARGUMENT, text)
         guard.inbox(caller, inbox)
 

@@ -8,19 +8,18 @@ up. When grants have changed, the partition counts as not looked up, so the righ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from broker.adapters.access.gate import Gate
 from broker.adapters.access.pace import Pace
-from broker.adapters.liftbridge.stream_calls import Unary, decode
+from broker.adapters.liftbridge.stream_calls import Listing, Unary, decode
 from broker.adapters.liftbridge.subscribing import Subscriber
 from broker.adapters.liftbridge.targets import PublishTarget, PublishTargets
 from broker.core.access.certificates import principal_of
 from broker.core.metadata.group_state import group_named_by
 from broker.errors import AccessError
-from broker.model.access import Caller
-from broker.model.activity import CURSORS_STREAM
+from broker.model.access import Caller, Kind
 from broker.wire.liftbridge import api_pb2 as api
 
 _Values = Mapping[str, Any]
@@ -134,17 +133,24 @@ class Guard:
         return self._gate.pace(caller, "publish")
 
     def unary(self, caller: Caller, path: str, work: Unary) -> Unary:
-        """Return the work with a check before it; a list is filtered by what may be described."""
+        """Return the work with a check before it."""
         if self._gate.is_open:
             return work
         call = path.rpartition("/")[2]
 
         def checked(payload: bytes) -> bytes:
             with self._gate.call(caller, call, named_in(call, payload)):
-                answer = work(payload)
-            return self._shown(caller, answer) if call == "FetchMetadata" else answer
+                return work(payload)
 
         return checked
+
+    def listing(self, caller: Caller, path: str, work: Listing) -> Unary:
+        """Do the same for a call whose answer has only what the caller may describe."""
+
+        def shown(kind: Kind, names: Sequence[str]) -> Sequence[str]:
+            return self._gate.shown(caller, kind, names)
+
+        return self.unary(caller, path, lambda payload: work(payload, shown))
 
     def to_subject(self, caller: Caller, payload: bytes) -> None:
         """Raise AccessError if the caller may not publish on the subject of a request."""
@@ -175,21 +181,6 @@ class Guard:
         if self._gate.is_open:
             return targets
         return _GuardedTargets(self._gate, caller, path.rpartition("/")[2], targets)
-
-    def _shown(self, caller: Caller, payload: bytes) -> bytes:
-        answer = api.FetchMetadataResponse.FromString(payload)
-        told = {one.name for one in answer.streamMetadata} - {CURSORS_STREAM}
-        seen = {*self._gate.shown(caller, "stream", sorted(told)), CURSORS_STREAM}
-        groups = sorted(one.groupId for one in answer.groupMetadata)
-        members = set(self._gate.shown(caller, "group", groups))
-        shown = api.FetchMetadataResponse(brokers=answer.brokers)
-        for stream in answer.streamMetadata:
-            if stream.name in seen:
-                shown.streamMetadata.add().CopyFrom(stream)
-        for group in answer.groupMetadata:
-            if group.groupId in members:
-                shown.groupMetadata.add().CopyFrom(group)
-        return shown.SerializeToString()
 
 
 class _Watched:

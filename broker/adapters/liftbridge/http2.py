@@ -29,12 +29,14 @@ from hyperframe.frame import Frame
 
 from broker.adapters.liftbridge.data_frames import DataFrameJoiner, cut
 from broker.adapters.liftbridge.statuses import Code, Status
+from broker.errors import bounded_text
 
 # h2 makes this text for each frame that it reads, with all data as hexadecimal digits, for a log
 # that nobody has asked for: 15 µs for a small frame, 50 µs for one of 16 KiB.
 Frame.__repr__ = object.__repr__  # type: ignore[method-assign]
 
 _SENT_BYTES_MAX: Final = 1024 * 1024  # of one frame of h2, before it is cut for the peer
+_SAFE_IN_TEXT: Final = " !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~"  # not percent-encoded
 _PREFIX: Final = struct.Struct(">BI")  # of each message: its compression, and its length
 PREFIX_BYTES: Final = _PREFIX.size
 _CONTENT_TYPE: Final = re.compile(rb"application/grpc($|[+;])")  # not grpc-web
@@ -387,8 +389,8 @@ class GrpcConnection:
     def _send_status(self, number: int, call: _Http2Stream) -> None:
         assert call.status is not None, "no status"
         trailers = [(b"grpc-status", str(int(call.status.code)).encode())]
-        if call.status.message:
-            text = quote(call.status.message, safe=" !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~")
+        if call.status.message:  # bounded: hpack takes a time that grows with the text's square
+            text = quote(bounded_text(call.status.message), safe=_SAFE_IN_TEXT)
             trailers.append((b"grpc-message", text.encode()))
         if not call.accepted:
             call.accepted = True

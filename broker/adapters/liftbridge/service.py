@@ -174,11 +174,13 @@ class LiftbridgeService:
 
     def _connection(self) -> ClientConnection:
         assert self._workers is not None, "not started"
+        calls = StreamCalls(self._api, advertised=lambda: self.advertised)
         connection = ClientConnection(
             self._config,
             self._clock,
             self._workers,
-            unary=self._unary(),
+            unary=self._unary(calls),
+            metadata=calls.fetch_metadata,
             subscribe=self._subscribe,
             targets=BrokerTargets(self._api),
             subjects=self._subjects,
@@ -188,15 +190,13 @@ class LiftbridgeService:
         self._connections.add(connection)
         return connection
 
-    def _unary(self) -> dict[str, Unary]:
-        calls = StreamCalls(self._api, advertised=lambda: self.advertised)
+    def _unary(self, calls: StreamCalls) -> dict[str, Unary]:
         groups = GroupCalls(self._api)
         return {
             f"{SERVICE}CreateStream": calls.create,
             f"{SERVICE}DeleteStream": calls.delete,
             f"{SERVICE}PauseStream": calls.pause,
             f"{SERVICE}SetStreamReadonly": calls.set_readonly,
-            f"{SERVICE}FetchMetadata": calls.fetch_metadata,
             f"{SERVICE}FetchPartitionMetadata": calls.fetch_partition_metadata,
             f"{SERVICE}SetCursor": groups.set_cursor,
             f"{SERVICE}FetchCursor": groups.fetch_cursor,

@@ -5,7 +5,8 @@ They block, on threads of the service.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 from google.protobuf.message import DecodeError, Message
@@ -19,6 +20,7 @@ from broker.errors import (
     UnknownPartitionError,
     UnknownStreamError,
 )
+from broker.model.access import Kind
 from broker.model.activity import CURSORS_STREAM, RESERVED_STREAMS
 from broker.model.ids import is_stream_name
 from broker.model.stream import Stream, StreamConfig, not_a_subject
@@ -30,6 +32,11 @@ PROTOCOL: Final = "liftbridge"  # under this name a broker registers its address
 
 _Request = TypeVar("_Request", bound=Message)
 Unary = Callable[[bytes], bytes]
+Shown = Callable[[Kind, Sequence[str]], Sequence[str]]
+"""Returns those of the names of streams or groups that a caller may know of."""
+Listing = Callable[[bytes, Shown], bytes]
+"""A call whose answer has only what its caller may know of."""
+_NAMES_MAX: Final = 1000  # in one FetchMetadata
 
 
 def decode(kind: type[_Request], payload: bytes) -> _Request:
@@ -131,27 +138,56 @@ class StreamCalls:
         )
         return api.SetStreamReadonlyResponse().SerializeToString()
 
-    def fetch_metadata(self, payload: bytes) -> bytes:
-        """FetchMetadata: of streams that are named, or of all."""
+    def fetch_metadata(self, payload: bytes, shown: Shown) -> bytes:
+        """FetchMetadata: of the named streams, or of all; how many partitions each broker has.
+
+        What a caller may not know of is not looked for: the time of a call tells nothing, either.
+        """
         request = decode(api.FetchMetadataRequest, payload)
-        places: dict[str, list[PartitionPlace]] = {}
+        names, groups = dict.fromkeys(request.streams), dict.fromkeys(request.groups)
+        if max(len(names), len(groups)) > _NAMES_MAX:
+            raise StatusError(
+                Code.INVALID_ARGUMENT,
+                f"FetchMetadata takes up to {_NAMES_MAX} streams and groups: name fewer, or none "
+                "for all streams",
+            )
+        wanted = shown("stream", [one for one in names if one != CURSORS_STREAM])
+        streams = self._streams(wanted)
+        seen = shown("stream", list(streams))
+        places = {name: self._places(name) for name in seen}
         answer = api.FetchMetadataResponse()
-        every = [*(one.name for one in self._api.streams.all()), CURSORS_STREAM]
-        for name in request.streams or every:
-            if name == CURSORS_STREAM:
-                self._describe_cursors(answer)
-                continue
-            try:
-                stream = self._api.streams.get(name)
-                places[name] = self._api.partitions.places(name)
-            except UnknownStreamError:
+        if CURSORS_STREAM in names or not names:
+            self._describe_cursors(answer)
+        for name in wanted if names else seen:
+            if places.get(name):
+                self._describe(answer, streams[name], places[name])
+            else:
                 answer.streamMetadata.add(name=name, error=api.StreamMetadata.UNKNOWN_STREAM)
-                continue
-            self._describe(answer, stream, places[name])
-        for group in request.groups:
+        for group in shown("group", list(groups)):
             self._describe_group(answer, group)
-        self._add_brokers(answer, places)
+        self._add_brokers(answer, places.values())
         return answer.SerializeToString()
+
+    def _streams(self, names: Iterable[str]) -> dict[str, Stream]:
+        """Return all streams by name; wait once for newer metadata if ``names`` has an unknown one.
+
+        Raises:
+            UnavailableError: there was no newer metadata in time.
+        """
+        known = {one.name: one for one in self._api.streams.all()}
+        unknown = next((one for one in names if one not in known), None)
+        if unknown is not None:
+            with suppress(UnknownStreamError):
+                self._api.streams.get(unknown)
+            known = {one.name: one for one in self._api.streams.all()}
+        return known
+
+    def _places(self, name: str) -> list[PartitionPlace]:
+        """Return where a stream's partitions are; none if it was deleted meanwhile."""
+        try:
+            return self._api.partitions.places(name)
+        except UnknownStreamError:
+            return []
 
     def _describe_group(self, answer: api.FetchMetadataResponse, group: str) -> None:
         place = self._api.groups.find(group)
@@ -227,13 +263,9 @@ class StreamCalls:
         return int(reads.high_watermark) - 1, int(reads.log_end) - 1, handle.received_us
 
     def _add_brokers(
-        self, answer: api.FetchMetadataResponse, named: dict[str, list[PartitionPlace]]
+        self, answer: api.FetchMetadataResponse, places: Iterable[Sequence[PartitionPlace]]
     ) -> None:
-        everywhere = [
-            place
-            for stream in self._api.streams.all()
-            for place in named.get(stream.name) or self._api.partitions.places(stream.name)
-        ]
+        everywhere = [place for of_one_stream in places for place in of_one_stream]
         brokers = self._api.partitions.brokers()
         for broker in brokers:
             host, port = self._address(broker, alone=len(brokers) == 1)

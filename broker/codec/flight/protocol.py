@@ -34,6 +34,7 @@ from broker.errors import (
     HeadwaterError,
     InvalidRequestError,
     SchemaMismatchError,
+    bounded_text,
     from_wire,
     to_wire,
 )
@@ -58,8 +59,7 @@ BATCH_BYTES_MIN: Final = 4 * 1024
 BATCH_BYTES_DEFAULT: Final = 4 * 1024 * 1024
 BATCH_BYTES_MAX: Final = 64 * 1024 * 1024
 
-# gRPC refuses more than 8 KiB of trailing metadata, which has an error twice, one copy encoded.
-ERROR_TEXT_BYTES_MAX: Final = 1024
+# gRPC refuses more than 8 KiB of trailing metadata, which has an error's text beside it.
 ERROR_WIRE_BYTES_MAX: Final = 3 * 1024
 
 _PUT_MARK: Final = struct.Struct("<qq")
@@ -522,11 +522,3 @@ def bounded_wire(error: HeadwaterError) -> bytes:
             del facts[max(facts, key=lambda name: len(repr(facts[name])))]
         else:
             message = message[: len(message) // 2]
-
-
-def bounded_text(message: str) -> str:
-    """Return a message that fits a status line: at most ERROR_TEXT_BYTES_MAX bytes."""
-    text = message.encode(errors="replace")  # lone surrogates could not be sent
-    if len(text) <= ERROR_TEXT_BYTES_MAX:
-        return text.decode()
-    return f"{text[: ERROR_TEXT_BYTES_MAX - 3].decode(errors='ignore')}..."

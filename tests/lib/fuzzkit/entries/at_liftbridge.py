@@ -91,7 +91,7 @@ def _calls() -> dict[type[Protobuf], Callable[[bytes], bytes]]:
         api.DeleteStreamRequest: streams.delete,
         api.PauseStreamRequest: streams.pause,
         api.SetStreamReadonlyRequest: streams.set_readonly,
-        api.FetchMetadataRequest: streams.fetch_metadata,
+        api.FetchMetadataRequest: lambda data: streams.fetch_metadata(data, lambda _, names: names),
         api.FetchPartitionMetadataRequest: streams.fetch_partition_metadata,
         api.SetCursorRequest: groups.set_cursor,
         api.FetchCursorRequest: groups.fetch_cursor,

@@ -9,6 +9,7 @@ from typing import cast
 
 import h2.config
 import h2.connection
+import h2.events
 import h2.exceptions
 import pytest
 
@@ -65,15 +66,17 @@ def test_a_publisher_of_a_busy_broker_is_told_to_try_again() -> None:
 class Wire(asyncio.Transport):
     """Joins a client of h2 and the service's connection."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, window_bytes: int = 3 * _SIZE) -> None:
         super().__init__()
-        self.client = h2.connection.H2Connection(h2.config.H2Configuration())
+        self.client = h2.connection.H2Connection(h2.config.H2Configuration(header_encoding="utf-8"))
+        self.trailers: list[dict[str, str]] = []
         self.client.initiate_connection()
         self.service = ClientConnection(
-            LiftbridgeServiceConfig(http2=Http2Limits(window_bytes=3 * _SIZE)),
+            LiftbridgeServiceConfig(http2=Http2Limits(window_bytes=window_bytes)),
             SystemClock(),
             cast("Workers", BusyWorkers()),
-            unary={"/proto.API/FetchMetadata": lambda _: b""},
+            unary={"/proto.API/DeleteStream": lambda _: b""},
+            metadata=lambda *_: b"",
             subscribe=lambda *_: None,
             targets=BrokerTargets(MemoryBroker()),
             subjects=None,
@@ -91,7 +94,14 @@ class Wire(asyncio.Transport):
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Take what the service sends."""
-        self.client.receive_data(bytes(data))
+        for event in self.client.receive_data(bytes(data)):
+            if isinstance(event, h2.events.ResponseReceived | h2.events.TrailersReceived):
+                self.trailers.append({str(name): str(value) for name, value in event.headers})
+
+    def statuses(self) -> list[dict[str, str]]:
+        """Return the trailers of the calls that were answered since the last question."""
+        told, self.trailers = self.trailers, []
+        return told
 
     def call(self, path: str, data: bytes) -> None:
         """Begin a call, send data, and give the call up."""
@@ -126,5 +136,34 @@ def test_a_call_that_ends_early_keeps_no_part_of_the_window(path: str, data: byt
         for _ in range(12):
             wire.call(path, data)
             assert wire.client.outbound_flow_control_window >= len(data), "the window is used up"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("path", ["/proto.API/FetchMetadata", "/proto.API/DeleteStream"])
+def test_a_request_without_a_record_is_refused_by_its_size(path: str) -> None:
+    """A message may be as large as the largest record. Names never are."""
+
+    async def main() -> None:
+        wire = Wire(window_bytes=1024 * 1024)
+        wire.call(path, prefixed(bytes(256 * 1024 + 1)))
+        (told,) = wire.statuses()
+        assert told["grpc-status"] == str(int(Code.RESOURCE_EXHAUSTED))
+        assert "262144 bytes" in told["grpc-message"]
+
+    asyncio.run(main())
+
+
+def test_a_refusal_does_not_repeat_a_long_name() -> None:
+    """Its text is a header: hpack encodes a header in a time that grows with the text's square."""
+
+    async def main() -> None:
+        wire = Wire(window_bytes=4 * 1024 * 1024)
+        request = api.PublishRequest(stream="orders", ackInbox="a " * 1024 * 1024)
+        wire.call("/proto.API/Publish", prefixed(request.SerializeToString()))
+        (told,) = wire.statuses()
+        assert told["grpc-status"] == str(int(Code.INVALID_ARGUMENT))
+        assert told["grpc-message"].startswith("ackInbox 'a a")
+        assert len(told["grpc-message"]) <= 1024
 
     asyncio.run(main())

@@ -372,3 +372,17 @@ def test_no_bytes_make_it_raise(garbage: bytes) -> None:
     peer.exchange()
     peer.server.receive(garbage)
     peer.server.take_output()
+
+
+def test_the_text_of_a_status_is_bounded() -> None:
+    """What a stranger sent may stand in it, and clients take 8 KiB of headers."""
+    peer = Peer()
+    call = peer.open()
+    peer.exchange()
+    peer.server.finish(call, Status(Code.INVALID_ARGUMENT, "é" * 2**20))
+    peer.exchange()
+    (ended,) = [one for one in peer.received if isinstance(one, h2.events.ResponseReceived)]
+    told = {str(name): str(value) for name, value in ended.headers}
+    assert told["grpc-status"] == str(int(Code.INVALID_ARGUMENT))
+    assert len(told["grpc-message"]) <= 3 * 1024
+    assert told["grpc-message"].endswith("...")
