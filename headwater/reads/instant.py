@@ -36,7 +36,12 @@ def at_one_instant(cuts: Mapping[str, Cut], client: Client) -> dict[str, Cut]:
         moved[name] = replace(
             cut,
             partitions=tuple(
-                replace(part, hot_end=now.offsets[part.partition]) for part in cut.partitions
+                replace(
+                    part,
+                    hot_end=now.offsets[part.partition],
+                    lineage_id=now.lineage_ids[part.partition],
+                )
+                for part in cut.partitions
             ),
         )
     return moved

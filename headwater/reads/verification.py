@@ -83,6 +83,7 @@ def _verify_partition(  # noqa: PLR0917  # one call, all of it belongs together
             count = digest.records_count
             left = compacted_hole(snapshot, part.partition, part.cold_stop, count)
             proved = replace(proved, cold_count=count, holes=() if left is None else (left,))
+        proved = replace(proved, holes=(*part.holes, *proved.holes))
     holes: list[Hole] = []
     hot_count = _digest_tail(client, cut, part, digest, progress, holes)
     return replace(

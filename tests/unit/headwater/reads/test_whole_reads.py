@@ -24,7 +24,11 @@ from broker.errors import (
     StreamRecreatedError,
     TableMismatchError,
 )
+from broker.model.certificate import Hole
 from broker.model.cut import Cut
+from broker.model.cut_positions import refusal
+from broker.model.epochs import LeaderEpoch
+from broker.model.lineage import Leadership
 from broker.model.offsets import Offset
 from headwater.client import Client
 from headwater.reads.as_of import AtOffsets, narrowed, parse_as_of
@@ -228,6 +232,38 @@ def test_cuts_of_several_streams_move_to_one_moment(client: Client) -> None:
             at_one_instant({"s": replace(cut, **values)}, client)
         recreated = "stream_uuid" in values
         assert isinstance(caught.value, StreamRecreatedError) is recreated
+
+
+def test_a_cut_that_moves_over_a_failover_is_of_the_history_that_it_ends_in(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next leader committed the record at the new hot end: saved, the cut can be read again."""
+    cut = client.cut("s")
+    told = client.high_watermarks(["s"])["s"]
+    (one,) = cut.partitions
+    lineage = tuple(
+        Leadership(leader_epoch=LeaderEpoch(epoch), lineage_id=lineage_id, start=start)
+        for epoch, lineage_id, start in ((1, "a" * 32, Offset(0)), (2, "b" * 32, one.hot_end))
+    )
+    before = replace(cut, partitions=(replace(one, lineage_id=lineage[0].lineage_id),))
+    assert refusal("s", [lineage], before.positions) is None
+    now = replace(told, offsets=(Offset(13),), lineage_ids=(lineage[1].lineage_id,))
+    monkeypatch.setattr(Client, "high_watermarks", lambda *_: {"s": now})
+    moved = Cut.load(at_one_instant({"s": before}, client)["s"].save())
+    assert moved.partitions[0].hot_end == 13
+    assert refusal("s", [lineage], moved.positions) is None
+
+
+def test_certificates_of_both_forms_say_what_retention_took(served: Served, client: Client) -> None:
+    """Without the hole, a certificate from offset 4 on does not say where the first four are."""
+    served.broker.expire("s", 0, Offset(4))
+    cut = client.cut("s")
+    for end in (12, 8, 6, 4):
+        at = narrowed(cut, AtOffsets({0: Offset(end)}), client)
+        history = History(client, at)
+        assert len(offsets(history.batches())) == end - 4
+        (counted,), (full,) = history.certificate().partitions, verify_cut(client, at).partitions
+        assert counted.holes == full.holes == (Hole(Offset(0), Offset(4), "retention"),)
 
 
 @pytest.mark.parametrize("text", ['{"0": 1, "0": 2}', '{"0": 1, "00": 2}'])
