@@ -99,7 +99,7 @@ def sql(
                     result = _run(spark, statement, reads)
             except AnalysisException as error:
                 name = _missing_stream(error, client)
-                if name is None or name in reads:
+                if name is None or name in reads or name in registered:
                     raise
             else:
                 held = {name: READS.of(rows) for name, rows in reads.items()}
@@ -109,7 +109,12 @@ def sql(
             names = [*reads, name]
             _release_all(reads)
             reads = {}
-            reads = unified.read_many(spark, names, certificate=certificate, server=client)
+            every = unified.read_many(
+                spark, [*registered, *names], certificate=certificate, server=client
+            )
+            reads = {name: every[name] for name in names}
+            if registered:
+                _show(spark, {name: every[name] for name in registered})
     except BaseException:
         _release_all(reads)
         raise
@@ -139,13 +144,18 @@ def register(
     client = client_of(server)
     names = [stream.name for stream in client.streams()] if streams is None else list(streams)
     views = unified.read_many(spark, names, certificate=certificate, server=client) if names else {}
+    _show(spark, views)
+    return views
+
+
+def _show(spark: SparkSession, views: dict[str, DataFrame]) -> None:
+    """Put these views in the place of those that :func:`register` made before."""
     for name, rows in views.items():
         rows.createOrReplaceTempView(f"`{name}`")
     for name, rows in _REGISTERED.swap(spark, views).items():
         abandon(READS.of(rows).cut)
         if name not in views:
             spark.catalog.dropTempView(name)
-    return views
 
 
 def _run(spark: SparkSession, statement: str, reads: Mapping[str, DataFrame]) -> DataFrame:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.errors import AnalysisException
@@ -15,11 +15,12 @@ from headwater.client import Client
 from headwater.reads.lease_keeper import KEEPER
 from simkit.brokers.memory_broker import numbered
 from simkit.tier.lake_broker import Served
+from spark_jobs.read import unified
 from spark_jobs.read.held_reads import release
 from spark_jobs.read.sql import register, sql
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
 
@@ -113,6 +114,33 @@ def test_registered_views_stand_still_until_they_are_moved(
         register(spark, [], server=client)
     KEEPER.tick()
     assert not spark.catalog.tableExists("orders")
+
+
+def test_registered_views_and_other_streams_have_one_instant(
+    spark: SparkSession, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A record that was published after another one is not in the result without that one."""
+    calls = []
+
+    def read_many(*arguments: Any, **options: Any) -> dict[str, DataFrame]:
+        calls.append(arguments)
+        if len(calls) == 2:  # the view has been moved up, and now a name was not resolved
+            for stream, first in (("orders", 30), ("old-ones", 5)):
+                with client.producer(stream) as producer:
+                    producer.send(numbered(first, 1))
+        return unified_read_many(*arguments, **options)
+
+    register(spark, ["orders"], server=client)
+    unified_read_many = unified.read_many
+    monkeypatch.setattr(unified, "read_many", read_many)
+    statement = "SELECT (SELECT count(*) FROM orders), (SELECT count(*) FROM `old-ones`)"
+    try:
+        rows = sql(spark, statement, server=client)
+        assert [tuple(row) for row in rows.collect()] == [(31, 6)]
+        assert spark.table("orders").count() == 31
+    finally:
+        register(spark, [], server=client)
+    assert len(calls) == 2
 
 
 def test_a_table_of_the_session_wins(spark: SparkSession, client: Client) -> None:
