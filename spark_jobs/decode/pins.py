@@ -101,16 +101,23 @@ class Pins:
                 f"{self._store.config.uri} has {len(names)} pins, but the last one is {names[-1]}: "
                 "a pin is missing"
             )
-        return Pin.from_text(self._store.get(names[-1], 0, None)[:_BYTES_MAX].decode(), number)
+        return self.at(number)
+
+    def at(self, number: int) -> Pin:
+        """Return the stored pin with this number; errors as for :meth:`Pin.from_text`."""
+        body = self._store.get(self._key(number), 0, None)
+        return Pin.from_text(body[:_BYTES_MAX].decode(), number)
 
     def put(self, pin: Pin) -> Pin | None:
         """Store a pin with the number after ``pin.number``; None if another run stored it first."""
         number = pin.number + 1
         body = pin.to_text().encode()
-        key = f"{self._folder}{number:08}.json"
-        if not self._store.put_if_absent(key, body, crc32c=crc32c(body)):
+        if not self._store.put_if_absent(self._key(number), body, crc32c=crc32c(body)):
             return None
         return replace(pin, number=number)
+
+    def _key(self, number: int) -> str:
+        return f"{self._folder}{number:08}.json"
 
 
 def _number(key: str) -> int:

@@ -40,6 +40,11 @@ class DecodeTransform:
         self._grow = grow and spec.format == "json"
 
     @property
+    def identity(self) -> str:
+        """The spec as text: it decides which rows are rejected. Growing does not."""
+        return self._text
+
+    @property
     def output_schema(self) -> pa.Schema:
         """The columns of the decoded table."""
         return _decoder(self._text).schema

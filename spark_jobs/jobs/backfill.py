@@ -22,7 +22,7 @@ from headwater.reads.lease_keeper import KEEPER, LEASE_TTL_MS_DEFAULT
 from spark_jobs.clients import client_of
 from spark_jobs.decode.pins import Pin, Pins
 from spark_jobs.decode.transform import DecodeTransform
-from spark_jobs.jobs import backfill_range, ingest_setup
+from spark_jobs.jobs import backfill_range, begun, ingest_setup
 from spark_jobs.jobs.job import Facts, Report, parser, run_job
 from spark_jobs.source.lookup import BrokerLookup
 from spark_jobs.tables import Appended, Appender, Source, Target, plan
@@ -146,14 +146,17 @@ def run(spark: SparkSession, args: argparse.Namespace, report: Report) -> Facts:
         what=f"backfill of {stream.name}",
     )
     try:
-        appender = _appender(spark, args, target, source, client)
+        totals = _Totals()
+        pin = _pin(spark, args, target, source, client=client, report=report, totals=totals)
+        appender = _appender(spark, pin, target, source)
         found = appender.watermarks()
         lookup = BrokerLookup(client)
         wanted = backfill_range.resolve(bounds, lookup, stream.name, stream.uuid, found)
         total = sum(len(offsets) for offsets in wanted.values())
         version = "no table" if found.version < 0 else found.version
         report.progress("begins", records=total, table=target.uri, version=version)
-        totals = _Totals(version=found.version, ends={n: int(e) for n, e in found.ends.items()})
+        totals.version = found.version
+        totals.ends = {number: int(end) for number, end in found.ends.items()}
         _append_all(appender, wanted, totals, report, chunk_max=args.records_per_chunk)
     finally:
         KEEPER.release(lease.lease_id)
@@ -189,7 +192,7 @@ def _redecode(args: argparse.Namespace, target: Target, source: Source, report: 
     if pin.stream_uuid != source.stream_uuid:
         raise _other_stream(pin, source)
     spec = ingest_setup.respecified(args, pin.spec)
-    redecoder = Redecoder(target, target.beside("__rejected"), source, DecodeTransform(spec))
+    redecoder = Redecoder(target, begun.rejects_of(target), source, DecodeTransform(spec))
     done = _patiently(redecoder, report)
     return {
         "stream": source.stream,
@@ -279,11 +282,8 @@ def _remaining(
     return found
 
 
-def _appender(
-    spark: SparkSession, args: argparse.Namespace, target: Target, source: Source, client: Client
-) -> Appender:
+def _appender(spark: SparkSession, pin: Pin | None, target: Target, source: Source) -> Appender:
     """Return the appender; it decodes if the table is set up for decoding."""
-    pin = _pin(args, target, source, client, spark)
     if pin is None:
         return Appender(spark, target, source)
     if pin.number > 1:  # a pin that has grown may be ahead of the table
@@ -295,14 +295,21 @@ def _appender(
         target,
         source,
         DecodeTransform(pin.spec),
-        rejects=target.beside("__rejected"),
+        rejects=begun.rejects_of(target),
     )
 
 
 def _pin(
-    args: argparse.Namespace, target: Target, source: Source, client: Client, spark: SparkSession
+    spark: SparkSession,
+    args: argparse.Namespace,
+    target: Target,
+    source: Source,
+    *,
+    client: Client,
+    report: Report,
+    totals: _Totals,
 ) -> Pin | None:
-    """Return the pin for decoding, or None for no decoding.
+    """Return the pin for decoding, or None for no decoding; finish what was begun before.
 
     That is the pin of an earlier run, else a new pin from the arguments, else the ingest's pin.
     """
@@ -317,6 +324,8 @@ def _pin(
             raise _other_stream(like, source)
         made = Pin(stream=like.stream, stream_uuid=like.stream_uuid, starts={}, spec=like.spec)
         return own.put(made) or own.newest()
+    for done in begun.finish(spark, target, source, own, report):
+        totals.add(done)
     return ingest_setup.settle(
         argparse.Namespace(**{**vars(args), "starting_offsets": None}),
         own,

@@ -25,8 +25,8 @@ from broker.errors import (
 from spark_jobs.clients import client_of
 from spark_jobs.decode.pins import Pins
 from spark_jobs.failures import lost_process, typed
-from spark_jobs.jobs import ingest_setup
-from spark_jobs.jobs.ingest_batches import Batches, rejects_ahead, rejects_of, starting_offsets
+from spark_jobs.jobs import begun, ingest_setup
+from spark_jobs.jobs.ingest_batches import Batches, starting_offsets
 from spark_jobs.jobs.job import Facts, Report, Stop, parser, run_job
 from spark_jobs.tables import Appender, Source, Target
 from tiering.store.location import canonical_uri
@@ -129,16 +129,10 @@ def run(spark: SparkSession, args: argparse.Namespace, report: Report) -> Facts:
     source = Source(stream=stream.name, stream_uuid=stream.uuid, server=client.address.url)
     target = Target.at(args.table, app=args.app, partition_by=_names(args.partition_by))
     pins = Pins(open_store(target.store), target.app)
-    watermarks = Appender(spark, target, source).watermarks()
-    pin = ingest_setup.settle(
-        args,
-        pins,
-        described=described,
-        watermarks=watermarks,
-        client=client,
-        begun=lambda: rejects_ahead(spark, target, source, watermarks),
-    )
     firsts = {part.partition: part.start for part in described.partitions}
+    finished = begun.finish(spark, target, source, pins, report, firsts=firsts)
+    watermarks = Appender(spark, target, source).watermarks()
+    pin = ingest_setup.settle(args, pins, described=described, watermarks=watermarks, client=client)
     batches = Batches(
         spark,
         target,
@@ -150,6 +144,8 @@ def run(spark: SparkSession, args: argparse.Namespace, report: Report) -> Facts:
         report=report,
         behind=lambda ends: _behind(client.describe(source.stream), ends, pin.starts),
     )
+    for done in finished:
+        batches.totals.add(done)
     runner = _BatchRunner(batches, report.stop)
     behind = _behind(described, batches.totals.ends, pin.starts)
     report.progress("reading", stream=source.stream, table=target.uri, behind=behind)
@@ -169,7 +165,7 @@ def run(spark: SparkSession, args: argparse.Namespace, report: Report) -> Facts:
         "stream": source.stream,
         "stream_uuid": source.stream_uuid,
         "table": target.uri,
-        "rejected_table": rejects_of(target).uri,
+        "rejected_table": begun.rejects_of(target).uri,
         "ends": {str(number): end for number, end in sorted(totals.ends.items())},
         "records": totals.records_count,
         "compacted": totals.gone_count,

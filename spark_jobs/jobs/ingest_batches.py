@@ -28,8 +28,9 @@ from broker.errors import (
 from broker.model.offsets import Offset, OffsetRange
 from spark_jobs.decode.pins import Pin, Pins
 from spark_jobs.decode.transform import DecodeTransform, added_fields
+from spark_jobs.jobs import begun
 from spark_jobs.jobs.job import Report
-from spark_jobs.tables import Appended, Appender, Source, Target, Watermarks
+from spark_jobs.tables import Appended, Appender, Source, Target
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -161,8 +162,8 @@ class Batches:
             found[number] = OffsetRange(start if before is None else before.start, end)
         return found
 
-    def _made(self, *, grow: bool = True) -> Appender:
-        transform = DecodeTransform(self.pin.spec, grow=self._grow and grow)
+    def _made(self) -> Appender:
+        transform = DecodeTransform(self.pin.spec, grow=self._grow)
         # A pin that has grown may be ahead of the table: new columns are added with their first
         # rows.
         grown = self._grow or self.pin.number > 1
@@ -171,7 +172,7 @@ class Batches:
             replace(self._target, evolve="add" if grown else "none"),
             self._source,
             transform,
-            rejects=rejects_of(self._target),
+            rejects=begun.rejects_of(self._target),
         )
 
     def _require_beginning(self, ranges: Mapping[int, OffsetRange]) -> None:
@@ -203,10 +204,13 @@ class Batches:
                 added = added_fields(error) if self._grow else None
                 if added is not None and growths < _GROWTHS_MAX:
                     growths += 1
-                    self._finish_begun(ranges, batch_id)
+                    self._finish_begun()
                     self._grown(added)
                     continue
                 failures += 1
+                if begun.is_of_begun(error) and failures < _ATTEMPTS_MAX:
+                    self._finish_begun()
+                    continue
                 if not error.retriable or failures == _ATTEMPTS_MAX:
                     raise
                 if isinstance(error, StreamRecreatedError):
@@ -226,23 +230,14 @@ class Batches:
         self.pin = newest
         self._appender = self._made()
 
-    def _finish_begun(self, ranges: Mapping[int, OffsetRange], batch_id: str) -> None:
-        """Append, without growing, the ranges whose rejected records are committed already.
+    def _finish_begun(self) -> None:
+        """Append all that was begun, by the pin of that time; other batches' ranges, too.
 
-        If an append dies between its two commits, the rejected table is ahead of the decoded one.
-        Its records were rejected by the pin of that time. With more columns other records might be
-        rejected, and those would then be in neither table.
+        The new pin would judge the rest of these ranges in the next batch.
         """
-        ahead = Appender(self._spark, rejects_of(self._target), self._source).watermarks().ends
-        ends = self._appender.watermarks().ends
-        begun = {}
-        for number, offsets in ranges.items():
-            start = max(offsets.start, ends.get(number, offsets.start))
-            end = min(offsets.end, ahead.get(number, start))
-            if start < end:
-                begun[number] = OffsetRange(start, end)
-        if begun:
-            done = self._made(grow=False).append(begun, batch_id=batch_id)
+        for done in begun.finish(
+            self._spark, self._target, self._source, self._pins, self._report, firsts=self._firsts
+        ):
             self.totals.add(done)
 
     def _grown(self, added: pa.Schema) -> None:
@@ -256,17 +251,6 @@ class Batches:
         self._report.progress("new columns", names=",".join(added.names), pin=newest.number)
         self.pin = newest
         self._appender = self._made()
-
-
-def rejects_of(target: Target) -> Target:
-    """Return the table that holds a table's rejected records."""
-    return target.beside("__rejected")
-
-
-def rejects_ahead(spark: SparkSession, target: Target, source: Source, found: Watermarks) -> bool:
-    """Tell whether the rejected table is ahead of the decoded table."""
-    ahead = Appender(spark, rejects_of(target), source).watermarks().ends
-    return any(end > found.ends.get(number, -1) for number, end in ahead.items())
 
 
 def starting_offsets(ends: Mapping[int, int], pin: Pin, firsts: Mapping[int, Offset]) -> str:

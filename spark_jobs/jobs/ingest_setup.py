@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import base64
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -140,12 +140,11 @@ def settle(
     described: StreamDescription,
     watermarks: Watermarks,
     client: Client,
-    begun: Callable[[], bool] = lambda: False,
 ) -> Pin:
     """Return the pin in force for this run; store it if this is the table's first run.
 
-    Blocks on the object store and, to infer a schema, on the broker. ``begun`` tells whether an
-    append was interrupted between its two tables; such an append must be finished with the old pin.
+    Blocks on the object store and, to infer a schema, on the broker. What a dead run has begun must
+    be finished first, see :mod:`spark_jobs.jobs.begun`: ``watermarks`` are those after it.
 
     Raises:
         InvalidRequestError: the arguments do not make a valid spec.
@@ -157,7 +156,7 @@ def settle(
     while True:
         pin = pins.newest()
         if pin is not None and (watermarks.ends or not says_anything(args)):
-            return _agreed(args, pin, pins, described, begun)
+            return _agreed(args, pin, pins, described)
         if watermarks.ends:
             raise MetadataCorruptError(
                 "the table was filled by this ingest, but its pin under _headwater/ is missing, so "
@@ -180,13 +179,7 @@ def settle(
         # Another first run stored its pin first, so that pin is in force for this run too.
 
 
-def _agreed(
-    args: argparse.Namespace,
-    pin: Pin,
-    pins: Pins,
-    described: StreamDescription,
-    begun: Callable[[], bool],
-) -> Pin:
+def _agreed(args: argparse.Namespace, pin: Pin, pins: Pins, described: StreamDescription) -> Pin:
     stream = described.stream
     if (stream.name, stream.uuid) != (pin.stream, pin.stream_uuid):
         raise StreamRecreatedError(
@@ -207,11 +200,6 @@ def _agreed(
         return pin
     if given.grown_from(pin.spec) and args.evolve == "add":
         given.decoder()
-        if begun():
-            raise UnavailableError(
-                "an earlier append was interrupted; run once without the new columns to finish it, "
-                "then run with them"
-            )
         stored = pins.put(replace(pin, spec=given))
         if stored is None:
             raise UnavailableError("another run changed the table's set-up; run this job again")

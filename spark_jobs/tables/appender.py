@@ -6,7 +6,8 @@
 Only the table decides what is appended: no checkpoint of a job, no name of a query. If several
 appenders have one name (a second one, a killed one, a paused one that wakes up late), exactly one
 commits a range, and the others get a typed error. Rejected rows go to a second table. That table is
-committed first, so that every row is in one of the two tables.
+committed first, so that every row is in one of the two tables. Its claims also note the transform:
+if an append dies between the two commits, another transform may not judge the same rows again.
 """
 
 from __future__ import annotations
@@ -26,13 +27,14 @@ from broker.errors import (
     SchemaMismatchError,
     TableMismatchError,
 )
-from broker.model.offsets import Offset, OffsetRange
+from broker.model.offsets import OffsetRange
 from spark_jobs.sessions import parallelism
 from spark_jobs.tables import plan, schema_match
 from spark_jobs.tables.committing import CommittingTable, State
 from spark_jobs.tables.file_writer import Output, WrittenFile
 from spark_jobs.tables.model import Appended, Source, Target, Transform, Watermarks
 from spark_jobs.tables.own_history import OwnHistory
+from spark_jobs.tables.plan import AppendClaim
 from spark_jobs.tables.schema_match import Fit
 from spark_jobs.tables.slice_task import (
     AppendWork,
@@ -98,6 +100,7 @@ class Appender:
         self._run = run
         self._source = source
         self._transform = transform
+        self._number = plan.transform_number(transform)
         self._positions = target.positions
         self._history = OwnHistory(source)
         self._main = CommittingTable(target, source)
@@ -122,6 +125,27 @@ class Appender:
             others=tuple(state.claims.others(self._main.target.app, self._source.stream_uuid)),
         )
 
+    def begun(self) -> dict[int, tuple[OffsetRange, int | None]]:
+        """Return the ranges of which only the rejected rows are committed, by partition.
+
+        Each has the number of the transform that rejected them, see
+        :func:`spark_jobs.tables.plan.transform_number`; None: an old build did. Creates nothing.
+
+        Raises:
+            TableMismatchError, StreamRecreatedError: as for :meth:`watermarks`.
+        """
+        state = None if self._rejects is None else self._rejects.find()
+        if state is None or not state.mine:
+            return {}
+        main = self._main.find()
+        ends = {} if main is None else {number: claim.end for number, claim in main.mine.items()}
+        begun = {}
+        for number, claim in state.mine.items():
+            start = ends.get(number, claim.start)
+            if start < claim.end:
+                begun[number] = (OffsetRange(start, claim.end), claim.transform)
+        return begun
+
     def append(self, ranges: Mapping[int, OffsetRange], *, batch_id: str) -> Appended:
         """Append the part of these ranges that is not in the table yet, in one commit. Blocks.
 
@@ -134,7 +158,8 @@ class Appender:
                 :mod:`spark_jobs.tables.own_history`. Nothing was appended.
             StaleWatermarkError: another appender was first. Nothing of this append is in the
                 table; a second call appends the rest.
-            SchemaMismatchError: the rows do not fit the table; names the column.
+            SchemaMismatchError: the rows do not fit the table; names the column. Or an append with
+                another transform died between the two tables; then the error has the fact begun.
             RemoteTierUnavailableError: the outcome is unknown; a second call finds out.
             HeadwaterError: a task failed to read the stream.
         """
@@ -234,7 +259,11 @@ class Appender:
 
         The watermark of the rejected table moves only when rows are rejected, so it may be lower
         than the main table's. It is higher if an append ended between the two commits; then the
-        rows below it are not written again.
+        rows below it are not written again. They are those that the same transform rejects now.
+
+        Raises:
+            ForeignHistoryError: the rows below it are of records that the stream has lost.
+            SchemaMismatchError: another transform rejected them.
         """
         if self._rejects is None:
             return None
@@ -242,15 +271,42 @@ class Appender:
         schema = getattr(self._transform, "rejected_schema")  # noqa: B009  (checked at the start)
         state = table.ensure(schema, main.ranges)
         state, fit = table.fitted(state, schema, ())
+        ahead = {
+            number: state.mine[number]
+            for number, wanted in main.ranges.items()
+            if number in state.mine and state.mine[number].end > wanted.start
+        }
+        self._history.require(ahead, uri=table.target.uri)
+        self._require_same_transform(main, ahead, table.target.uri)
         ranges = {}
         for number, wanted in main.ranges.items():
-            claim = state.mine.get(number)
-            start = wanted.start if claim is None else max(wanted.start, claim.end)
+            start = ahead[number].end if number in ahead else wanted.start
             if start < wanted.end:
-                ranges[number] = OffsetRange(Offset(start), wanted.end)
+                ranges[number] = OffsetRange(start, wanted.end)
         return _Planned(
             table=table, state=state, fit=fit, ranges=ranges, output=self._output(table, state, fit)
         )
+
+    def _require_same_transform(
+        self, main: _Planned, ahead: Mapping[int, AppendClaim], uri: str
+    ) -> None:
+        for number, claim in ahead.items():
+            if claim.transform in (None, self._number):  # None: an old build rejected the rows
+                continue
+            begun = OffsetRange(main.ranges[number].start, claim.end)
+            raise SchemaMismatchError(
+                f"an append of partition {number} to {main.table.target.uri} was interrupted after "
+                f"the rejected records of {begun} were committed to {uri}, and these records were "
+                "decoded in another way than this append does: a record could be lost or doubled. "
+                "Finish that append with the earlier schema and limits (a job does so when it is "
+                "run again, by the table's pins), then append the rest. If the rows of the first "
+                "table were removed on purpose, remove the second table, too",
+                uri=uri,
+                partition=number,
+                start=int(begun.start),
+                end=int(begun.end),
+                begun=True,
+            )
 
     def _output(self, table: CommittingTable, state: State, fit: Fit) -> Output:
         target = table.target
@@ -298,7 +354,9 @@ class Appender:
                 rows[each.partition] += file.rows_count
         # A partition without rejected rows stays where it is.
         moving = {number: offsets for number, offsets in rejects.ranges.items() if rows[number]}
-        self._commit_to(rejects, files, moving, rows, lineages=lineages, note=note)
+        self._commit_to(
+            rejects, files, moving, rows, lineages=lineages, note=note, transform=self._number
+        )
 
     def _commit(
         self,
@@ -322,6 +380,7 @@ class Appender:
         *,
         lineages: Mapping[int, str],
         note: Mapping[str, Any],
+        transform: int | None = None,
     ) -> int:
         told = {
             **note,
@@ -335,6 +394,7 @@ class Appender:
             ranges,
             rows=rows,
             lineages=lineages,
+            transform=transform,
             commit_id=planned.output.folder,
             note=told,
         )

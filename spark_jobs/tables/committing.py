@@ -178,6 +178,7 @@ class CommittingTable:
         *,
         rows: Mapping[int, int],
         lineages: Mapping[int, str],
+        transform: int | None,
         commit_id: str,
         note: Mapping[str, Any],
     ) -> int:
@@ -195,7 +196,9 @@ class CommittingTable:
             plan.require_unmoved(planned.mine, state.mine, ranges)
             plan.require_apart(ranges, state.claims.others(app, uuid))
             self._require_shape(planned, state, fit)
-            return plan.moved(app, uuid, state.mine, ranges, rows, lineages=lineages)
+            return plan.moved(
+                app, uuid, state.mine, ranges, rows, lineages=lineages, transform=transform
+            )
 
         text = f"headwater {app} {_ranges_text(ranges)}"
         return self._committed(

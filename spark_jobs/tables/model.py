@@ -97,7 +97,9 @@ class Transform(Protocol):
 
     The same input row must always give the same result, in any batch, because a retry may have
     other batches. A transform may also have ``columns``, the row columns that it reads (default:
-    all), and ``rejected_schema``, the schema of the rows that it rejects.
+    all), and ``rejected_schema``, the schema of the rows that it rejects. ``identity`` is a text
+    with all that decides which rows are rejected: an append that died between its two tables is
+    finished only by a transform with the same text. Without it nothing is checked.
     """
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import re
 from collections.abc import Iterable, Mapping
@@ -15,7 +16,7 @@ from spark_jobs.source.partitions import OffsetSlice
 PREFIX: Final = "headwater-append"
 _APP_ID: Final = re.compile(
     rf"{PREFIX}/(?P<app>[^/]+)/(?P<uuid>[^/]+)/(?P<partition>\d{{1,9}})"
-    r"(?P<what>/start|/rows|/lineage_high|/lineage_low)?\Z"
+    r"(?P<what>/start|/rows|/lineage_high|/lineage_low|/transform|/transform_end)?\Z"
 )
 _HALF: Final = 1 << 64  # a lineage id has 128 bits, and a transaction's version 64 with a sign
 
@@ -28,6 +29,7 @@ class AppendClaim:
     end: Offset
     rows_count: int
     lineage_id: str | None = None  # the leadership of ``end``; None: an old build appended
+    transform: int | None = None  # what rejected the rows below ``end``; None: not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,9 +67,30 @@ def lineage_ids(app: str, uuid: str, partition: int) -> tuple[str, str]:
     return f"{end}/lineage_high", f"{end}/lineage_low"
 
 
+def transform_ids(app: str, uuid: str, partition: int) -> tuple[str, str]:
+    """Return the transaction ids of a transform's number, and of the end at which it was noted."""
+    end = f"{PREFIX}/{app}/{uuid}/{partition}"
+    return f"{end}/transform", f"{end}/transform_end"
+
+
 def all_ids(app: str, uuid: str, partition: int) -> tuple[str, ...]:
     """Return every transaction id that a claim may have."""
-    return (*app_ids(app, uuid, partition), *lineage_ids(app, uuid, partition))
+    return (
+        *app_ids(app, uuid, partition),
+        *lineage_ids(app, uuid, partition),
+        *transform_ids(app, uuid, partition),
+    )
+
+
+def transform_number(transform: object) -> int | None:
+    """Return a transform's number in claims, 63 bits of the hash of its identity; None without one.
+
+    Two transforms with one identity reject the same rows.
+    """
+    identity = getattr(transform, "identity", None)
+    if identity is None:
+        return None
+    return int.from_bytes(hashlib.sha256(str(identity).encode()).digest()[:8]) >> 1
 
 
 def claims_of(transactions: Mapping[str, int]) -> AppendClaims:
@@ -91,7 +114,12 @@ def claims_of(transactions: Mapping[str, int]) -> AppendClaims:
                 partition=key[2],
             )
         claims[key] = AppendClaim(
-            start=Offset(start), end=Offset(end), rows_count=rows, lineage_id=_lineage_id(parts)
+            start=Offset(start),
+            end=Offset(end),
+            rows_count=rows,
+            lineage_id=_lineage_id(parts),
+            # An old build moves the end and leaves the number of an earlier append.
+            transform=parts.get("/transform") if parts.get("/transform_end") == end else None,
         )
     return AppendClaims(of=claims)
 
@@ -178,10 +206,12 @@ def moved(
     rows: Mapping[int, int],
     *,
     lineages: Mapping[int, str],
+    transform: int | None = None,
 ) -> dict[str, int]:
     """Return the transactions that a commit sets: the claims of the partitions after it.
 
-    ``lineages`` has, per partition, the lineage id of the leadership of its new end.
+    ``lineages`` has, per partition, the lineage id of the leadership of its new end; ``transform``
+    is the number of the transform that rejected the rows, in a table of rejected rows.
     """
     transactions = {}
     for partition, new in sorted(ranges.items()):
@@ -196,6 +226,10 @@ def moved(
             lineage_ids(app, uuid, partition), divmod(number, _HALF), strict=True
         ):
             transactions[app_id] = half - _HALF // 2
+        if transform is not None:
+            number_id, noted_id = transform_ids(app, uuid, partition)
+            transactions[number_id] = transform
+            transactions[noted_id] = int(new.end)
     return transactions
 
 

@@ -297,3 +297,21 @@ def test_death_between_the_two_tables_loses_and_doubles_nothing(
     assert done["ends"]["0"] == 5
     assert rows(table, "offset", "n", "x") == [(0, 0, None), (2, 2, None), (3, 3, 5)]
     assert [row[1:3] for row in rejected(table)] == [(1, "malformed"), (4, "wrong_type")]
+
+
+@pytest.mark.usefixtures("dies_between_commits")
+def test_death_between_the_two_tables_and_another_schema_lose_nothing(
+    run: Ingest, served: Served, table: Path
+) -> None:
+    """The half-committed records belong to the first schema, though no row of it is there yet."""
+    publish(served, *numbered(0, 1), b"poison", b'{"n": 2, "x": []}')
+    with pytest.raises(StreamingQueryException):
+        run("--schema", SCHEMA)
+
+    with pytest.raises(SchemaMismatchError, match="--evolve add"):
+        run("--schema", f"{SCHEMA}, x bigint")
+
+    assert rows(table, "offset") == [(0,), (2,)]
+    done = run("--schema", f"{SCHEMA}, x bigint", "--evolve", "add")
+    assert (done["ends"]["0"], done["pin"]) == (3, 2)
+    assert [row[1:3] for row in rejected(table)] == [(1, "malformed")]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
@@ -28,7 +29,7 @@ from spark_jobs.decode import ddl, types
 from spark_jobs.decode.pins import Pin, Pins
 from spark_jobs.decode.spec import DecodeSpec
 from spark_jobs.decode.transform import DecodeTransform
-from spark_jobs.jobs import ingest_batches
+from spark_jobs.jobs import begun, ingest_batches
 from spark_jobs.jobs.ingest_batches import Batches
 from spark_jobs.jobs.job import Report
 from spark_jobs.tables import Appended, Source, Target, Watermarks, plan
@@ -45,6 +46,7 @@ class Tables:
         self.ends: dict[str, dict[int, Offset]] = {"main": {}, "rejects": {}}
         self.errors: Iterator[HeadwaterError | None] = iter(())
         self.appends: list[tuple[dict[int, tuple[int, int]], int, bool]] = []
+        self.number: int | None = None  # of the transform that rejected records
 
     def appender(
         self,
@@ -56,11 +58,19 @@ class Tables:
         rejects: Target | None = None,
     ) -> Any:
         """Stand in for the class Appender."""
-        table = "rejects" if target.uri.endswith("__rejected") else "main"
-        ends = self.ends[table]
+        assert rejects is not None
+        assert rejects.uri == target.uri + "__rejected"
+        assert transform is not None
+        ends = self.ends["main"]
+
+        def begun() -> dict[int, tuple[OffsetRange, int | None]]:
+            return {
+                n: (OffsetRange(ends.get(n, Offset(0)), end), self.number)
+                for n, end in self.ends["rejects"].items()
+                if end > ends.get(n, 0)
+            }
 
         def append(ranges: Mapping[int, OffsetRange], *, batch_id: str) -> Appended:
-            assert transform is not None, "only watermarks are read without one"
             assert batch_id
             given = {number: (int(r.start), int(r.end)) for number, r in ranges.items()}
             self.appends.append((given, len(transform.output_schema), transform._grow))
@@ -75,7 +85,9 @@ class Tables:
             return Appended(version=1, ranges=new, rows_count=1)
 
         return SimpleNamespace(
-            watermarks=lambda: Watermarks(version=0, ends=dict(ends), starts={}), append=append
+            watermarks=lambda: Watermarks(version=0, ends=dict(ends), starts={}),
+            append=append,
+            begun=begun,
         )
 
 
@@ -84,6 +96,7 @@ def tables(monkeypatch: pytest.MonkeyPatch) -> Tables:
     """Tables in memory instead of the appender."""
     made = Tables()
     monkeypatch.setattr(ingest_batches, "Appender", made.appender)
+    monkeypatch.setattr(begun, "Appender", made.appender)
     monkeypatch.setattr(ingest_batches, "_BACKOFF_S", 0.0)
     return made
 
@@ -196,18 +209,37 @@ def test_new_fields_are_pinned_before_they_are_written(
 
 
 def test_what_was_begun_ends_by_the_old_pin(batches: Batches, tables: Tables) -> None:
-    """Ranges whose rejected records are committed are appended with the columns of that time."""
-    tables.ends["main"][0] = Offset(10)
-    tables.ends["rejects"][0] = Offset(15)
+    """All ranges whose rejected records are committed are appended with the columns of that time.
+
+    Also those above the batch, and of other partitions: the next batch decodes by the new pin.
+    """
+    tables.ends["main"] |= {0: Offset(10), 1: Offset(50)}
+    tables.ends["rejects"] |= {0: Offset(25), 1: Offset(60)}
     batches.totals.ends[0] = 10
     tables.errors = iter([NEW, None])
     batches(batch((0, 5, 20)), 0)
     assert tables.appends == [
         ({0: (5, 20)}, 5, True),
-        ({0: (10, 15)}, 5, False),
+        ({0: (10, 25), 1: (50, 60)}, 5, False),
         ({0: (5, 20)}, 6, True),
     ]
-    assert batches.totals.records_count == 10
+    assert batches.totals.records_count == 25
+
+
+def test_a_run_that_meets_what_was_begun_finishes_it_by_its_pin(
+    batches: Batches, tables: Tables, pins: Pins
+) -> None:
+    """An older pin of the table rejected the records; a refusal for ever ends the run."""
+    tables.number = plan.transform_number(DecodeTransform(batches.pin.spec))
+    assert pins.put(replace(batches.pin, spec=batches.pin.spec.with_fields(ddl.parse("y string"))))
+    tables.ends["rejects"][0] = Offset(15)
+    refusal = SchemaMismatchError("decoded in another way", begun=True)
+    tables.errors = iter([refusal, None])
+    batches(batch((0, 5, 20)), 0)
+    assert [columns for _, columns, _ in tables.appends] == [6, 5, 6]
+    tables.errors = iter([refusal] * 100)
+    with pytest.raises(SchemaMismatchError):
+        batches(batch((0, 20, 30)), 1)
 
 
 def test_columns_that_another_run_pinned_are_followed(

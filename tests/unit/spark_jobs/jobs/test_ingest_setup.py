@@ -75,9 +75,8 @@ def settle(store: ObjectStore) -> Settle:
     """Return a function that settles a run with given arguments."""
 
     def settled(
-        *words: str, records: Records | None = None, uuid: str = UUID, end: int | None = None,
-        begun: bool = False,
-    ) -> Pin:  # fmt: skip
+        *words: str, records: Records | None = None, uuid: str = UUID, end: int | None = None
+    ) -> Pin:
         args = ingest.PARSER.parse_args(["--stream", "s", "--table", "t", *words])
         known = records or Records(b'{"a":1}')
         return ingest_setup.settle(
@@ -88,7 +87,6 @@ def settle(store: ObjectStore) -> Settle:
                 version=1, ends={} if end is None else {0: Offset(end)}, starts={}
             ),
             client=known,  # type: ignore[arg-type]  # only fetch is used
-            begun=lambda: begun,
         )
 
     return settled
@@ -132,13 +130,11 @@ def test_what_contradicts_the_pin_is_refused(settle: Settle) -> None:
 
 
 def test_columns_are_added_at_the_end_when_asked(settle: Settle) -> None:
-    """A schema that continues the pinned one becomes the next pin; half-done work comes first."""
+    """A schema that continues the pinned one becomes the next pin."""
     settle("--schema", "a bigint")
     wider = ("--schema", "a bigint, b string")
     with pytest.raises(SchemaMismatchError, match="--evolve add"):
         settle(*wider, end=1)
-    with pytest.raises(UnavailableError, match="was interrupted"):
-        settle(*wider, "--evolve", "add", end=1, begun=True)
     grown = settle(*wider, "--evolve", "add", end=1)
     assert (grown.number, schema_of(grown).names) == (2, ["a", "b"])
     assert settle(end=1) == grown

@@ -180,7 +180,29 @@ def test_a_lineage_id_survives_as_two_transactions(number: int) -> None:
     lineage = f"{number:032x}"
     moves = plan.moved("a", UUID, {}, {2: span(0, 7)}, {2: 7}, lineages={2: lineage})
     assert all(-(2**63) <= version < 2**63 for version in moves.values())
-    assert set(moves) == set(plan.all_ids("a", UUID, 2))
+    assert set(moves) == set(plan.all_ids("a", UUID, 2)) - set(plan.transform_ids("a", UUID, 2))
     assert plan.claims_of(moves).mine("a", UUID)[2].lineage_id == lineage
     del moves[plan.lineage_ids("a", UUID, 2)[0]]
     assert plan.claims_of(moves).mine("a", UUID)[2].lineage_id is None
+
+
+class _Named:
+    def __init__(self, identity: str) -> None:
+        self.identity = identity
+
+
+def test_a_claim_names_the_transform_of_its_own_end() -> None:
+    """An old build moves the end and leaves the number there: then the transform is not known."""
+    number = plan.transform_number(_Named("one"))
+    assert number is not None
+    assert 0 <= number < 2**63
+    assert number == plan.transform_number(_Named("one")) != plan.transform_number(_Named("two"))
+    assert plan.transform_number(object()) is None
+
+    told = plan.moved("a", UUID, {}, {2: span(0, 7)}, {2: 7}, lineages=LINEAGES, transform=number)
+    old = plan.moved("a", UUID, plan.claims_of(told).mine("a", UUID), {2: span(7, 9)}, {2: 2},
+                     lineages=LINEAGES)  # fmt: skip
+
+    assert set(told) == set(plan.all_ids("a", UUID, 2))
+    assert plan.claims_of(told).mine("a", UUID)[2].transform == number
+    assert plan.claims_of(told | old).mine("a", UUID)[2].transform is None

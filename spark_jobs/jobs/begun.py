@@ -1,0 +1,124 @@
+"""Finishes what a dead run has begun, before a job decides how it decodes.
+
+If an append dies between its two commits, the rejected table is ahead of the decoded one. Which of
+these records are rejected is decided; under other columns or limits other records would be, and
+those would be in both tables or in neither. So the rest of such ranges is appended first, by the
+pin that rejected their records: the claims of the rejected table name it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from broker.errors import HeadwaterError, SchemaMismatchError, StaleWatermarkError
+from broker.model.offsets import Offset, OffsetRange
+from spark_jobs.decode.pins import Pin, Pins
+from spark_jobs.decode.transform import DecodeTransform
+from spark_jobs.jobs.job import Report
+from spark_jobs.tables import Appended, Appender, Source, Target, plan
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_ATTEMPTS_MAX: Final = 6  # if other runs finish the same ranges
+
+
+def rejects_of(target: Target) -> Target:
+    """Return the table that holds a table's rejected records."""
+    return target.beside("__rejected")
+
+
+def is_of_begun(error: HeadwaterError) -> bool:
+    """Tell whether an append was refused because :func:`finish` has to come first."""
+    return isinstance(error, SchemaMismatchError) and bool(error.facts.get("begun"))
+
+
+def finish(
+    spark: SparkSession,
+    target: Target,
+    source: Source,
+    pins: Pins,
+    report: Report,
+    *,
+    firsts: Mapping[int, Offset] | None = None,
+) -> list[Appended]:
+    """Append the ranges whose rejected records are committed already; return what was appended.
+
+    A table without a pin is left alone: no run has decoded for it. Ranges that no pin of the table
+    has rejected are left alone, too: the appender refuses to go on with another decode. Blocks.
+
+    ``firsts`` has the first offset that each partition still holds, if a table has to begin there
+    or at the pin's start. Then a range above it is no beginning of a partition: the decoded table
+    had records before it, and was emptied.
+
+    Raises:
+        HeadwaterError: as for an append.
+    """
+    for _ in range(_ATTEMPTS_MAX - 1):
+        try:
+            return _finished(spark, target, source, pins, report, firsts=firsts)
+        except StaleWatermarkError as error:
+            report.progress("trying again", error=type(error).__name__)
+    return _finished(spark, target, source, pins, report, firsts=firsts)
+
+
+def _finished(
+    spark: SparkSession,
+    target: Target,
+    source: Source,
+    pins: Pins,
+    report: Report,
+    *,
+    firsts: Mapping[int, Offset] | None,
+) -> list[Appended]:
+    newest = pins.newest()
+    if newest is None:
+        return []
+    looking = _appender(spark, target, source, newest)
+    begun = looking.begun()
+    held = looking.watermarks().ends if begun and firsts is not None else {}
+    ranges_of: dict[int | None, dict[int, OffsetRange]] = {}
+    for partition, (offsets, number) in begun.items():
+        if firsts is not None and partition not in held:
+            first = newest.starts.get(partition, firsts.get(partition, Offset(0)))
+            if offsets.start > first:
+                continue
+        ranges_of.setdefault(number, {})[partition] = offsets
+    found = []
+    for number, ranges in ranges_of.items():
+        pin = _pin(pins, newest, number)
+        if pin is None:
+            continue
+        done = _appender(spark, target, source, pin).append(ranges, batch_id="begun")
+        report.progress(
+            "finished an interrupted append",
+            records=done.records_count,
+            pin=pin.number,
+            version=done.version,
+        )
+        found.append(done)
+    return found
+
+
+def _appender(spark: SparkSession, target: Target, source: Source, pin: Pin) -> Appender:
+    grown = pin.number > 1  # then it may be ahead of the table
+    return Appender(
+        spark,
+        replace(target, evolve="add") if grown else target,
+        source,
+        DecodeTransform(pin.spec),
+        rejects=rejects_of(target),
+    )
+
+
+def _pin(pins: Pins, newest: Pin, number: int | None) -> Pin | None:
+    """Return the pin of a transform; None if no pin is of it."""
+    if number is None:  # an old build rejected the records, by the pin of that time
+        return newest
+    for at in range(newest.number, 0, -1):
+        pin = newest if at == newest.number else pins.at(at)
+        if plan.transform_number(DecodeTransform(pin.spec)) == number:
+            return pin
+    return None

@@ -1,0 +1,260 @@
+"""A job dies between the commits of its two tables, and the next run would decode otherwise.
+
+Each record has to be in exactly one of the two tables. The batches here are so small that the
+appender writes them in this process: no JVM is needed.
+"""
+
+from __future__ import annotations
+
+import io
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from broker.errors import HeadwaterError, SchemaMismatchError
+from broker.model.offsets import Offset
+from simkit.brokers.memory_broker import records
+from simkit.tier.append_rig import AppendRig, append_rig, positions, ranges
+from spark_jobs.decode import ddl, types
+from spark_jobs.decode.bounds import DecodeBounds
+from spark_jobs.decode.pins import Pin, Pins
+from spark_jobs.decode.spec import DecodeSpec
+from spark_jobs.decode.transform import DecodeTransform
+from spark_jobs.jobs import backfill, begun
+from spark_jobs.jobs.ingest_batches import Batches
+from spark_jobs.jobs.job import Report
+from spark_jobs.tables import Appender, Target, plan
+from tiering.store.opening import open_store
+
+pytestmark = pytest.mark.integration
+
+# Only its settings and its number of cores are read; no job runs in it.
+SPARK: Any = SimpleNamespace(conf={}, sparkContext=SimpleNamespace(defaultParallelism=8))
+VALUES = [b'{"n":0,"x":7}', b"poison", b'{"n":2,"x":[]}', b'{"n":3,"x":[]}', b'{"n":4,"x":5}']
+
+
+class Died(Exception):  # noqa: N818  (it stands for the process's end)
+    """The error with which a test ends an append."""
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[AppendRig]:
+    """A stream with one partition that holds VALUES."""
+    with append_rig(str(tmp_path / "lake")) as found:
+        with found.client.producer("s", 0) as producer:
+            producer.send(records(VALUES))
+        yield found
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Target:
+    """A table that does not exist yet."""
+    return Target.at(str(tmp_path / "tables" / "out"), app="backfill")
+
+
+@pytest.fixture
+def dying(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
+    """The plan of the next commits of decoded tables: True dies before it; an empty plan lives."""
+    planned: list[bool] = []
+    whole = Appender._commit
+
+    def commit(self: Appender, *rest: Any, **named: Any) -> int:
+        if planned and planned.pop(0):
+            raise Died
+        return whole(self, *rest, **named)
+
+    monkeypatch.setattr(Appender, "_commit", commit)
+    yield planned
+    assert planned == [], "the test's death never came"
+
+
+def run(rig: AppendRig, target: Target, *words: str) -> Mapping[str, Any]:
+    """Run the backfill as its command line would."""
+    args = backfill.PARSER.parse_args(
+        ["--server", rig.server, "--stream", "s", "--table", target.uri, *words]
+    )
+    return backfill.run(SPARK, args, Report("backfill", io.StringIO()))
+
+
+def both(target: Target) -> list[int]:
+    """Return the offsets of all rows of the two tables, sorted."""
+    return sorted(
+        at for table in (target, target.beside("__rejected")) for _, at in positions(table)
+    )
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (("--schema", "n bigint"), ("--schema", "n bigint, x bigint")),
+        (("--schema", "n bigint"), ("--schema", "n bigint", "--record-bytes-max", "10")),
+        (
+            ("--schema", "n bigint", "--record-bytes-max", "10"),
+            ("--schema", "n bigint", "--record-bytes-max", "99"),
+        ),
+    ],
+)
+def test_another_set_up_does_not_judge_what_was_begun(
+    rig: AppendRig, target: Target, dying: list[bool], first: Any, second: Any
+) -> None:
+    """The first run's pin counts as used once it has rejected records; the user can go on."""
+    dying.append(True)
+    with pytest.raises(Died):
+        run(rig, target, *first, "--to", '{"0": 4}')
+    assert positions(target) == []
+    assert 1 in both(target)
+
+    with pytest.raises(SchemaMismatchError, match="differ from the table's pin"):
+        run(rig, target, *second)
+
+    assert both(target) == [0, 1, 2, 3], "what was begun is finished as it began"
+    assert run(rig, target)["remaining"] == 0
+    assert both(target) == [0, 1, 2, 3, 4]
+
+
+def test_new_columns_wait_until_what_was_begun_is_finished(
+    rig: AppendRig, target: Target, dying: list[bool]
+) -> None:
+    """A table with rows, a death in the next chunk, then --evolve add: new records get the column.
+
+    The result counts the records that were finished, too.
+    """
+    run(rig, target, "--schema", "n bigint", "--to", '{"0": 1}')
+    dying.append(True)
+    with pytest.raises(Died):
+        run(rig, target, "--to", '{"0": 4}')
+
+    done = run(rig, target, "--schema", "n bigint, x bigint", "--evolve", "add")
+
+    assert (done["records"], done["rejected"], done["remaining"]) == (4, 1, 0)
+    assert both(target) == [0, 1, 2, 3, 4]
+    assert [at for _, at in positions(target)] == [0, 2, 3, 4]
+
+
+def test_a_claim_of_the_release_before_is_finished_by_the_newest_pin(
+    rig: AppendRig, target: Target, dying: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its claims do not say what rejected the records."""
+    dying.append(True)
+    with monkeypatch.context() as old:
+        old.setattr(plan, "transform_number", lambda _: None)
+        with pytest.raises(Died):
+            run(rig, target, "--schema", "n bigint", "--to", '{"0": 4}')
+
+    with pytest.raises(SchemaMismatchError):
+        run(rig, target, "--schema", "n bigint, x bigint")
+
+    assert both(target) == [0, 1, 2, 3]
+
+
+def batch(start: int, end: int, uuid: str) -> Any:
+    """Return what Spark hands over for one slice of partition 0."""
+    row = {"stream_uuid": uuid, "partition": 0, "start": start, "end": end}
+    return SimpleNamespace(collect=lambda: [row])
+
+
+@pytest.fixture
+def spec() -> DecodeSpec:
+    """One column."""
+    return DecodeSpec(format="json", schema=types.to_json(ddl.parse("n bigint")))
+
+
+def batches(rig: AppendRig, target: Target, pins: Pins) -> Batches:
+    """Return the batches of an ingest with --evolve add."""
+    pin = pins.newest()
+    assert pin is not None
+    return Batches(
+        SPARK, target, rig.source, pins=pins, pin=pin, grow=True, firsts={0: Offset(0)},
+        report=Report("ingest", io.StringIO()), behind=lambda _: 0,
+    )  # fmt: skip
+
+
+def began(rig: AppendRig, target: Target, spec: DecodeSpec, dying: list[bool]) -> Pins:
+    """Pin a spec, and die between the two commits of [0, 4)."""
+    pins = Pins(open_store(target.store), target.app)
+    source = rig.source
+    assert pins.put(Pin(stream="s", stream_uuid=source.stream_uuid, starts={}, spec=spec))
+    dying.append(True)
+    appender = rig.appender(target, DecodeTransform(spec), rejects=target.beside("__rejected"))
+    with pytest.raises(Died):
+        appender.append(ranges((0, 4)), batch_id="0")
+    return pins
+
+
+def test_a_smaller_batch_that_grows_finishes_all_that_was_begun(
+    rig: AppendRig, target: Target, dying: list[bool], spec: DecodeSpec
+) -> None:
+    """The records above the batch that shows a new field are not judged by the grown pin."""
+    ours = batches(rig, target, began(rig, target, spec, dying))
+
+    for start in (0, 3):
+        ours(batch(start, min(start + 3, 5), rig.source.stream_uuid), start)
+
+    assert both(target) == [0, 1, 2, 3, 4]
+    assert [at for _, at in positions(target)] == [0, 2, 3, 4]
+    assert (ours.pin.number, ours.totals.records_count) == (2, 5)
+
+
+def test_columns_that_another_run_pinned_do_not_judge_what_was_begun(
+    rig: AppendRig, target: Target, dying: list[bool], spec: DecodeSpec
+) -> None:
+    """A run that goes on meets the half of an append of an older pin, and finishes it by that."""
+    pins = began(rig, target, spec, dying)
+    ours = batches(rig, target, pins)
+    pin = pins.newest()
+    assert pin is not None
+    assert pins.put(replace(pin, spec=spec.with_fields(ddl.parse("x bigint"))))
+
+    ours(batch(0, 5, rig.source.stream_uuid), 0)
+
+    assert both(target) == [0, 1, 2, 3, 4]
+    assert [at for _, at in positions(target)] == [0, 2, 3, 4]
+
+
+def test_a_decode_that_no_pin_has_is_refused(
+    rig: AppendRig, target: Target, dying: list[bool], spec: DecodeSpec
+) -> None:
+    """The error says what to do; with the earlier decode the append is finished."""
+    other = replace(spec, bounds=DecodeBounds(record_bytes_max=10))
+    began(rig, target, spec, dying)
+    rejects = target.beside("__rejected")
+
+    with pytest.raises(HeadwaterError, match="Finish that append") as refused:
+        rig.appender(target, DecodeTransform(other), rejects=rejects).append(
+            ranges((0, 5)), batch_id="1"
+        )
+
+    assert (refused.value.partition, refused.value.start, refused.value.end) == (0, 0, 4)
+    assert refused.value.begun
+    assert both(target) == [1]
+    rig.appender(target, DecodeTransform(spec), rejects=rejects).append(
+        ranges((0, 4)), batch_id="2"
+    )
+    assert both(target) == [0, 1, 2, 3]
+
+
+def test_a_table_that_was_emptied_begins_at_its_beginning(
+    rig: AppendRig, target: Target, spec: DecodeSpec
+) -> None:
+    """Its rejected table is ahead, but no append of that range had begun the decoded table."""
+    pins = Pins(open_store(target.store), target.app)
+    assert pins.put(Pin(stream="s", stream_uuid=rig.source.stream_uuid, starts={}, spec=spec))
+    rejects = target.beside("__rejected")
+    appender = rig.appender(target, DecodeTransform(spec), rejects=rejects)
+    for end in (1, 4):
+        appender.append(ranges((0, end)), batch_id=str(end))
+    shutil.rmtree(target.store.root / "_delta_log")
+
+    report = Report("ingest", io.StringIO())
+    finished = begun.finish(SPARK, target, rig.source, pins, report, firsts={0: Offset(0)})
+
+    assert finished == []
+    rig.appender(target, DecodeTransform(spec), rejects=rejects).append(
+        ranges((0, 5)), batch_id="5"
+    )
+    assert both(target) == [0, 1, 2, 3, 4]
