@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from broker.errors import InvalidRequestError
+from broker.model.epoch_history import EpochHistory
 from broker.model.epochs import LeaderEpoch
 from broker.model.offsets import Offset
 
@@ -85,3 +86,19 @@ def is_forgotten(lineage: Sequence[Leadership], lineage_id: str, end: int) -> bo
     if len(lineage) < LINEAGE_KEPT or any(one.lineage_id == lineage_id for one in lineage):
         return False
     return end <= lineage[0].start
+
+
+def common_end(lineage: Sequence[Leadership], epochs: EpochHistory, end: Offset) -> Offset:
+    """Return up to which offset, at most ``end``, a log surely has the records of a history.
+
+    ``epochs`` is of the log, which must reach to ``end``. A leadership stored everything from its
+    start on, until a later one began at or below that. Two logs with the same leader epoch at an
+    offset are equal up to that offset. 0 is also the answer if the lineage has forgotten too much.
+    """
+    for one in reversed(lineage):
+        epoch, epoch_end = epochs.end_of(one.leader_epoch, end)
+        common = min(epoch_end, end)
+        if epoch == one.leader_epoch and common > one.start:
+            return common
+        end = min(end, one.start)
+    return Offset(0)

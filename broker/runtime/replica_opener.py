@@ -114,6 +114,7 @@ class ReplicaOpener:
                 cold_end=row.cold_end,
                 purged_end=row.purged_end,
                 remote_start=row.remote_start,
+                lineage=row.lineage,
             ),
             ReplicaIdentity(
                 me=setting.me,

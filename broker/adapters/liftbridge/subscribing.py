@@ -225,7 +225,7 @@ def _bounds(
             api_, stream, request.partition, handle=handle, first=first, stamp_us=stamp_us
         )
 
-    committed = handle.reads.high_watermark
+    committed = max(first, handle.reads.high_watermark)  # below first may lie what is gone
     start = _start(request, first, handle, at)
     if request.reverse:
         if first == committed:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from broker.model.epochs import LeaderEpoch
 from broker.model.ids import PartitionId, PartitionNumber
+from broker.model.lineage import Lineage
 from broker.model.offsets import Offset
 from broker.model.stream import Stream
 from broker.ports.system import Clock
@@ -59,6 +60,7 @@ class OpenedLog:
     cold_end: Offset  # according to the metadata
     purged_end: Offset = Offset(0)  # noqa: RUF009 - the same
     remote_start: Offset = Offset(0)  # noqa: RUF009 - the same
+    lineage: Lineage = ()  # as old as the three offsets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

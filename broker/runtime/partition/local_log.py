@@ -20,6 +20,7 @@ from broker.errors import (
 )
 from broker.model.epoch_history import EpochHistory
 from broker.model.ids import PartitionId
+from broker.model.lineage import Lineage, common_end
 from broker.model.offsets import Offset
 from broker.model.replica_messages import LogPrefix
 from broker.model.stream import StreamConfig
@@ -149,13 +150,15 @@ class LocalLog:
         """First offset from which the log has every record: key compaction took some below it."""
         return max(self.log_start, self.log.sparse_end)
 
-    def committed_for_certain(self) -> Offset:
-        """Return the end of the records that are freed, purged or in the table: all committed.
+    def committed_for_certain(self, lineage: Lineage) -> Offset:
+        """Return the end of the records that no leader has to vouch for: all are committed.
 
-        Only the leader knows which later records are committed.
+        Those in the table and those that were purged were committed, but this log may have others
+        at their offsets: it may have led, and stored records that its successor did not get. So
+        the lineage has to say that this log has the same ones.
         """
-        log = self.log
-        return min(max(self.tier.floor, log.log_start), log.log_end)
+        log, end = self.log, min(self.tier.floor, self.log.log_end)
+        return max(log.log_start, common_end(lineage, log.epochs, end))
 
     def replacement(self) -> SegmentCorruptError | None:
         """Return the error if the log ends below its floor, or None."""

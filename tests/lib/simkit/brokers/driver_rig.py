@@ -16,6 +16,7 @@ from broker.core.replication.view import PartitionView
 from broker.model.epoch_history import EpochHistory
 from broker.model.epochs import BrokerEpoch, LeaderEpoch, PartitionEpoch
 from broker.model.ids import BrokerId, PartitionId, PartitionNumber, ProducerId, StreamUuid
+from broker.model.lineage import Lineage
 from broker.model.offsets import Offset
 from broker.model.records import AckPolicy
 from broker.model.stream import Stream, StreamConfig
@@ -116,6 +117,7 @@ class DriverRig:
         clock: FakeClock | None = None,
         links: ReplicaLinks | None = None,
         cold_end: int = 0,
+        lineage: Lineage = (),
         claims: Claims | None = None,
         id_budget: IdBudget | None = None,
         promises: Promises | None = None,
@@ -150,7 +152,9 @@ class DriverRig:
         self.log = PartitionLog.open(files, FOLDER, partition_id, config, promise=promise)
         self.driver = PartitionDriver(
             StreamPartition(stream, 0),
-            OpenedLog(log=self.log, begin_log=begin_log, cold_end=Offset(cold_end)),
+            OpenedLog(
+                log=self.log, begin_log=begin_log, cold_end=Offset(cold_end), lineage=lineage
+            ),
             ReplicaIdentity(me=ME, broker_epoch=BrokerEpoch(epoch)),
             PartitionPorts(
                 clock=self.clock,

@@ -22,6 +22,7 @@ from broker.model.ids import BrokerId, PartitionId
 from broker.model.offsets import Offset
 from broker.model.records import AckPolicy
 from broker.model.replica_messages import FetchRequest
+from broker.model.stream import Stream
 from broker.runtime.hosted_partitions import HostedPartitions
 from broker.runtime.partition.driver import PartitionDriver
 from broker.runtime.partition.replica_shell import ReplicaShell
@@ -90,10 +91,17 @@ class Oracle:
 
     # ------------------------------------------------------------------ what happens
 
-    def opened(self, name: str, driver: PartitionDriver) -> None:
-        """A broker's process has opened a replica."""
+    def opened(self, name: str, driver: PartitionDriver, epoch: int) -> None:
+        """A broker's process has opened a replica; readers may have what it shows at once.
+
+        ``epoch`` is the newest leader epoch that the broker knows.
+        """
         process = self._house.nodes[name].machine.process
         self._opened[driver.partition_id, name] = process, driver
+        end, log = driver.reads.high_watermark, log_of(driver)
+        if end > log.log_start and not driver.health.is_damaged:  # below it the table is read
+            where = situations.Place(driver.partition_id, process)
+            self.shown(where, log, end, leads=False, epoch=epoch)
 
     def wrote(self, partition_id: PartitionId, epoch: int, offset: int, checksum: int) -> None:
         """One offset and epoch hold the same bytes everywhere."""
@@ -276,9 +284,9 @@ class Oracle:
 def _openings_told_to(oracle: Oracle) -> AbstractContextManager[None]:
     open_replica: Any = vars(HostedPartitions)["_open"]
 
-    def watched_opening(self: Any, *about: Any) -> Any:
-        driver = open_replica(self, *about)
-        oracle.opened(self.me, driver)
+    def watched_opening(self: Any, stream: Stream, number: int, row: PartitionState) -> Any:
+        driver = open_replica(self, stream, number, row)
+        oracle.opened(self.me, driver, row.leader_epoch)
         return driver
 
     return replaced(HostedPartitions, "_open", watched_opening)

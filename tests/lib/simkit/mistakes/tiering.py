@@ -155,16 +155,26 @@ def reset_forgets_producers() -> Any:
     return replaced(ReplicaShell, "_below_start", below_start)
 
 
+def _cold_end_alone(local: LocalLog, _lineage: Any = ()) -> Offset:
+    log = local.log
+    return min(max(local.tier.floor, log.log_start), log.log_end)
+
+
 def cold_end_vouches_for_the_own_log() -> Any:
     """Take a restarted replica's records below the cold end for committed, before it aligns."""
 
     def take_lease(self: Any, view: Any) -> None:
         if self._replica.view is None:
-            self._replica._known = self._local.committed_for_certain()
+            self._replica._known = _cold_end_alone(self._local)
         original(self, view)
 
     original: Any = ReplicaShell._take_lease
     return replaced(ReplicaShell, "_take_lease", take_lease)
+
+
+def cold_end_vouches_to_readers() -> Any:
+    """Show readers a restarted replica's records below the cold end, before it aligns."""
+    return replaced(LocalLog, "committed_for_certain", _cold_end_alone)
 
 
 MUTANTS: Final[dict[str, Mutant]] = {
@@ -190,6 +200,7 @@ MIXED_MUTANTS: Final[dict[str, Mutant]] = {
         reset_to_the_log_end,
         reset_forgets_producers,
         cold_end_vouches_for_the_own_log,
+        cold_end_vouches_to_readers,
     )
 }
 # In mixed lives with a lake; what is left of the others dies in unit tests and a script: README.md.
@@ -197,6 +208,7 @@ FIRST_MIXED_SEEDS: Final = {
     "log_is_not_replaced": 5,
     "reset_to_the_log_end": 40,
     "cold_end_vouches_for_the_own_log": 15,
+    "cold_end_vouches_to_readers": 15,
 }
 # The first seed that is known to show it, if that is not 0.
 FIRST_SEEDS: Final = {

@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 
 from broker.errors import InvalidRequestError
+from broker.model.epoch_history import EpochHistory
 from broker.model.epochs import LeaderEpoch
 from broker.model.lineage import (
     LINEAGE_KEPT,
     Leadership,
     Lineage,
     begun,
+    common_end,
     first_lineage_id,
     holds,
     is_forgotten,
@@ -69,3 +71,40 @@ def test_a_new_partition_has_an_id_of_its_own() -> None:
     """The stream's uuid is random, so the first leadership needs no other chance."""
     ids = {first_lineage_id(uuid, number) for uuid in ("a", "b") for number in range(3)}
     assert len(ids) == 6
+
+
+@pytest.mark.parametrize(
+    ("end", "common", "history"),
+    [
+        (150, 150, [(1, 0)]),  # nobody else has led
+        (150, 100, [(1, 0), (2, 100)]),  # a later leader stored others
+        (150, 150, [(1, 0), (2, 200)]),  # and here behind them
+        (150, 60, [(1, 0), (2, 100), (3, 60)]),  # one that had fewer began below its predecessor
+        (150, 100, [(1, 0), (2, 100), (3, 120)]),
+        (150, 0, [(2, 0)]),
+        (150, 0, [(4, 400)]),  # the older ones are forgotten
+        (150, 150, [(1, 90), (4, 400)]),  # one that is known is enough
+        (40, 40, [(1, 0), (2, 100)]),
+        (150, 0, []),
+        (0, 0, [(1, 0)]),
+    ],
+)
+def test_a_log_has_the_records_of_a_history_up_to_where_another_leader_began(
+    end: int, common: int, history: list[tuple[int, int]]
+) -> None:
+    """A log whose records are all of epoch 1 is compared with several histories."""
+    lineage = tuple(_leadership(*one) for one in history)
+    log = EpochHistory.of([(LeaderEpoch(1), Offset(0))])
+    assert common_end(lineage, log, Offset(end)) == common
+
+
+def test_a_log_that_followed_two_leaders_has_the_records_of_both() -> None:
+    """The newest record that both logs have decides: everything below it is the same."""
+    lineage = (_leadership(1, 0), _leadership(3, 100), _leadership(4, 180))
+    log = EpochHistory.of([(LeaderEpoch(one), Offset(at)) for one, at in [(1, 0), (3, 100)]])
+    assert common_end(lineage, log, Offset(170)) == 170
+    assert common_end(lineage, log, Offset(200)) == 180
+    other = EpochHistory.of([(LeaderEpoch(one), Offset(at)) for one, at in [(1, 0), (2, 80)]])
+    assert common_end(lineage, other, Offset(170)) == 80
+    idle = EpochHistory.of([(LeaderEpoch(one), Offset(at)) for one, at in [(1, 0), (3, 90)]])
+    assert common_end(lineage[:1], idle, Offset(90)) == 90, "epoch 3 has no record yet"

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from broker.adapters.liftbridge.statuses import StatusError
 from broker.adapters.liftbridge.subscribing import subscribe
 from broker.codec.record_batch import prepare
 from broker.errors import ExpiredError
@@ -85,3 +86,17 @@ def test_a_subscriber_that_named_an_offset_is_told_that_it_has_expired(
     request = api.SubscribeRequest(stream="s", startPosition=api.OFFSET, startOffset=1)
     with pytest.raises(ExpiredError):
         subscribe(broker, request, _Sink(expire), cast("Any", None))
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_replica_that_knows_only_of_records_that_are_gone_has_none_to_show(
+    broker: MemoryBroker, reverse: bool
+) -> None:
+    """No leader has told it what is committed above them; it does not say that it sent all."""
+    broker.partitions.handle("s", 0).remote_start = Offset(9)
+    start = api.LATEST if reverse else api.EARLIEST
+    request = api.SubscribeRequest(
+        stream="s", startPosition=start, stopPosition=api.STOP_LATEST, reverse=reverse
+    )
+    with pytest.raises(StatusError, match="Stream is empty"):
+        subscribe(broker, request, _Sink(), cast("Any", None))
