@@ -101,7 +101,12 @@ class PartitionReader(Protocol):
         """
 
     def wait_committed(self, above: Offset, timeout_ms: int) -> Offset:
-        """Block until the high watermark exceeds ``above`` or time is up; return the HW."""
+        """Block until the high watermark exceeds ``above`` or time is up; return the HW.
+
+        Raises:
+            ShuttingDownError: the replica is closed, and has no committed record above.
+            HeadwaterError: the log has failed, or has lost the records above.
+        """
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,16 +40,28 @@ class GroupReaders:
         place = self._groups.find(group)
         entered = GroupReading((group, stream_uuid, partition), epoch)
         with self._lock:
-            present = self._readings.get(entered.key)
-            newest = max(present.epoch if present else 0, place.epoch if place else 0)
-            if epoch < newest:
-                raise StatusError(
-                    Code.FAILED_PRECONDITION, "Consumer is not currently assigned this partition"
-                )
+            present = self._check(entered, 0 if place is None else place.epoch)
             if present is not None:
                 present.replaced = True
             self._readings[entered.key] = entered
         return entered
+
+    def refuse_former(self, group: str, stream_uuid: str, partition: int, epoch: int) -> None:
+        """Raise what :meth:`enter` would raise now; nothing is replaced."""
+        place = self._groups.find(group)
+        with self._lock:
+            asked = GroupReading((group, stream_uuid, partition), epoch)
+            self._check(asked, 0 if place is None else place.epoch)
+
+    def _check(self, asked: GroupReading, group_epoch: int) -> GroupReading | None:
+        """Return who reads now; raises StatusError if the group is at a later epoch."""
+        present = self._readings.get(asked.key)
+        newest = max(present.epoch if present else 0, group_epoch)
+        if asked.epoch < newest:
+            raise StatusError(
+                Code.FAILED_PRECONDITION, "Consumer is not currently assigned this partition"
+            )
+        return present
 
     def leave(self, reading: GroupReading) -> None:
         """End a reading."""

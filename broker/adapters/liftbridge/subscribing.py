@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import cached_property
 from typing import Final, Protocol
 
 from broker.adapters.liftbridge.group_readers import GroupReaders, GroupReading
 from broker.adapters.liftbridge.http2 import prefixed
 from broker.adapters.liftbridge.messages import NS_PER_US, SCHEMA, encode_rows
 from broker.adapters.liftbridge.statuses import Code, StatusError
-from broker.adapters.reading.rows import RowRange, offset_at, read_rows
-from broker.adapters.reading.starts import first_readable
+from broker.adapters.reading.rows import RowRange, read_rows
+from broker.adapters.reading.starts import committed_here, first_readable
+from broker.adapters.reading.times import offset_at
 from broker.errors import (
     ExpiredError,
     NotLeaderError,
@@ -87,15 +89,6 @@ class CallSink:
             self._changed.notify_all()
 
 
-@dataclass(frozen=True, slots=True)
-class _OffsetRange:
-    """Where a subscription starts, and the offset before which it stops; None: never."""
-
-    start: Offset
-    end: Offset | None
-    first: Offset  # the oldest record of the partition
-
-
 def subscribe(
     api_: BrokerApi, request: api.SubscribeRequest, sink: Subscriber, readers: GroupReaders
 ) -> str | None:
@@ -114,10 +107,13 @@ def subscribe(
     handle = _handle(api_, request, stream)
     consumer = request.consumer
     if not consumer.groupId:
-        return _send(api_, request, sink, stream, handle)
-    reading = readers.enter(consumer.groupId, stream.uuid, request.partition, consumer.groupEpoch)
+        return _send(api_, request, sink, *_wanted(api_, request, stream, handle))
+    place = (consumer.groupId, stream.uuid, request.partition)
+    readers.refuse_former(*place, consumer.groupEpoch)
+    wanted = _wanted(api_, request, stream, handle)  # first: a refused request replaces nobody
+    reading = readers.enter(*place, consumer.groupEpoch)
     try:
-        return _send(api_, request, _Member(sink, reading), stream, handle)
+        return _send(api_, request, _Member(sink, reading), *wanted)
     finally:
         readers.leave(reading)
 
@@ -142,17 +138,13 @@ def _send(
     api_: BrokerApi,
     request: api.SubscribeRequest,
     sink: Subscriber,
-    stream: Stream,
-    handle: PartitionHandle,
+    wanted: RowRange,
+    lowest: Offset,
 ) -> str | None:
-    bounds = _bounds(api_, request, stream, handle)
+    handle, stream = wanted.handle, wanted.stream
     sink.send(prefixed(b""))  # Liftbridge's clients wait for this sign that the request is accepted
-    wanted = RowRange(
-        handle, stream, request.partition, bounds.start, bounds.end, SCHEMA, _READ_BYTES,
-        ends_readonly=True,
-    )  # fmt: skip
     if request.reverse:
-        _send_backwards(api_, wanted, bounds, sink)
+        _send_backwards(api_, wanted, lowest, sink)
         return "All records were sent"
     follows_leader = not request.readISRReplica
 
@@ -164,7 +156,7 @@ def _send(
         _refuse_paused(handle)
         return sink.stopped()
 
-    position = bounds.start
+    position, end = wanted.start, wanted.end
     while True:
         try:
             for rows, mark in read_rows(
@@ -179,11 +171,11 @@ def _send(
             if has_begun or first <= position:
                 raise
             # The earliest record has expired since it was looked up.
-            position = first if bounds.end is None else min(first, bounds.end)
+            position = first if end is None else min(first, end)
             wanted = replace(wanted, start=position)
     if sink.stopped():
         return None
-    ended = bounds.end is not None and position >= bounds.end
+    ended = end is not None and position >= end
     return "Stop offset reached" if ended else "End of readonly partition"
 
 
@@ -215,67 +207,131 @@ def _handle(api_: BrokerApi, request: api.SubscribeRequest, stream: Stream) -> P
     return handle
 
 
-def _bounds(
-    api_: BrokerApi, request: api.SubscribeRequest, stream: Stream, handle: PartitionHandle
-) -> _OffsetRange:
-    first = first_readable(api_, stream, request.partition, handle)
+class _Log:
+    """The partition's log, as far as it is known for certain where it ends.
 
-    def at(stamp_us: int) -> Offset:
+    A leader's log ends behind its last record, acknowledged or not: Liftbridge counts so. A leader
+    that does not know yet what is committed says nothing: another may have led since. Readers of a
+    replica get what is committed, because other records of a replica may go again.
+    """
+
+    def __init__(
+        self,
+        api_: BrokerApi,
+        request: api.SubscribeRequest,
+        stream: Stream,
+        handle: PartitionHandle,
+    ) -> None:
+        self._api = api_
+        self._of_leader = not request.readISRReplica
+        self._stream = stream
+        self._partition = request.partition
+        self._handle = handle
+        self.first = first_readable(api_, stream, request.partition, handle)
+
+    @cached_property
+    def committed(self) -> Offset:
+        """First offset that is not committed; this replica may lack records below it."""
+        try:
+            told = self._api.partitions.standing(self._stream.name, self._partition)
+        except NotLeaderError as error:
+            raise _unavailable(error) from error
+        return max(self.first, told.high_watermark)
+
+    @cached_property
+    def end(self) -> Offset:
+        """First offset for which there is no record."""
+        committed = self.committed  # first: it refuses if this log may be that of a former leader
+        return max(committed, self._handle.reads.log_end) if self._of_leader else committed
+
+    @cached_property
+    def end_here(self) -> Offset:
+        """The same, but this replica has all records below it."""
+        return self.end if self._of_leader else self.committed_here
+
+    @cached_property
+    def committed_here(self) -> Offset:
+        """First offset that is not committed; this replica has all records below it."""
+        try:
+            end = committed_here(self._api, self._stream, self._partition, self._handle)
+        except NotLeaderError as error:
+            raise _unavailable(error) from error
+        return max(self.first, end)
+
+    def at(self, stamp_us: int) -> Offset:
+        """Return the first offset that reaches a time, else the end."""
         return offset_at(
-            api_, stream, request.partition, handle=handle, first=first, stamp_us=stamp_us
-        )
+            self._api, self._stream, self._partition,
+            handle=self._handle, first=self.first, stamp_us=stamp_us, end=lambda: self.end_here,
+        )  # fmt: skip
 
-    committed = max(first, handle.reads.high_watermark)  # below first may lie what is gone
-    start = _start(request, first, handle, at)
+    def next_from(self, offset: Offset) -> Offset:
+        """Return the offset, or that of the next committed record if there is no such offset yet.
+
+        Nothing below a record that exists is read: the subscriber may have had it already.
+        """
+        reads = self._handle.reads
+        here = reads.log_end if self._of_leader else reads.high_watermark
+        if offset <= here or offset <= self.end:
+            return offset
+        return self.committed
+
+
+def _unavailable(error: NotLeaderError) -> StatusError:
+    return StatusError(Code.UNAVAILABLE, error.message)
+
+
+def _wanted(
+    api_: BrokerApi, request: api.SubscribeRequest, stream: Stream, handle: PartitionHandle
+) -> tuple[RowRange, Offset]:
+    """Return what is read, and where a subscriber who reads backwards ends."""
+    log = _Log(api_, request, stream, handle)
+    start, end, lowest = _bounds(request, log)
+    wanted = RowRange(
+        handle, stream, request.partition, start, end, SCHEMA, _READ_BYTES, ends_readonly=True
+    )
+    return wanted, lowest
+
+
+def _bounds(request: api.SubscribeRequest, log: _Log) -> tuple[Offset, Offset | None, Offset]:
+    start = _start(request, log)
     if request.reverse:
-        if first == committed:
+        end = log.committed_here  # what may not be read yet is not waited for
+        if end == log.first:
             raise StatusError(Code.RESOURCE_EXHAUSTED, "Stream is empty")
-        return _OffsetRange(
-            min(start, Offset(committed - 1)), None, _lowest(request, first, start, at)
-        )
-    # A start at an offset that does not exist yet: begin with the next committed record.
-    return _OffsetRange(min(start, committed), _end(request, first, start, committed, at), first)
+        return min(start, Offset(end - 1)), None, _lowest(request, log, start)
+    return log.next_from(start), _end(request, log, start), log.first
 
 
-def _start(
-    request: api.SubscribeRequest,
-    first: Offset,
-    handle: PartitionHandle,
-    at: Callable[[int], Offset],
-) -> Offset:
+def _start(request: api.SubscribeRequest, log: _Log) -> Offset:
+    first = log.first
     match request.startPosition:
         case api.OFFSET:
             return max(first, Offset(request.startOffset))
         case api.EARLIEST:
             return first
         case api.LATEST:
-            return max(first, Offset(handle.reads.high_watermark - 1))
+            return max(first, Offset(log.end - 1))
         case api.TIMESTAMP:
-            return at(-(-request.startTimestamp // NS_PER_US))
+            return log.at(-(-request.startTimestamp // NS_PER_US))
         case api.NEW_ONLY:
-            return max(first, handle.reads.log_end)
+            return log.end
     raise StatusError(Code.INVALID_ARGUMENT, f"Unknown StartPosition {request.startPosition}")
 
 
-def _end(
-    request: api.SubscribeRequest,
-    first: Offset,
-    start: Offset,
-    committed: Offset,
-    at: Callable[[int], Offset],
-) -> Offset | None:
+def _end(request: api.SubscribeRequest, log: _Log, start: Offset) -> Offset | None:
     match request.stopPosition:
         case api.STOP_ON_CANCEL:
             return None
         case api.STOP_OFFSET:
             end = Offset(request.stopOffset + 1)
         case api.STOP_LATEST:
-            if committed == first:
+            end = log.end
+            if end == log.first:
                 raise StatusError(Code.RESOURCE_EXHAUSTED, "Stream is empty")
-            end = committed
         case api.STOP_TIMESTAMP:
-            end = at(request.stopTimestamp // NS_PER_US + 1)
-            if end == first:
+            end = log.at(request.stopTimestamp // NS_PER_US + 1)
+            if end == log.first:
                 raise StatusError(
                     Code.RESOURCE_EXHAUSTED, "No record is as old as the stop timestamp"
                 )
@@ -288,9 +344,7 @@ def _end(
     return end
 
 
-def _lowest(
-    request: api.SubscribeRequest, first: Offset, start: Offset, at: Callable[[int], Offset]
-) -> Offset:
+def _lowest(request: api.SubscribeRequest, log: _Log, start: Offset) -> Offset:
     """Return the last offset that a subscriber who reads backwards gets."""
     match request.stopPosition:
         case api.STOP_OFFSET:
@@ -300,19 +354,17 @@ def _lowest(
                     f"stop offset {request.stopOffset} is above the start offset {start}, and the "
                     "records are read backwards",
                 )
-            return max(first, Offset(request.stopOffset))
+            return max(log.first, Offset(request.stopOffset))
         case api.STOP_TIMESTAMP:
-            return max(first, at(-(-request.stopTimestamp // NS_PER_US)))
-    return first
+            return max(log.first, log.at(-(-request.stopTimestamp // NS_PER_US)))
+    return log.first
 
 
-def _send_backwards(
-    api_: BrokerApi, wanted: RowRange, bounds: _OffsetRange, sink: Subscriber
-) -> None:
-    """Send ``[bounds.first, bounds.start]``, the newest record first."""
-    end = Offset(bounds.start + 1)
-    while end > bounds.first and not sink.stopped():
-        start = max(bounds.first, Offset(end - _REVERSE_RECORDS))
+def _send_backwards(api_: BrokerApi, wanted: RowRange, lowest: Offset, sink: Subscriber) -> None:
+    """Send the records from the start of ``wanted`` down to ``lowest``."""
+    end = Offset(wanted.start + 1)
+    while end > lowest and not sink.stopped():
+        start = max(lowest, Offset(end - _REVERSE_RECORDS))
         part = RowRange(
             wanted.handle, wanted.stream, wanted.partition, start, end, SCHEMA, _READ_BYTES
         )

@@ -21,10 +21,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from broker.adapters.reading.starts import first_readable, local_start
+from broker.adapters.reading.starts import committed_here, first_readable, local_start
+from broker.adapters.reading.times import offset_at
 from broker.codec.flight.protocol import AtTime, ReadRequest, RowsMark
 from broker.codec.flight.reply_batches import Reply, replies
-from broker.codec.record_batch import decode_body, offsets_of
 from broker.codec.schema import ROW_SCHEMA
 from broker.errors import (
     ExpiredError,
@@ -32,6 +32,7 @@ from broker.errors import (
     NotLeaderError,
     OffsetOutOfRangeError,
     PurgedError,
+    ShuttingDownError,
     StreamRecreatedError,
     TruncatedError,
 )
@@ -108,6 +109,7 @@ def resolve(api: BrokerApi, request: ReadRequest) -> RowRange:
     start = _start(api, request, stream, handle, first=first, last=last)
     if not isinstance(request.start, int):  # records may have expired since it was looked up
         start = max(start, handle.reads.remote_start)
+        last = max(last, start)  # more may be known to be committed than at first
     end = request.end
     if end is None and not request.follow:
         end = max(start, last)
@@ -219,66 +221,20 @@ def _start(
             return last
         case AtTime(timestamp_us):
             return offset_at(
-                api, stream, request.partition, handle=handle, first=first, stamp_us=timestamp_us
+                api,
+                stream,
+                request.partition,
+                handle=handle,
+                first=first,
+                stamp_us=timestamp_us,
+                end=lambda: (
+                    last
+                    if request.uncommitted
+                    else committed_here(api, stream, request.partition, handle)
+                ),
             )
         case offset:
             return Offset(offset)
-
-
-def offset_at(
-    api: BrokerApi,
-    stream: Stream,
-    partition: int,
-    *,
-    handle: PartitionHandle,
-    first: Offset,
-    stamp_us: int,
-) -> Offset:
-    """Return the first offset stamped at or after ``stamp_us``, else the high watermark.
-
-    If timestamps are not in order, records after the result may be older. The table is searched
-    first if the local log may not hold the result; its statistics say which objects must be read.
-    The search is repeated if a part of the local log was freed or compacted meanwhile, because the
-    result may have been in that part.
-    """
-    start = first  # of the search: all records below are older than the time
-    while True:
-        log_start = local_start(handle)
-        if start < log_start and not handle.config.tiering:
-            start = log_start  # the records below were purged meanwhile
-        start = max(start, handle.reads.remote_start)  # the records below have expired meanwhile
-        if start < log_start:
-            # The table has older records than the local log, so it is searched first.
-            found = api.cold.offset_at(stream.name, partition, start, log_start, stamp_us)
-            if found is not None:
-                return found
-            start = log_start
-        try:
-            found = _local_offset_at(handle, stamp_us)
-        except OffsetOutOfRangeError:
-            if local_start(handle) == log_start:
-                raise
-            continue
-        if local_start(handle) == log_start:
-            return max(found, log_start)
-
-
-def _local_offset_at(handle: PartitionHandle, stamp_us: int) -> Offset:
-    found = handle.reads.offset_at(stamp_us)
-    high_watermark = handle.reads.high_watermark
-    if found >= high_watermark:
-        return high_watermark
-    return min(_first_reaching(handle, found, stamp_us), high_watermark)
-
-
-def _first_reaching(handle: PartitionHandle, offset: Offset, stamp_us: int) -> Offset:
-    """Return the first record of the batch at ``offset`` with a timestamp at or after the time."""
-    stored = handle.reads.read(offset, Offset(offset + 1), bytes_max=1)[0]
-    body = decode_body(stored.header, stored.body)
-    hits = np.flatnonzero(np.asarray(body.column(0)) >= stamp_us)
-    if not hits.size:
-        return offset
-    return max(offset, Offset(int(offsets_of(stored.header, body)[hits[0]])))
 
 
 def read_rows(
@@ -298,6 +254,7 @@ def read_rows(
     Raises:
         GapError: offsets are missing between two batches or between the tiers.
         UnknownStreamError, StreamRecreatedError: the stream was deleted while it was followed.
+        ShuttingDownError: this replica is closed, and another broker may have the next record.
         HeadwaterError: errors of the log and the table.
     """
     with nullcontext() if wanted.end is not None else wanted.handle.followed():
@@ -333,10 +290,20 @@ def _rows(
         elif _is_over(api, wanted, position):
             return
         elif wanted.uncommitted:
-            handle.reads.wait_committed(position, min(idle_check_ms, _UNCOMMITTED_WAIT_MS))
-            _check_still_there(api, wanted)
-        elif handle.reads.wait_committed(position, idle_check_ms) <= position:
-            _check_still_there(api, wanted)
+            _wait(api, wanted, position, min(idle_check_ms, _UNCOMMITTED_WAIT_MS))
+        else:
+            _wait(api, wanted, position, idle_check_ms)
+
+
+def _wait(api: BrokerApi, wanted: RowRange, position: Offset, timeout_ms: int) -> None:
+    """Wait for a committed record at ``position``; raise if none will come."""
+    try:
+        if wanted.handle.reads.wait_committed(position, timeout_ms) > position:
+            return
+    except ShuttingDownError:
+        _check_still_there(api, wanted)  # the replica of a deleted stream is closed, too
+        raise
+    _check_still_there(api, wanted)
 
 
 def _is_over(api: BrokerApi, wanted: RowRange, position: Offset) -> bool:

@@ -1,11 +1,16 @@
-"""Where the records of a partition begin: in the local log, in both tiers, and for a reader."""
+"""Where the records of a partition begin and end: in the local log, both tiers, for a reader."""
 
 from __future__ import annotations
 
+from typing import Final
+
+from broker.errors import NotLeaderError
 from broker.model.offsets import Offset
 from broker.model.stream import Stream
 from broker.ports.api import BrokerApi
 from broker.ports.partition import PartitionHandle
+
+_CATCH_UP_MS: Final = 2_000  # for a replica that is behind the leader
 
 
 def local_start(handle: PartitionHandle) -> Offset:
@@ -34,3 +39,26 @@ def first_readable(
     """Return the first offset that readers get; an expired record may still be in the table."""
     first = earliest(api, stream, partition, local_start(handle))
     return max(first, handle.reads.remote_start)
+
+
+def committed_here(
+    api: BrokerApi, stream: Stream, partition: int, handle: PartitionHandle
+) -> Offset:
+    """Return the first offset that is not committed now; all records below it are here.
+
+    Blocks for a moment if this replica is behind, or if the leader has just begun to lead.
+
+    Raises:
+        NotLeaderError: no leader tells the offset now, or this replica lacks records below it.
+        HeadwaterError: the replica has failed, or is closed.
+    """
+    end = api.partitions.standing(stream.name, partition).high_watermark
+    here = handle.reads.high_watermark
+    if here < end:
+        here = handle.reads.wait_committed(Offset(end - 1), _CATCH_UP_MS)
+    if here < end:
+        raise NotLeaderError(
+            f"this replica of {stream.name}/{partition} knows the records below {here}, and those "
+            f"below {end} are committed: ask the leader, or try again"
+        )
+    return end

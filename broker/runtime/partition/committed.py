@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import threading
 
+from broker.errors import ShuttingDownError
 from broker.model.offsets import Offset
 
 
 class CommittedEnd:
     """The owner's turns move the end; any thread reads it, and waits for more."""
 
-    def __init__(self, end: Offset) -> None:
-        """Begin with the records that are committed for certain."""
+    def __init__(self, name: str, end: Offset) -> None:
+        """Begin with the records of a partition that are committed for certain."""
+        self._name = name
         self.end = end  # first offset that is not known to be committed
         self._moved = threading.Condition()
         self._closing = False
@@ -26,10 +28,19 @@ class CommittedEnd:
         self.end = end
 
     def wait_above(self, above: Offset, timeout_ms: int) -> Offset:
-        """Block until the end exceeds ``above``, time is up, or the log closes; return the end."""
+        """Block until the end exceeds ``above`` or time is up; return the end.
+
+        Raises:
+            ShuttingDownError: the log is closed, and the end will not exceed ``above`` here.
+        """
         if self.end <= above:
             with self._moved:
                 self._moved.wait_for(lambda: self.end > above or self._closing, timeout_ms / 1000)
+                if self._closing and self.end <= above:
+                    raise ShuttingDownError(
+                        f"the replica of {self._name} on this broker is closed: the broker stops, "
+                        "or the partition was moved to other brokers. Read at another broker"
+                    )
         return self.end
 
     def wake(self) -> None:
@@ -38,7 +49,7 @@ class CommittedEnd:
             self._moved.notify_all()
 
     def close(self) -> None:
-        """End every wait at once, and every later one."""
+        """End every wait at once, and every later one, with an error."""
         with self._moved:
             self._closing = True
             self._moved.notify_all()

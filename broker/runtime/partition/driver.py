@@ -98,7 +98,9 @@ class PartitionDriver:
             health=self.health,
             room=LogRoom(partition.name),
         )
-        self._committed = CommittedEnd(self._local.committed_for_certain(opened.lineage))
+        self._committed = CommittedEnd(
+            partition.name, self._local.committed_for_certain(opened.lineage)
+        )
         self._gate = gate = Gatekeeper(self.partition_id, ports.clock, notices.claims)
         self._closed = False  # the log is: nothing that is queued later touches it
         self._commits = commits = Commits(

@@ -58,7 +58,9 @@ class PartitionReads:
 
     @property
     def log_end(self) -> Offset:
-        """First offset not written."""
+        """First offset not written; the synced end if a log without copies failed."""
+        if self._health.failure is not None and self._health.is_only_copy:
+            return self._local.log.synced_end
         return self._local.log_end
 
     @property
@@ -111,7 +113,7 @@ class PartitionReads:
         return error
 
     def wait_committed(self, above: Offset, timeout_ms: int) -> Offset:
-        """See ``PartitionReader.wait_committed``; also returns when the partition closes."""
+        """See ``PartitionReader.wait_committed``."""
         health = self._health
         if health.failure is not None and not health.is_only_copy:
             raise health.failure  # other brokers have copies: the reader must ask one of them

@@ -467,7 +467,10 @@ class MemoryBroker:
     def standing(self, name: str, partition: int) -> PartitionStanding:
         """Return the committed range."""
         found = self.handle(name, partition)
-        return PartitionStanding(found.log_start, found.high_watermark, found.leader_epoch)
+        end = found.high_watermark if found.told_end is None else found.told_end
+        if isinstance(end, HeadwaterError):
+            raise end
+        return PartitionStanding(found.log_start, end, found.leader_epoch)
 
     def history_position(self, name: str, partition: int) -> CutPosition:
         """Return the committed end; there was one leadership only."""

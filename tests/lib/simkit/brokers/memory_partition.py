@@ -89,6 +89,8 @@ class MemoryPartition:
         self._sparse_end = Offset(0)
         self._thinned: list[StoredBatch] = []  # batches as they were before key compaction
         self._end = Offset(0)
+        self._known_end: Offset | None = None
+        self.told_end: Offset | HeadwaterError | None = None  # what the leader tells, if another
         self._producers = ProducerTable()
         self._window = MessageIdWindow(
             window_us=stream.config.dedup_window_ms * 1000, ids_max=stream.config.dedup_ids_max
@@ -112,6 +114,12 @@ class MemoryPartition:
         """Commit again."""
         with self._changed:
             self._held = False
+            self._changed.notify_all()
+
+    def know(self, end: Offset | None) -> None:
+        """Let the high watermark stay at an offset; None: at the end of the log again."""
+        with self._changed:
+            self._known_end = end
             self._changed.notify_all()
 
     def fail_next(self, error: HeadwaterError) -> None:
@@ -182,8 +190,8 @@ class MemoryPartition:
 
     @property
     def high_watermark(self) -> Offset:
-        """First offset not committed."""
-        return self._end
+        """First offset not committed, as far as this replica knows."""
+        return self._end if self._known_end is None else self._known_end
 
     @property
     def whole_start(self) -> Offset:
@@ -192,7 +200,7 @@ class MemoryPartition:
 
     @property
     def log_end(self) -> Offset:
-        """The same: one node has no uncommitted records to show."""
+        """First offset not written; :meth:`know` parts it from the high watermark."""
         return self._end
 
     def read(self, start: Offset, end: Offset, *, bytes_max: int) -> list[StoredBatch]:
@@ -242,8 +250,12 @@ class MemoryPartition:
     def wait_committed(self, above: Offset, timeout_ms: int) -> Offset:
         """Block until the high watermark exceeds ``above`` or time is up."""
         with self._changed:
-            self._changed.wait_for(lambda: self._end > above or self._closed, timeout_ms / 1000)
-            return self._end
+            self._changed.wait_for(
+                lambda: self.high_watermark > above or self._closed, timeout_ms / 1000
+            )
+            if self._closed and self.high_watermark <= above:
+                raise ShuttingDownError("the broker is closing")
+            return self.high_watermark
 
     # ------------------------------------------------------------------ PartitionWriter
 

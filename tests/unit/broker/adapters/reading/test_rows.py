@@ -16,6 +16,7 @@ from broker.errors import (
     GapError,
     NotLeaderError,
     OffsetOutOfRangeError,
+    ShuttingDownError,
     StreamRecreatedError,
     TruncatedError,
     UnknownPartitionError,
@@ -344,3 +345,28 @@ def test_only_a_leader_serves_what_is_not_committed(broker: MemoryBroker) -> Non
         next(rows)
     with pytest.raises(NotLeaderError):
         read(broker, uncommitted=True)
+
+
+def test_a_follower_of_a_replica_that_closes_is_told_so(broker: MemoryBroker) -> None:
+    """No record comes here any more: to look for one again and again would never end."""
+    looks = iter(range(50))
+    rows = follow(broker, lambda: next(looks, None) is None, start=100)
+    broker.partitions.handle("s", 0).close()
+    with pytest.raises(ShuttingDownError):
+        next(rows, None)
+
+
+def test_a_time_is_not_looked_for_below_a_stale_high_watermark_only(broker: MemoryBroker) -> None:
+    """A new leader knows late what is committed; a read by time must not begin too early."""
+    partition = broker.partitions.handle("s", 0)
+    later_us = broker.clock.now_us() + 1
+    partition.know(Offset(50))
+    partition.told_end = NotLeaderError("not known yet")
+    wanted = ReadRequest(stream="s", partition=0, start=AtTime(later_us), follow=True)
+    with pytest.raises(NotLeaderError):
+        resolve(broker, wanted)
+    early = ReadRequest(stream="s", partition=0, start=AtTime(0), follow=True)
+    assert resolve(broker, early).start == 0, "no leader is needed for what is known here"
+    partition.know(None)
+    partition.told_end = Offset(COUNT)
+    assert resolve(broker, wanted).start == COUNT

@@ -188,6 +188,27 @@ def test_readers_wait_for_the_high_watermark(node: Node) -> None:
     assert partition.reads.wait_committed(Offset(1), 1) == 1
 
 
+def test_a_reader_that_waits_at_a_closed_partition_is_told_so(node: Node) -> None:
+    """Nothing is committed there any more; records that are there are still told."""
+    partition = _open(node)
+    _put(partition, b"a")
+    seen: SimpleQueue[int | type[Exception]] = SimpleQueue()
+
+    def wait() -> None:
+        try:
+            seen.put(partition.reads.wait_committed(Offset(1), 30_000))
+        except ShuttingDownError as error:
+            seen.put(type(error))
+
+    waiter = threading.Thread(target=wait, daemon=True)
+    waiter.start()
+    partition.close()
+    assert seen.get(timeout=30) is ShuttingDownError
+    with pytest.raises(ShuttingDownError, match="Read at another broker"):
+        partition.reads.wait_committed(Offset(1), 30_000)
+    assert partition.reads.wait_committed(Offset(0), 30_000) == 1
+
+
 def test_segments_seal_and_are_freed_below_the_cold_end_only(node: Node) -> None:
     """Local disk shrinks only by what the recorded cold end covers and no lease holds."""
     partition = _open(node, segment_bytes_max=4096, local_retention_bytes=0)
