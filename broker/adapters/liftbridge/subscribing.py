@@ -357,7 +357,9 @@ def _lowest(request: api.SubscribeRequest, log: _Log, start: Offset) -> Offset:
             return max(log.first, Offset(request.stopOffset))
         case api.STOP_TIMESTAMP:
             return max(log.first, log.at(-(-request.stopTimestamp // NS_PER_US)))
-    return log.first
+        case api.STOP_ON_CANCEL | api.STOP_LATEST:
+            return log.first
+    raise StatusError(Code.INVALID_ARGUMENT, f"Unknown StopPosition {request.stopPosition}")
 
 
 def _send_backwards(api_: BrokerApi, wanted: RowRange, lowest: Offset, sink: Subscriber) -> None:

@@ -309,3 +309,18 @@ def test_a_member_of_an_earlier_epoch_is_refused_before_its_request_is_looked_at
     with pytest.raises(StatusError) as refused:
         subscribe(broker, request, _Sink(), readers)
     assert refused.value.status.code is Code.FAILED_PRECONDITION
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("field", ["startPosition", "stopPosition"])
+def test_a_position_that_nobody_knows_is_refused(
+    broker: MemoryBroker, field: str, reverse: bool
+) -> None:
+    """A later client's new one must not be taken for one of ours, whatever the direction."""
+    request = api.SubscribeRequest(stream="s", startPosition=api.EARLIEST, reverse=reverse)
+    setattr(request, field, 99)
+    sink = _Sink()
+    with pytest.raises(StatusError) as refused:
+        subscribe(broker, request, sink, cast("Any", None))
+    assert refused.value.status.code is Code.INVALID_ARGUMENT
+    assert sink.messages == [], "no sign that the request is accepted"
