@@ -75,7 +75,11 @@ class GroupCalls:
     def report(self, payload: bytes) -> bytes:
         """ReportConsumerGroupCoordinator."""
         request = decode(api.ReportConsumerGroupCoordinatorRequest, payload)
-        _require(groupId=request.groupId, consumerId=request.consumerId)
+        _require(
+            groupId=request.groupId,
+            consumerId=request.consumerId,
+            coordinator=request.coordinator,
+        )
         try:
             self._api.groups.report(
                 request.groupId, request.consumerId, request.coordinator, request.epoch

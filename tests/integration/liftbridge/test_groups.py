@@ -140,6 +140,24 @@ def test_what_groups_refuse(rig: Rig) -> None:
     assert rig.code("ReportConsumerGroupCoordinator", **report) is not_now
 
 
+@pytest.mark.parametrize(
+    ("call", "ids"),
+    [
+        ("JoinConsumerGroup", ["groupId", "consumerId"]),
+        ("LeaveConsumerGroup", ["groupId", "consumerId"]),
+        ("FetchConsumerGroupAssignments", ["groupId", "consumerId"]),
+        ("ReportConsumerGroupCoordinator", ["groupId", "consumerId", "coordinator"]),
+    ],
+)
+def test_an_empty_id_is_an_invalid_argument(rig: Rig, call: str, ids: list[str]) -> None:
+    """Whatever else the call would be refused for: the member is of another group here."""
+    rig.join("a")
+    more: dict[str, Any] = {"streams": ["s"]} if call == "JoinConsumerGroup" else {}
+    for empty in ids:
+        asked = {**dict.fromkeys(ids, "no"), **more, empty: ""}
+        assert rig.code(call, **asked) is grpc.StatusCode.INVALID_ARGUMENT, empty
+
+
 def test_a_silent_member_is_expelled(rig: Rig) -> None:
     """Its partitions go to the others; its polls are refused from then on."""
     rig.join("a")
