@@ -182,6 +182,7 @@ class AsyncLiftbridge:
             InvalidRequestError: the message is too large, or the partition is read-only.
             ConditionFailedError: the stream is at another offset than expected.
             CommitTimeoutError: the message may be stored or not.
+            EncryptionKeyError: the stream is encrypted, and its leader cannot use the key.
             UnavailableError: no server took the message; it is not stored.
         """
         if partition is None:

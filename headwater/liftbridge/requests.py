@@ -9,6 +9,7 @@ from broker.errors import (
     AccessDeniedError,
     CommitTimeoutError,
     ConditionFailedError,
+    EncryptionKeyError,
     HeadwaterError,
     InvalidRequestError,
     UnavailableError,
@@ -173,7 +174,7 @@ def refusal_of(told: api.PublishAsyncError) -> HeadwaterError:
         codes.BAD_REQUEST: InvalidRequestError,
         codes.READONLY: InvalidRequestError,
         codes.PERMISSION_DENIED: AccessDeniedError,
-        codes.ENCRYPTION_FAILED: InvalidRequestError,
+        codes.ENCRYPTION_FAILED: EncryptionKeyError,
         codes.INCORRECT_OFFSET: ConditionFailedError,
     }
     kind = kinds.get(told.code, UnavailableError)

@@ -26,12 +26,13 @@ from broker.adapters.liftbridge.http2 import prefixed
 from broker.adapters.liftbridge.laid_messages import lay_out_answers
 from broker.adapters.liftbridge.messages import NS_PER_US, to_batch
 from broker.adapters.liftbridge.publish_requests import POLICIES, Published, window_bytes_of
-from broker.adapters.liftbridge.statuses import OK, Status, status_of
+from broker.adapters.liftbridge.statuses import OK, Status, status_of_publish
 from broker.adapters.liftbridge.targets import LookUps, PublishTarget
 from broker.errors import (
     AccessError,
     CommitTimeoutError,
     ConditionFailedError,
+    EncryptionKeyError,
     FencedError,
     HeadwaterError,
     InvalidRequestError,
@@ -67,6 +68,7 @@ _ASYNC_CODES: Final[tuple[tuple[type[HeadwaterError], api.PublishAsyncError.Code
     (StreamRecreatedError, api.PublishAsyncError.NOT_FOUND),
     (ConditionFailedError, api.PublishAsyncError.INCORRECT_OFFSET),
     (PartitionReadonlyError, api.PublishAsyncError.READONLY),
+    (EncryptionKeyError, api.PublishAsyncError.ENCRYPTION_FAILED),
     (InvalidRequestError, api.PublishAsyncError.BAD_REQUEST),
     (CommitTimeoutError, api.PublishAsyncError.UNKNOWN),  # INTERNAL: it is not stored
 )
@@ -286,7 +288,7 @@ class PublishCall:
         self._done(run.messages, [] if silent else _acked(run, outcome, self._clock.now_us()), OK)
 
     def _refuse(self, messages: Sequence[Published], error: HeadwaterError) -> None:
-        status = status_of(error)
+        status = status_of_publish(error)
         # Old clients read ``ack`` without a check that it is set, so an empty one is sent.
         response = api.PublishResponse(
             asyncError=api.PublishAsyncError(code=_async_code(error), message=status.message),

@@ -110,3 +110,13 @@ def status_of(error: HeadwaterError) -> Status:
             words = _WORDS.get(kind)
             return Status(code, error.message if words is None else f"{words}: {error.message}")
     return Status(Code.INTERNAL, error.message)
+
+
+def status_of_publish(error: HeadwaterError) -> Status:
+    """Return the status that a publisher gets for an error.
+
+    In Liftbridge a missing key is a precondition of CreateStream, and a failure of a Publish.
+    """
+    status = status_of(error)
+    locked = isinstance(error, EncryptionKeyError) and status.code is Code.FAILED_PRECONDITION
+    return Status(Code.INTERNAL, status.message) if locked else status

@@ -23,7 +23,7 @@ from broker.errors import (
 from broker.model.access import Kind
 from broker.model.activity import CURSORS_STREAM, RESERVED_STREAMS
 from broker.model.ids import is_stream_name
-from broker.model.stream import Stream, StreamConfig, not_a_subject
+from broker.model.stream import MIB, Stream, StreamConfig, not_a_subject
 from broker.model.subjects import is_pattern
 from broker.ports.api import BrokerApi, BrokerPlace, PartitionPlace
 from broker.wire.liftbridge import api_pb2 as api
@@ -93,6 +93,9 @@ class StreamCalls:
             "optimistic_concurrency": request.optimisticConcurrencyControl.value,
             "encryption": "xaes-256-gcm" if request.encryption.value else "none",
             "compact": request.compactEnabled.value,  # compactMaxGoroutines has no meaning here
+            # As Liftbridge's replication.max.bytes. gRPC's clients take no message above 4 MiB
+            # unless they are told to, so a larger one would end each of their subscriptions.
+            "record_bytes_max": MIB,
         }
         for option, names in (
             # Liftbridge's clients mean that the oldest messages go, wherever they are.

@@ -15,7 +15,12 @@ from broker.codec.nats.puback import (
     is_publish_subject,
 )
 from broker.codec.nats.records import Opened, RecordRules, Records, RefusedMessage
-from broker.errors import ConditionFailedError, HeadwaterError, RecordTooLargeError
+from broker.errors import (
+    ConditionFailedError,
+    EncryptionKeyError,
+    HeadwaterError,
+    RecordTooLargeError,
+)
 from broker.model.offsets import Offset
 from broker.model.partitioner import partition_of_key
 from broker.model.records import AckPolicy
@@ -257,4 +262,6 @@ def _ack_error(error: HeadwaterError) -> AckError:
         return AckError.TOO_LARGE
     if isinstance(error, ConditionFailedError):
         return AckError.INCORRECT_OFFSET
+    if isinstance(error, EncryptionKeyError):
+        return AckError.ENCRYPTION
     return AckError.UNKNOWN

@@ -188,6 +188,48 @@ def test_publish_async_answers_each_message_and_outlives_errors(server: Server) 
     assert told["5"].asyncError.code == error.NOT_FOUND
 
 
+MIB = 1 << 20
+
+
+def test_a_stream_made_here_takes_messages_of_one_mebibyte(server: Server) -> None:
+    """As Liftbridge by default: so a subscriber with gRPC's default limit gets each of them."""
+    server.stub.CreateStream(api.CreateStreamRequest(name="o", subject="o"), timeout=WAIT_S)
+    beside = {"stream": "o", "key": b"k", "headers": {"h": b"1"}}
+    largest = api.PublishRequest(value=b"x" * (MIB - 3), **beside)  # type: ignore[arg-type]
+    assert server.stub.Publish(largest, timeout=WAIT_S).ack.offset == 0
+    for larger in (
+        api.PublishRequest(value=b"x" * (MIB - 2), **beside),  # type: ignore[arg-type]
+        api.PublishRequest(value=b"x" * (MIB + 1), stream="o"),
+    ):
+        assert code_of(server.stub.Publish, larger) is grpc.StatusCode.INVALID_ARGUMENT
+        (told,) = server.stub.PublishAsync(iter([larger]), timeout=WAIT_S)
+        assert told.asyncError.code == api.PublishAsyncError.BAD_REQUEST
+    call = server.stub.Subscribe(
+        api.SubscribeRequest(stream="o", startPosition=api.EARLIEST), timeout=WAIT_S
+    )
+    assert next(call) == wire.Message()
+    assert next(call).value == largest.value
+    call.cancel()
+
+
+def test_a_larger_message_ends_the_subscription_of_a_client_with_grpcs_limit(
+    server: Server,
+) -> None:
+    """In a stream that takes it, made elsewhere; a client with a higher limit reads on."""
+    large = b"x" * (5 * MIB)
+    server.publish(large)
+    server.publish(b"next")
+    request = api.SubscribeRequest(stream="s", startPosition=api.EARLIEST)
+    assert code_of(server.stub.Subscribe, request) is grpc.StatusCode.RESOURCE_EXHAUSTED
+    address = f"127.0.0.1:{server.service.port}"
+    options = [("grpc.max_receive_message_length", 9 * MIB)]
+    with grpc.insecure_channel(address, options=options) as channel:
+        stub: Any = APIStub(channel)  # type: ignore[no-untyped-call]  # generated
+        call = stub.Subscribe(request, timeout=WAIT_S)
+        assert [next(call).value for _ in range(3)] == [b"", large, b"next"]
+        call.cancel()
+
+
 def test_expected_offsets_are_checked_where_the_stream_says_so(server: Server) -> None:
     """Each message names its expected offset, -1 for any; other streams ignore it."""
     server.publish(b"any", expectedOffset=9)

@@ -16,7 +16,7 @@ from broker.runtime.stream_keys import StreamKeys
 from broker.wire.liftbridge import api_pb2 as api
 from broker.wire.liftbridge.api_pb2_grpc import APIStub
 from simkit.brokers.brokers import disk_broker
-from simkit.encryption_keys import FIRST, stream_keys
+from simkit.encryption_keys import FIRST, SECOND, stream_keys
 
 pytestmark = pytest.mark.integration
 
@@ -69,3 +69,18 @@ def test_without_a_key_the_precondition_fails(tmp_path: Path) -> None:
         assert "key provider" in str(refused.value.details())
         metadata = stub.FetchMetadata(api.FetchMetadataRequest(), timeout=WAIT_S)
         assert "s" not in [one.name for one in metadata.streamMetadata]
+
+
+def test_a_publish_to_a_locked_stream_fails_with_liftbridges_codes(tmp_path: Path) -> None:
+    """Publish is Internal, PublishAsync ENCRYPTION_FAILED; with the key again it is stored."""
+    message = api.PublishRequest(stream="s", value=SECRET)
+    with served(tmp_path, stream_keys({"one": FIRST})) as stub:
+        stub.CreateStream(CREATE, timeout=WAIT_S)
+    with served(tmp_path, stream_keys({"one": SECOND})) as stub:
+        with pytest.raises(grpc.RpcError) as refused:
+            stub.Publish(message, timeout=WAIT_S)
+        assert refused.value.code() is grpc.StatusCode.INTERNAL
+        (told,) = stub.PublishAsync(iter([message]), timeout=WAIT_S)
+        assert told.asyncError.code == api.PublishAsyncError.ENCRYPTION_FAILED
+    with served(tmp_path, stream_keys({"one": FIRST})) as stub:
+        assert stub.Publish(message, timeout=WAIT_S).ack.offset == 0

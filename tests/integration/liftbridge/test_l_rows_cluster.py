@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import grpc
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from broker.wire.liftbridge import api_pb2 as api
 from broker.wire.liftbridge import message_pb2 as wire
 from clusterkit.lift_brokers import LiftCluster, lift_cluster
-from clusterkit.lift_calls import LiftCalls, new_name, offsets, until, values
+from clusterkit.lift_calls import LiftCalls, new_name, offsets, publish_async, until, values
 
 pytestmark = [
     pytest.mark.integration,
@@ -20,8 +21,9 @@ pytestmark = [
 ]
 
 
+UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 _MOVED = (
-    grpc.StatusCode.UNAVAILABLE,
+    UNAVAILABLE,
     grpc.StatusCode.FAILED_PRECONDITION,
     grpc.StatusCode.DEADLINE_EXCEEDED,
 )
@@ -164,19 +166,28 @@ def _reads(broker: LiftCalls, stream: str) -> None:
 
 
 def test_l39_min_isr_of_a_stream(cluster: LiftCluster, brokers: list[LiftCalls]) -> None:
-    """Below it ALL is not acknowledged, whatever the ISR has shrunk to; with it, it is again."""
+    """Below it ALL is refused at once and not stored; with it, ALL is acknowledged again."""
     stream = created(brokers, 2, minIsr=api.NullableInt32(value=2))
     place = brokers[0].partition(stream)
     leads = leader(cluster, brokers, stream)
     (follower,) = (one for one in place.replicas if one != place.leader)
     cluster.cluster.pause(names(cluster).index(follower))
     try:
-        asked = {"stream": stream, "value": b"x", "ackPolicy": wire.ALL}
-        code = leads.refused("Publish", 1.0, **asked)
-        assert code in {grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE}
+        asked: dict[str, Any] = {"stream": stream, "ackPolicy": wire.ALL}
+        # Until the follower has left the ISR, its acknowledgement is waited for.
+        until(
+            lambda: leads.refused("Publish", 1.0, value=b"early", **asked) is UNAVAILABLE,
+            "a small ISR",
+        )
+        assert leads.refused("Publish", value=b"x", **asked) is UNAVAILABLE
+        (told,) = publish_async(leads, [api.PublishRequest(value=b"x", **asked)])
+        assert told.asyncError.code == api.PublishAsyncError.INTERNAL
     finally:
         cluster.cluster.resume(names(cluster).index(follower))
     until(lambda: leads.publish(stream, b"y", ackPolicy=wire.ALL).offset >= 0, "an acknowledgement")
+    stored = set(values(leads.read(stream)))
+    assert b"y" in stored
+    assert b"x" not in stored
 
 
 def test_l43_an_idle_follower_wakes_up(cluster: LiftCluster, brokers: list[LiftCalls]) -> None:

@@ -14,7 +14,10 @@ from broker.adapters.liftbridge.statuses import Code, Status
 from broker.adapters.liftbridge.targets import PublishTarget
 from broker.errors import (
     CommitTimeoutError,
+    EncryptionKeyError,
     HeadwaterError,
+    KeyProviderUnavailableError,
+    NotEnoughReplicasError,
     NotLeaderError,
     ShuttingDownError,
     UnavailableError,
@@ -121,3 +124,30 @@ def test_other_refusals_say_that_nothing_is_stored() -> None:
     rig.publish()
     ((told, _),) = rig.answers
     assert type(refusal_of(told.asyncError)) is UnavailableError
+
+
+@pytest.mark.parametrize(
+    ("outcome", "code"),
+    [
+        (EncryptionKeyError("the key is another one"), Code.INTERNAL),
+        (KeyProviderUnavailableError("KMS does not answer"), Code.UNAVAILABLE),
+    ],
+)
+def test_a_message_that_cannot_be_encrypted_has_liftbridges_code(
+    outcome: HeadwaterError, code: Code
+) -> None:
+    """Publish says Internal; a provider that does not answer now may answer the next call."""
+    rig = Rig(outcome)
+    rig.publish()
+    ((told, status),) = rig.answers
+    assert (told.asyncError.code, status.code) == (api.PublishAsyncError.ENCRYPTION_FAILED, code)
+    assert type(refusal_of(told.asyncError)) is EncryptionKeyError
+
+
+def test_all_below_the_minimum_isr_is_refused_at_once() -> None:
+    """Unlike in Liftbridge: nothing is stored, and nothing behind the message has to wait."""
+    rig = Rig(NotEnoughReplicasError("1 replica is in sync; ack policy ALL needs 2"))
+    rig.publish()
+    ((told, status),) = rig.answers
+    assert (rig.submitted_count, status.code) == (1, Code.UNAVAILABLE)
+    assert told.asyncError.code == api.PublishAsyncError.INTERNAL

@@ -12,9 +12,13 @@ import pyarrow as pa
 import pytest
 
 from broker.adapters.nats.liftbridge_messages import decode_publish, encode_ack
+from broker.codec.nats import envelope
+from broker.codec.nats.envelope import EnvelopeKind
 from broker.codec.nats.stream import MessageBatch
 from broker.errors import (
+    ConditionFailedError,
     DiskFullError,
+    EncryptionKeyError,
     HeadwaterError,
     InvalidStreamError,
     LogFailedError,
@@ -29,6 +33,7 @@ from broker.model.records import AckPolicy
 from broker.model.stream import Stream, StreamConfig
 from broker.ports.partition import RecordsOutcome
 from broker.runtime.ingest.nats_ingest import IngestLimits, NatsIngest
+from broker.wire.liftbridge import message_pb2 as wire
 from simkit.brokers.memory_broker import FakeClock
 
 Done = Callable[[RecordsOutcome | HeadwaterError], None]
@@ -329,6 +334,35 @@ def test_errors_are_told_without_waiting(error: HeadwaterError, late: bool) -> N
         assert (stats.refused_messages_total, stats.dropped_messages_total) == (1, 0)
         assert stats.errors_total == {type(error).__name__: 1}
         assert stats.pending_bytes == 0
+
+    play(story())
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (EncryptionKeyError("the newest key cannot be used"), wire.Ack.ENCRYPTION),
+        (RecordTooLargeError("too large"), wire.Ack.TOO_LARGE),
+        (ConditionFailedError("another offset"), wire.Ack.INCORRECT_OFFSET),
+        (DiskFullError("no room"), wire.Ack.UNKNOWN),
+    ],
+)
+def test_an_ack_inbox_is_told_liftbridges_code(error: HeadwaterError, code: wire.Ack.Error) -> None:
+    """Of a message in an envelope, whose publisher waits there."""
+
+    async def story() -> None:
+        scene = Scene()
+        await scene.start()
+        scene.logs["a"].refusals = [error]
+        message = wire.Message(value=b"x", ackInbox="in.ack", offset=-1)
+        value = envelope.encode(EnvelopeKind.PUBLISH, message.SerializeToString())
+        (sid,) = scene.link.subjects
+        assert scene.ingest.received([MessageBatch(sid, [value], [(0, b"a")], {})]) is None
+        await soon(lambda: bool(scene.link.sent))
+        head, body = scene.link.sent[0].split(b"\r\n", 1)
+        assert head.split()[1] == b"in.ack"
+        told = envelope.decode(body.removesuffix(b"\r\n"), EnvelopeKind.ACK)
+        assert wire.Ack.FromString(told).ackError == code
 
     play(story())
 
