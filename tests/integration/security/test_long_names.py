@@ -33,7 +33,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 CALL_S: Final = 60
 UNKNOWN, DENIED = grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED
 REFUSALS: Final = ("UnauthenticatedError", "AccessDeniedError")
-HUGE: Final = "é" * 25_000_000  # 150 MB as JSON, more than a segment holds
+HUGE: Final = "é" * 25_000_000  # more than a request without a record may have
+WIDE: Final = "é" * 100_000  # 600 KB as JSON, more than a record of the audit may have
 LONG: Final = "x." * 50_000
 
 
@@ -61,7 +62,9 @@ def by_liftbridge(stub: Any, token: str | None, call: str, request: Any) -> grpc
 def ask_with_long_names(up: RuntimeFile, stub: Any, tokens: dict[str, str]) -> None:
     """Make the calls of the attack and their like; each one is refused."""
     assert "UnauthenticatedError" in create_by_flight(up, None, "stranger")
-    assert by_liftbridge(stub, None, "CreateStream", api.CreateStreamRequest(name=HUGE)) is UNKNOWN
+    huge, wide = (api.CreateStreamRequest(name=name) for name in (HUGE, WIDE))
+    assert by_liftbridge(stub, None, "CreateStream", huge) is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert by_liftbridge(stub, None, "CreateStream", wide) is UNKNOWN
     for who, token in tokens.items():  # an owner may not, either: nothing has such a name
         assert "AccessDeniedError" in create_by_flight(up, token, who)
         for call, request in (
@@ -105,7 +108,7 @@ def test_no_name_keeps_the_audit_from_being_whole(
         refused = [one for one in found if one["result"] in REFUSALS]
         assert len(refused) == 2 + 2 * 6 + 1
         told = json.dumps(refused)
-        assert f"({len(HUGE)} characters, SHA-256 " in told
+        assert f"({len(WIDE)} characters, SHA-256 " in told
         assert f"({len(LONG)} characters, SHA-256 " in told
         assert " more" in told
         verified = json.loads(run("audit", "verify", "--json"))
