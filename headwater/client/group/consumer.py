@@ -422,8 +422,13 @@ class GroupConsumer:
         """Open a read; on the read's thread."""
         if claim.position is None and self._opening.reset == "latest":
             end = self._opening.high_watermark(claim.stream, claim.partition)
-            self._step(Began(claim.key, claim.epoch, end))
-            claim = replace(claim, position=ToldPosition(offset=end))
+            with self._changed:
+                self._step(Began(claim.key, claim.epoch, end))
+                held = self._core.held.get(claim.key)
+                if held is not None and held.claim.epoch == claim.epoch:
+                    claim = self._from_given(claim.key)  # the application may have sought
+                else:
+                    claim = replace(claim, position=ToldPosition(offset=end))
         return self._opening.open(claim)
 
     def _read_failed(self, one: Arrived) -> None:
@@ -436,7 +441,7 @@ class GroupConsumer:
             if isinstance(offset, int) and isinstance(start, int) and offset < start:
                 if self._opening.reset == "latest":
                     start = self._opening.high_watermark(claim.stream, claim.partition)
-                self._step(Began(claim.key, claim.epoch, Offset(start)))
+                self._step(Began(claim.key, claim.epoch, Offset(start), anew=True))
                 position = ToldPosition(offset=Offset(start))
                 self._reads.start(replace(claim, position=position))
                 return

@@ -27,11 +27,16 @@ class Polled:
 
 @dataclass(frozen=True, slots=True)
 class Began:
-    """A partition without a usable position begins at ``offset``."""
+    """A partition without a usable position begins at ``offset``.
+
+    The offset may come late, from a read that was stopped. So it counts only while the claim has no
+    place, or if the place is to be replaced (``anew``).
+    """
 
     key: str
     epoch: int  # of the claim
     offset: Offset
+    anew: bool = False  # the log has not the claim's place any more
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,8 @@ class Held:
     done: Offset | None = None  # it has processed everything below it
     done_epoch: int = NO_LEADER_EPOCH
     committed: Offset | None = None
-    back: bool = False  # the application sought below what is committed
+    reached: Offset | None = None  # the highest that may be committed; an answer may be missing
+    back: bool = False  # the application sought below what is committed, or may be
     stopping: bool = False  # it was told to stop
     given_up: bool = False  # it has stopped
     released: bool = False  # the metadata was told so
@@ -49,7 +50,20 @@ class Held:
     @property
     def is_behind(self) -> bool:
         """Whether the next commit moves the position back, because the application sought back."""
-        return self.back and (self.done or 0) < (self.committed or 0)
+        return self.back and (self.done or 0) < (self.reached or 0)
+
+    def is_back(self, offset: Offset) -> bool:
+        """Tell whether an offset is below what is committed, or may be."""
+        return self.reached is not None and offset < self.reached
+
+    def sent(self) -> None:
+        """Note that a commit of what was processed is under way."""
+        if self.done is not None:
+            self.reached = max(self.reached or self.done, self.done)
+
+    def stored(self, offset: Offset) -> None:
+        """Note the group's position: earlier commits change nothing any more."""
+        self.committed = self.reached = offset
 
 
 def newly_held(claim: ToldClaim) -> Held:
@@ -64,6 +78,7 @@ def newly_held(claim: ToldClaim) -> Held:
         done=at,
         done_epoch=leader_epoch,
         committed=at,
+        reached=at,
     )
 
 

@@ -167,8 +167,8 @@ class MemberCore:
                 return self._check_pace(now_ms)
             case Polled():
                 self._polled(now_ms)
-            case Began(key, epoch, offset):
-                self._began(key, epoch, offset, now_ms)
+            case Began():
+                self._began(event, now_ms)
             case Sought(key, offset):
                 self._sought(key, offset)
             case CommitWanted():
@@ -215,20 +215,23 @@ class MemberCore:
             if held is not None and held.given is not None:
                 held.done, held.done_epoch = held.given, held.given_epoch
 
-    def _began(self, key: str, epoch: int, offset: Offset, now_ms: int) -> None:
-        held = self.held.get(key)
-        if held is not None and held.claim.epoch == epoch:
-            held.given = held.done = offset
-            held.given_epoch = held.done_epoch = NO_LEADER_EPOCH
-            held.back = held.committed is not None and offset < held.committed
-            self._next_commit_ms = now_ms  # so that the next owner begins there, too
+    def _began(self, event: Began, now_ms: int) -> None:
+        held = self.held.get(event.key)
+        if held is None or held.claim.epoch != event.epoch:
+            return
+        if held.given is not None and not event.anew:
+            return  # the application has sought, or a former try has begun
+        held.given = held.done = event.offset
+        held.given_epoch = held.done_epoch = NO_LEADER_EPOCH
+        held.back = held.is_back(event.offset)
+        self._next_commit_ms = now_ms  # so that the next owner begins there, too
 
     def _sought(self, key: str, offset: Offset) -> None:
         held = self.held.get(key)
         if held is not None:
             held.given = offset
             held.given_epoch = NO_LEADER_EPOCH
-            held.back = held.back or (held.committed is not None and offset < held.committed)
+            held.back = held.back or held.is_back(offset)
             if self._terms.commit_ms is not None:
                 held.done, held.done_epoch = held.given, held.given_epoch
 
@@ -321,7 +324,7 @@ class MemberCore:
             if held is None or held.claim.epoch != write.epoch:
                 continue
             if write.offset is not None:
-                held.committed = Offset(write.offset)
+                held.stored(Offset(write.offset))
                 held.back = held.back and not (write.back and held.done == write.offset)
             if write.release:
                 held.released, self._next_beat_ms = True, now_ms
@@ -378,7 +381,8 @@ class MemberCore:
             stale = [one.key for one in sent if one.key in refused and self._is_of_now(one)]
             for key in stale:
                 held = self.held[key]
-                held.committed, held.back = held.done, False  # another member commits it now
+                # Another member commits it now.
+                held.committed, held.reached, held.back = held.done, held.done, False
             if stale:  # else it was sent under earlier claims, which are reported as lost
                 self.epoch, self._next_beat_ms = 0, now_ms  # ask for all claims
                 self._refused(error)
@@ -460,4 +464,6 @@ class MemberCore:
             )
             for one in dirty[:COMMIT_WRITES_MAX]
         )
+        for one in dirty[:COMMIT_WRITES_MAX]:
+            one.sent()
         return [CommitRequest(self._committing)]

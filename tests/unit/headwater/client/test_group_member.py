@@ -328,6 +328,41 @@ def test_a_chosen_beginning_is_committed_at_once() -> None:
     assert write.offset == 7
 
 
+def test_a_chosen_beginning_that_comes_after_a_seek_counts_for_nothing() -> None:
+    """Also after records: only a place that the log has lost is replaced by another one."""
+    rig = Rig().joined(claim())
+    rig.step(Sought(claim().key, Offset(5)))
+    rig.step(Began(claim().key, 5, Offset(100)))
+    assert rig.core.held[claim().key].done == rig.core.held[claim().key].given == 5
+    rig.give(8)
+    rig.step(Began(claim().key, 5, Offset(100)))
+    assert rig.core.held[claim().key].given == 8
+    rig.step(Began(claim().key, 5, Offset(100), anew=True))
+    assert rig.core.held[claim().key].given == 100
+
+
+def test_a_seek_below_a_commit_that_may_have_counted_is_a_seek_back() -> None:
+    """Stored, under way, or without an answer: the broker refuses a lower one that is not back."""
+    for answer in (None, "stored", "lost"):
+        rig = Rig().joined(claim(offset=40))
+        rig.give(50)
+        commit = CommitRequest(rig.writes(rig.step(CommitWanted())))
+        effects: list[Effect] = []
+        if answer == "lost":  # before the seek
+            rig.step(RequestFailed(commit, NO_ANSWER))
+        rig.step(Sought(claim().key, Offset(45)))
+        if answer == "stored":
+            effects = rig.step(PositionsStored())
+        elif answer is None:
+            rig.step(RequestFailed(commit, NO_ANSWER))
+        effects = effects or rig.step(Ticked(), 1_000)
+        (write,) = [one for one in rig.writes(effects) if one.offset is not None]
+        assert (write.offset, write.back) == (45, True), answer
+        rig.step(PositionsStored())
+        assert not rig.core.held[claim().key].back
+        assert rig.core.held[claim().key].committed == 45
+
+
 def test_an_application_that_asks_for_nothing_loses_its_partitions() -> None:
     """It joins again when it asks."""
     rig = Rig().joined(claim(offset=0))
