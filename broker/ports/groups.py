@@ -32,6 +32,9 @@ class CursorsApi(Protocol):
 
         Raises:
             InvalidRequestError: a name is empty or too long, or a number is out of bounds.
+            UnknownStreamError, UnknownPartitionError: the cursor is a group's, and its place is not
+                there; a place in a stream that no member of the group reads changes nothing.
+            GroupChangedError: the cursor is that of a group of Headwater's client.
             FeatureLevelError: a broker of the cluster runs a build that has no cursors.
             MetadataFullError, UnavailableError.
         """

@@ -9,7 +9,13 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
-from broker.errors import HeadwaterError, InvalidRequestError, NotLeaderError, UnavailableError
+from broker.errors import (
+    HeadwaterError,
+    InvalidRequestError,
+    NotLeaderError,
+    UnavailableError,
+    UnknownStreamError,
+)
 from broker.wire.liftbridge import api_pb2 as api
 from headwater.liftbridge.following import FollowedPartition
 from headwater.liftbridge.grpc_calls import CallRefused, ask
@@ -51,6 +57,7 @@ class _Reader:
     task: asyncio.Task[None]
     processed: int | None = None
     committed: int | None = None
+    ended: bool = False  # the stream was deleted: another one of its name has other records
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,14 +156,15 @@ class AsyncLiftConsumer:
         """Set the positions of processed messages as the group's cursors; return those set."""
         found = {}
         for place, reader in list(self._member.readers.items()):
-            offset = await self._commit(place, reader)
-            if offset is not None:
-                found[place] = offset
+            with suppress(UnknownStreamError):  # it was deleted; the other places are set
+                offset = await self._commit(place, reader)
+                if offset is not None:
+                    found[place] = offset
         return found
 
     async def _commit(self, place: Place, reader: _Reader) -> int | None:
         offset = reader.processed
-        if offset is None or offset == reader.committed:
+        if offset is None or offset == reader.committed or reader.ended:
             return None
         await self._client.set_cursor(f"__group:{self.group}", *place, offset)
         reader.committed = offset
@@ -290,6 +298,7 @@ class AsyncLiftConsumer:
         except NotLeaderError:
             return  # another member reads, or the partition has no leader: the next turn looks
         except HeadwaterError as error:
+            reader.ended = isinstance(error, UnknownStreamError)
             if not isinstance(error, UnavailableError):
                 await self._queue.put(error)
 

@@ -19,20 +19,32 @@ from broker.core.metadata.group_commands import (
 from broker.core.metadata.group_positions import (
     group_of_cursor,
     position_of,
+    without_cursors_in,
     without_positions_in,
     written,
 )
-from broker.core.metadata.group_state import GroupPosition, GroupState, cursor_key
+from broker.core.metadata.group_state import (
+    GroupPosition,
+    GroupState,
+    cursor_key,
+    group_named_by,
+)
 from broker.core.metadata.member_apply import regrouped, reply_of, with_group
 from broker.core.metadata.member_rules import NAME_CHARACTERS_MAX
 from broker.core.metadata.outcome import Applied, Rejected, refused_level
 from broker.core.metadata.size import refused_growth, weight_of_cursor, weight_of_group
-from broker.core.metadata.state import FEATURE_LEVEL_LIFTBRIDGE, MetadataState
+from broker.core.metadata.state import (
+    FEATURE_LEVEL_LIFTBRIDGE,
+    FEATURE_LEVEL_RECREATED,
+    MetadataState,
+)
 from broker.errors import (
     GroupChangedError,
     HeadwaterError,
     InvalidRequestError,
     UnknownGroupError,
+    UnknownPartitionError,
+    UnknownStreamError,
 )
 from broker.model.groups import partition_key
 from broker.model.offsets import OFFSET_MAX, Offset
@@ -56,18 +68,7 @@ def apply_group(state: MetadataState, command: GroupCommand) -> Applied:
 
 def without_stream(state: MetadataState, name: str) -> MetadataState:
     """Return the state after a stream was deleted: no cursor or member names it any more."""
-    cursors = dict(state.cursors)
-    weight = state.weight
-    for cursor_id, positions in state.cursors.items():
-        kept = {key: one for key, one in positions.items() if key.partition(",")[2] != name}
-        if len(kept) == len(positions):
-            continue
-        weight -= weight_of_cursor(cursor_id, positions) - weight_of_cursor(cursor_id, kept)
-        if kept:
-            cursors[cursor_id] = kept
-        else:
-            del cursors[cursor_id]
-    state = replace(state, cursors=cursors, weight=weight)
+    state = without_cursors_in(state, name, lambda _: True)
     gone = state.streams.get(name)
     if gone is not None:
         state = without_positions_in(state, gone.uuid)
@@ -126,23 +127,57 @@ def with_new_partitions(state: MetadataState, name: str) -> MetadataState:
 def _set_cursors(state: MetadataState, command: SetCursors) -> Applied:
     after = state
     for one in command.writes:
-        refused = _refused_names(one.cursor_id, one.stream)
+        refused: HeadwaterError | None = _refused_names(one.cursor_id, one.stream)
         if refused is None and (one.partition < 0 or not -1 <= one.offset < OFFSET_MAX):
             refused = InvalidRequestError(
                 f"a cursor's partition must be 0 or more and its offset -1 or more, not "
                 f"{one.partition} and {one.offset}"
             )
+        refused = refused or _refused_place(state, one)
         if refused is not None:
             return state, Rejected(refused)
         group = group_of_cursor(after, one.cursor_id, one.stream)
         kind = None if group is None else _refused_kind(group, state.groups.get(group))
         if kind is not None:
             return state, Rejected(kind)
+        if group is not None and _is_of_nobody(state, group, one.stream):
+            continue
         after = _with_cursor(after, one) if group is None else _with_position(after, group, one)
     grown = after.weight > state.weight
     if grown and (full := refused_growth(after.weight, command.weight_max)) is not None:
         return state, Rejected(full)
     return after, {}
+
+
+def _refused_place(state: MetadataState, one: CursorWrite) -> HeadwaterError | None:
+    """Refuse a group's cursor in a partition that is not there, so that none inherits it later."""
+    group = group_named_by(one.cursor_id)
+    if group is None or state.feature_level < FEATURE_LEVEL_RECREATED:
+        return None
+    stream = state.streams.get(one.stream)
+    if stream is None:
+        return UnknownStreamError(
+            f"no stream is named {one.stream!r}, so group {group!r} has no position in it: set "
+            "the cursor when the stream is there",
+            stream=one.stream,
+        )
+    if one.partition >= stream.config.partitions:
+        return UnknownPartitionError(
+            f"stream {one.stream!r} has no partition {one.partition}, so group {group!r} has no "
+            "position in it",
+            partition=one.partition,
+        )
+    return None
+
+
+def _is_of_nobody(state: MetadataState, group: str, stream: str) -> bool:
+    """Tell whether a cursor comes from a former reader, because no member reads the stream.
+
+    The stream may have been made again since: the cursor is not about its records.
+    """
+    if state.feature_level < FEATURE_LEVEL_RECREATED or group not in state.groups:
+        return False
+    return not any(stream in streams for streams in state.groups[group].members.values())
 
 
 def _with_cursor(state: MetadataState, one: CursorWrite) -> MetadataState:

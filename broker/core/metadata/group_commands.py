@@ -13,7 +13,10 @@ from broker.model.ids import BrokerId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CursorWrite:
-    """The cursor of one consumer in one partition: ``offset``. The stream need not exist (yet)."""
+    """The cursor of one consumer in one partition: ``offset``.
+
+    The stream need not exist (yet), unless the cursor is a group's.
+    """
 
     cursor_id: str
     stream: str

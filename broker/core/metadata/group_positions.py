@@ -2,13 +2,14 @@
 
 Liftbridge's clients keep a group's position as the cursor ``__group:<group>``, whose offset is the
 last one that was processed. Such a cursor and a position are the same value in two forms:
-`position_of` and `cursor_of` convert. A cursor that was set for a stream that does not exist, or at
-a feature level without positions, stays a cursor until the group's next commit.
+`position_of` and `cursor_of` convert. A cursor that was set at a feature level without positions,
+or below FEATURE_LEVEL_RECREATED for a stream that does not exist, stays a cursor until the group's
+next commit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from broker.core.metadata.group_state import (
@@ -18,7 +19,11 @@ from broker.core.metadata.group_state import (
     group_named_by,
 )
 from broker.core.metadata.size import weight_of_cursor, weight_of_positions
-from broker.core.metadata.state import FEATURE_LEVEL_STREAMS, MetadataState
+from broker.core.metadata.state import (
+    FEATURE_LEVEL_RECREATED,
+    FEATURE_LEVEL_STREAMS,
+    MetadataState,
+)
 from broker.model.groups import NO_LEADER_EPOCH, partition_key
 from broker.model.ids import PartitionId, PartitionNumber, StreamUuid
 from broker.model.lineage import holds, is_forgotten
@@ -117,6 +122,42 @@ def without_group(state: MetadataState, group: str) -> MetadataState:
     cursor_id = GROUP_CURSOR_PREFIX + group
     weight -= weight_of_cursor(cursor_id, cursors.pop(cursor_id, {}))
     return replace(state, positions=positions, cursors=cursors, weight=weight)
+
+
+def without_cursors_in(
+    state: MetadataState, name: str, dropped: Callable[[str], bool]
+) -> MetadataState:
+    """Return the state without the cursors of a stream whose cursor ids are to be ``dropped``."""
+    cursors, weight = dict(state.cursors), state.weight
+    for cursor_id, before in state.cursors.items():
+        after = {key: last for key, last in before.items() if key.partition(",")[2] != name}
+        if len(after) == len(before) or not dropped(cursor_id):
+            continue
+        weight += weight_of_cursor(cursor_id, after) - weight_of_cursor(cursor_id, before)
+        if after:
+            cursors[cursor_id] = after
+        else:
+            del cursors[cursor_id]
+    return replace(state, cursors=cursors, weight=weight)
+
+
+def has_late_cursors(state: MetadataState, name: str) -> bool:
+    """Tell whether groups have cursors in a stream that does not exist: of a former one."""
+    return name not in state.streams and any(
+        group_named_by(cursor_id) is not None and key.partition(",")[2] == name
+        for cursor_id, cursors in state.cursors.items()
+        for key in cursors
+    )
+
+
+def without_late_cursors(state: MetadataState, name: str) -> MetadataState:
+    """Return the state for a stream that is made now: it has no positions of a former one.
+
+    Below the feature level the state stays as it is in older builds.
+    """
+    if state.feature_level < FEATURE_LEVEL_RECREATED or not has_late_cursors(state, name):
+        return state
+    return without_cursors_in(state, name, lambda cursor_id: group_named_by(cursor_id) is not None)
 
 
 def without_positions_in(state: MetadataState, stream_uuid: str) -> MetadataState:

@@ -42,7 +42,8 @@ FEATURE_LEVEL_LIFTBRIDGE: Final = 4  # writes handed to leaders, cursors, groups
 FEATURE_LEVEL_STREAMS: Final = 5  # later features of streams and groups: see the commands
 FEATURE_LEVEL_ACCESS: Final = 6  # grants, tokens, quotas, tenants; key compaction of tables
 FEATURE_LEVEL_FENCED: Final = 7  # a new leader epoch when replicas leave a partition
-FEATURE_LEVEL_MAX: Final = 7  # the highest level that this build understands
+FEATURE_LEVEL_RECREATED: Final = 8  # a stream that is made again has no cursors of groups
+FEATURE_LEVEL_MAX: Final = 8  # the highest level that this build understands
 
 # 160 kB. A broker that was down during more deletions keeps the logs of the oldest ones.
 DELETED_KEPT_MAX: Final = 4096

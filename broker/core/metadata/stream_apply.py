@@ -23,6 +23,7 @@ from broker.core.metadata.commands import (
     TakeLease,
 )
 from broker.core.metadata.group_apply import without_stream
+from broker.core.metadata.group_positions import without_late_cursors
 from broker.core.metadata.new_partitions import new_partitions
 from broker.core.metadata.outcome import Applied, Rejected
 from broker.core.metadata.partition_apply import find, put, stale_leader, unknown_uuid
@@ -118,13 +119,14 @@ def _create_stream(state: MetadataState, command: CreateStream) -> Applied:
     beyond = refused_beyond_tenant(state, wanted.name, streams=1, partitions=len(rows))
     if beyond is not None:
         return state, Rejected(beyond)
-    weight = state.weight + weight_of_stream(wanted, len(rows))
+    clean = without_late_cursors(state, wanted.name)
+    weight = clean.weight + weight_of_stream(wanted, len(rows))
     full = refused_growth(weight, command.weight_max)
     if full is not None:
         return state, Rejected(full)
     return (
         replace(
-            state,
+            clean,
             streams={**state.streams, wanted.name: wanted},
             partitions={**state.partitions, wanted.uuid: rows},
             deleted=tuple(one for one in state.deleted if one != wanted.uuid),

@@ -22,14 +22,18 @@ from broker.core.metadata.commands import (
     SetCursors,
 )
 from broker.core.metadata.group_positions import cursor_of
-from broker.core.metadata.group_state import GroupState, MemberState
+from broker.core.metadata.group_state import GroupState, MemberState, group_named_by
 from broker.core.metadata.member_apply import lacks_claims
-from broker.core.metadata.state import FEATURE_LEVEL_LIFTBRIDGE, MetadataState
+from broker.core.metadata.state import (
+    FEATURE_LEVEL_LIFTBRIDGE,
+    FEATURE_LEVEL_RECREATED,
+    MetadataState,
+)
 from broker.errors import GroupChangedError, HeadwaterError, UnknownGroupError
 from broker.model.ids import BrokerId
 from broker.ports.groups import GroupPlace
 from broker.ports.system import Clock
-from broker.runtime.api.feature_levels import raise_level
+from broker.runtime.api.feature_levels import raise_level, raise_level_if_known
 from broker.runtime.cluster.membership import CONFIRM_MS
 from broker.runtime.metadata.metadata_log import SharedMetadata, WaitingMetadata
 
@@ -51,6 +55,8 @@ class Cursors:
     def set(self, cursor_id: str, stream: str, partition: int, offset: int) -> None:
         """See ``CursorsApi.set``."""
         raise_level(self._metadata, FEATURE_LEVEL_LIFTBRIDGE)
+        if group_named_by(cursor_id) is not None:
+            raise_level_if_known(self._metadata, FEATURE_LEVEL_RECREATED)
         write = CursorWrite(cursor_id=cursor_id, stream=stream, partition=partition, offset=offset)
         self._metadata.propose(SetCursors(writes=(write,)))
 

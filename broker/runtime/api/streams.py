@@ -20,9 +20,11 @@ from broker.core.metadata.commands import (
     PurgeRecords,
     RotateDataKey,
 )
+from broker.core.metadata.group_positions import has_late_cursors
 from broker.core.metadata.state import (
     FEATURE_LEVEL_ACCESS,
     FEATURE_LEVEL_ALTERED,
+    FEATURE_LEVEL_RECREATED,
     FEATURE_LEVEL_STREAMS,
 )
 from broker.core.replication.view import view_of
@@ -46,7 +48,7 @@ from broker.model.purge import Purged
 from broker.model.stream import PARTITIONS_MAX, AlteredStream, Stream, StreamConfig
 from broker.model.tenant import tenant_of
 from broker.ports.system import Clock
-from broker.runtime.api.feature_levels import raise_level
+from broker.runtime.api.feature_levels import raise_level, raise_level_if_known
 from broker.runtime.cluster.membership import CONFIRM_MS, Membership
 from broker.runtime.hosted_partitions import HostedPartitions
 from broker.runtime.metadata.metadata_log import WaitingMetadata
@@ -159,6 +161,8 @@ class Streams:
             if stream.is_encrypted:
                 require_keys(self._keys, stream)
                 raise_level(self._metadata, FEATURE_LEVEL_STREAMS)
+            if has_late_cursors(self._metadata.state, name):
+                raise_level_if_known(self._metadata, FEATURE_LEVEL_RECREATED)
             command = CreateStream(
                 stream=stream,
                 leader=defaults.leader,

@@ -100,6 +100,17 @@ def test_cursors_are_set_and_fetched(rig: Rig) -> None:
             assert rig.code(call, **{**asked, **wrong}) is grpc.StatusCode.INVALID_ARGUMENT
 
 
+def test_a_late_cursor_of_a_group_is_not_found_and_the_next_stream_has_none(rig: Rig) -> None:
+    """A member that has not heard of the deletion sets its place once more."""
+    asked = {"stream": "s", "partition": 1, "cursorId": "__group:g"}
+    rig.ask("SetCursor", **asked, offset=41)
+    assert rig.ask("FetchCursor", **asked).offset == 41
+    rig.broker.delete("s")
+    assert rig.code("SetCursor", **asked, offset=41) is grpc.StatusCode.NOT_FOUND
+    rig.broker.create("s", StreamConfig(subject="s", partitions=4))
+    assert rig.ask("FetchCursor", **asked).offset == -1
+
+
 def test_members_share_the_partitions(rig: Rig) -> None:
     """Two get two each; one leaves, the other gets all; each change has another epoch."""
     first = rig.join("a")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import pytest
 
@@ -79,7 +79,7 @@ class OneStream:
             raise NoAnswerError("no answer")
         return self
 
-    def __enter__(self) -> OneStream:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,18 +1,19 @@
-"""A member of Liftbridge's groups joins though an answer is lost with its server."""
+"""A member of Liftbridge's groups: joins though an answer is lost, commits what is there."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from broker.errors import NotLeaderError
+from broker.errors import NotLeaderError, UnknownStreamError
 from broker.wire.liftbridge import api_pb2 as api
 from headwater.liftbridge.groups import AsyncLiftConsumer
 from headwater.liftbridge.grpc_calls import CallRefused
+from headwater.liftbridge.values import Message
 
 MEMBER = CallRefused("FAILED_PRECONDITION", "consumer 'c' is already a member of group 'g'")
 LOST = CallRefused("UNAVAILABLE", "the connection broke")
@@ -97,3 +98,79 @@ def test_a_member_reads_under_the_epoch_that_gave_it_the_partition() -> None:
         return member._member.epoch, member._consumer().groupEpoch
 
     assert asyncio.run(live()) == (7, 6)
+
+
+class TwoStreams(Servers):
+    """Servers of the streams s and t with one partition each. ``deleted``: when s ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.deleted = asyncio.Event()
+        self.absent: set[str] = set()  # streams in which no cursor can be set
+        self.cursors: dict[str, int] = {}
+
+    async def at_broker(
+        self, broker: str, call: Callable[[Any, float], Awaitable[Any]]
+    ) -> api.FetchConsumerGroupAssignmentsResponse:
+        """See ``GroupServers``."""
+        given = [api.PartitionAssignment(stream=one, partitions=[0]) for one in "st"]
+        return api.FetchConsumerGroupAssignmentsResponse(epoch=6, assignments=given)
+
+    async def cursor(self, cursor: str, stream: str, partition: int) -> int | None:
+        """See ``GroupServers``."""
+        return None
+
+    async def set_cursor(self, cursor: str, stream: str, partition: int, offset: int) -> None:
+        """See ``GroupServers``."""
+        if stream in self.absent:
+            raise UnknownStreamError(f"no stream is named {stream!r}", stream=stream)
+        self.cursors[stream] = offset
+
+    async def LeaveConsumerGroup(self, request: Any, timeout: float) -> Any:  # noqa: ASYNC109, N802
+        """See the API."""
+
+    async def follow(self, following: Any, consumer: object) -> AsyncIterator[Message]:
+        """See ``GroupServers``: a message, then nothing, or the end of the stream."""
+        yield Message(following.stream, 0, 41, 1, b"x")
+        if following.stream == "s":
+            await self.deleted.wait()
+            raise UnknownStreamError("no stream is named 's'", stream="s")
+        await asyncio.Event().wait()
+
+
+def test_the_place_in_a_stream_that_has_ended_is_not_committed() -> None:
+    """Another stream of its name may be there by now, whose records nobody has processed."""
+
+    async def live() -> dict[str, int]:
+        servers = TwoStreams()
+        member = member_of(servers)
+        await member._fetch_assignments()
+        await anext(member)
+        await anext(member)
+        member.processed()
+        servers.deleted.set()
+        with pytest.raises(UnknownStreamError):
+            await anext(member)
+        assert await member.checkpoint() == {("t", 0): 41}
+        await member.close()
+        return servers.cursors
+
+    assert asyncio.run(live()) == {"t": 41}
+
+
+def test_a_place_that_the_servers_refuse_does_not_keep_the_others_from_being_set() -> None:
+    """A stream is deleted before its reader has heard of it."""
+
+    async def live() -> dict[str, int]:
+        servers = TwoStreams()
+        servers.absent.add("s")
+        member = member_of(servers)
+        await member._fetch_assignments()
+        await anext(member)
+        await anext(member)
+        member.processed()
+        assert await member.checkpoint() == {("t", 0): 41}
+        await member.close()
+        return servers.cursors
+
+    assert asyncio.run(live()) == {"t": 41}
