@@ -209,6 +209,8 @@ class RaftPump:
                 continue
             waiter.retry_ms = NEVER
             self._step(Propose(proposal))
+            if waiter.retry_ms == NEVER:  # not refused: this member leads, and has told the others
+                waiter.taken = True
         for number in self._reading.due(self._now_ms):
             self._step(Barrier(number))
         self._waiting.expire(self._now_ms)

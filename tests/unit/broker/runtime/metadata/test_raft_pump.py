@@ -15,13 +15,15 @@ from broker.errors import HeadwaterError, LogFailedError, ShuttingDownError
 from broker.model.control_messages import ControlMessage, MemberAsked, MemberTold
 from broker.model.ids import BrokerId
 from broker.model.raft import Floor, NodeId, Standing
+from broker.model.raft_messages import Message
 from broker.ports.pumps import NEVER_MS, PumpTurn
 from broker.runtime.metadata.raft.rejoin import ControlDesk, TakingPart
 from broker.runtime.metadata.raft_metadata_log import RaftMetadataLog
 from broker.storage.raft.journal import RaftJournal
-from simkit.disk.disk import SimDisk
+from simkit.disk.disk import ROOMY, SimDisk
 
-REGISTER = RegisterBroker(broker=BrokerId("b1"))
+B1 = BrokerId("b1")
+REGISTER = RegisterBroker(broker=B1)
 ME, B, C = NodeId("a"), NodeId("b"), NodeId("c")
 
 
@@ -109,11 +111,11 @@ def test_a_proposal_is_answered_in_the_turn_after_its_save(saves: list[int]) -> 
             assert log.state is state, "a command was applied in the turn that saves it"
             assert answers == []
     assert answers == [None]
-    assert log.state.broker_epochs[BrokerId("b1")] == 1
+    assert log.state.broker_epochs[B1] == 1
     disk.lose_power()
     again = _lone(disk, by_hand)
     by_hand.settle()
-    assert again.state.broker_epochs[BrokerId("b1")] == 1
+    assert again.state.broker_epochs[B1] == 1
 
 
 def test_what_waits_in_the_mailbox_shares_a_save(saves: list[int]) -> None:
@@ -165,6 +167,86 @@ def test_a_closed_log_answers_whoever_waits_in_its_mailbox() -> None:
     log.propose_soon(REGISTER, answers.append)
     assert len(answers) == 3
     log.close()
+
+
+# ---------------------------------------------------------------------- a group
+
+
+class Joined:
+    """Implements ``RaftTransport``: gives each message to the other member at once."""
+
+    def __init__(self, me: NodeId, all_of_them: dict[NodeId, Joined]) -> None:
+        self._me, self._all = me, all_of_them
+        self.deliver: Callable[[NodeId, Message], None] = lambda *_: None
+        all_of_them[me] = self
+
+    def start(self, deliver: Callable[[NodeId, Message], None]) -> None:
+        """See ``RaftTransport``."""
+        self.deliver = deliver
+
+    def send(self, target: NodeId, message: Message) -> None:
+        """See ``RaftTransport``."""
+        if target in self._all:
+            self._all[target].deliver(self._me, message)
+
+    def close(self) -> None:
+        """See ``RaftTransport``."""
+
+
+class Group:
+    """Three members on disks of their own, whose turns a test takes."""
+
+    def __init__(self) -> None:
+        joined: dict[NodeId, Joined] = {}
+        self.disks = {one: SimDisk(random.Random(1)) for one in (ME, B, C)}
+        self.hands = {one: ByHand() for one in self.disks}
+        self.logs = {
+            one: RaftMetadataLog(
+                disk.files(), RaftConfig(members=(ME, B, C)), cluster="test", me=one,
+                clock=self.hands[one], transport=Joined(one, joined), drive=self.hands[one],
+                on_crash=mock.Mock(side_effect=AssertionError("crashed")),
+                random=random.Random(one).randint,
+            )
+            for one, disk in self.disks.items()
+        }  # fmt: skip
+
+    def run_until(self, reached: Callable[[], object]) -> None:
+        """Let time pass until something is so."""
+        for _ in range(100_000):
+            if reached():
+                return
+            for hand in self.hands.values():
+                hand.turn(hand.now_ms)
+                hand.now_ms += 5
+        raise AssertionError("never reached")
+
+    def leader(self) -> NodeId | None:
+        """Return the member that leads, once all agree on it."""
+        (first, *others) = {log.leader for log in self.logs.values()}
+        leads = first is not None and self.logs[first].office is not None
+        return first if leads and not others else None
+
+
+def test_a_proposal_that_other_members_have_is_not_refused_for_want_of_room() -> None:
+    """A refusal says that nothing was changed. The leader's disk had room for the check alone."""
+    group = Group()
+    group.run_until(group.leader)
+    leader = group.leader()
+    assert leader is not None
+    log, disk, answers = group.logs[leader], group.disks[leader], list[HeadwaterError | None]()
+    log.propose_soon(REGISTER, answers.append)
+    group.run_until(lambda: answers)
+    disk.capacity_bytes, disk.copies_on_write = 0, True
+    log.propose_soon(REGISTER, answers.append)
+    others = [one for name, one in group.logs.items() if name != leader]
+    group.run_until(lambda: all(one.state.broker_epochs.get(B1) == 2 for one in others))
+    assert disk.seen["write did not fit"]
+    group.run_until(lambda: group.leader() not in (leader, None))
+    assert answers == [None], "the outcome is not known here yet"
+    disk.capacity_bytes = ROOMY
+    group.run_until(lambda: len(answers) > 1)
+    assert answers == [None, None]
+    assert log.state.broker_epochs[B1] == 2
 
 
 # ---------------------------------------------------------------------- the way in
