@@ -255,6 +255,37 @@ def _refused_min_isr(
     )
 
 
+def refused_lower_min_isr(
+    present: Stream, wanted: Stream, rows: tuple[PartitionState, ...]
+) -> HeadwaterError | None:
+    """Return why ``min_isr`` must not be lowered now, or None. For whoever proposes a change.
+
+    A log that is not compared yet may lead after a comparison with min ISR logs, its own included:
+    so many had each record that was acknowledged. A lower number, which later records have, would
+    elect a log that lacks earlier ones. :func:`alter_stream` takes such a change all the same: the
+    journals of earlier versions may have one.
+    """
+    if not _differ(present, wanted, ("min_isr",)):
+        return None
+    min_isr = max(1, wanted.config.min_isr)
+    for number, one in enumerate(rows):
+        lowered = with_min_isr(one, min_isr)
+        if min_isr >= one.min_isr or (lowered.leader is not None and not lowered.restarted):
+            continue
+        why = "has no leader"
+        if lowered.leader is not None:
+            names = ", ".join(lowered.restarted)
+            why = f"has in-sync replicas whose logs are not compared since a restart: {names}"
+        return InvalidStreamError(
+            f"min_isr cannot become {wanted.config.min_isr} now: {wanted.name}/{number} {why}. A "
+            "replica that lacks acknowledged records could lead by the lower number. Bring the "
+            "brokers of its replicas back, or see `headwater cluster unclean-elect`; then repeat",
+            stream=wanted.name,
+            partition=number,
+        )
+    return None
+
+
 def _refused_table(
     present: Stream, wanted: Stream, rows: tuple[PartitionState, ...]
 ) -> HeadwaterError | None:

@@ -27,6 +27,7 @@ from broker.core.metadata.state import (
     FEATURE_LEVEL_RECREATED,
     FEATURE_LEVEL_STREAMS,
 )
+from broker.core.metadata.stream_alter import refused_lower_min_isr
 from broker.core.replication.view import view_of
 from broker.errors import (
     HeadwaterError,
@@ -240,6 +241,7 @@ class Streams:
     def _alter(self, name: str, changes: Mapping[str, Any], *, dry_run: bool) -> AlteredStream:
         before = self.get(name)
         altered = AlteredStream(before, self._altered(before, changes))
+        self._refuse_lower_min_isr(altered)
         command = self._command_of(altered)
         grows = isinstance(command, AddPartitions)
         if dry_run:
@@ -283,6 +285,12 @@ class Streams:
             table_name = self._defaults.table_name(stream.name, stream.uuid, stream.namespace)
             stream = replace(stream, table_name=table_name)
         return replace(stream, config=config)
+
+    def _refuse_lower_min_isr(self, altered: AlteredStream) -> None:
+        rows = self._metadata.state.partitions.get(altered.before.uuid, ())
+        refused = refused_lower_min_isr(altered.before, altered.after, rows)
+        if refused is not None:
+            raise refused
 
     def _refuse_in_vain(self, command: AlterStream | AddPartitions) -> None:
         """Raise the error that the metadata would answer, without a proposal."""

@@ -25,7 +25,7 @@ from broker.core.metadata.state import (
     FEATURE_LEVEL_REPLICATED,
     FEATURE_LEVEL_STREAMS,
 )
-from broker.core.metadata.stream_alter import FIXED, refused_compaction
+from broker.core.metadata.stream_alter import FIXED, refused_compaction, refused_lower_min_isr
 from broker.errors import (
     FeatureLevelError,
     FixedSettingError,
@@ -310,6 +310,34 @@ def test_without_a_leader_nobody_loses_the_right_to_lead() -> None:
     assert set(cluster.one().eligible) == {A, B, C}
     cluster.elect(B)
     assert (cluster.one().isr, cluster.one().eligible) == ((B,), ())
+
+
+def test_a_lower_minimum_waits_for_a_leader_and_for_its_comparisons() -> None:
+    """By the lower number a log that nobody compared could lead, though it lacks records."""
+    cluster = rig()
+    cluster.do(alteration(cluster, min_isr=2))
+
+    def refused(min_isr: int) -> InvalidStreamError | None:
+        present = stream_of(cluster)
+        wanted, rows = changed(present, min_isr=min_isr), cluster.state.partitions[present.uuid]
+        error = refused_lower_min_isr(present, wanted, rows)
+        assert error is None or isinstance(error, InvalidStreamError)
+        return error
+
+    assert refused(1) is None
+    cluster.register(B)
+    assert cluster.one().restarted == (B,)
+    unproved = refused(1)
+    assert unproved is not None
+    assert "compared since a restart: b" in unproved.message
+    assert (refused(2), refused(3)) == (None, None)
+    cluster.do(cluster.isr(A))
+    assert B in cluster.one().restarted
+    assert refused(1) is None, "by the lower number B is no member any more"
+    cluster.fence(A)
+    leaderless = refused(1)
+    assert leaderless is not None
+    assert "s/0 has no leader" in leaderless.message
 
 
 def test_a_higher_minimum_keeps_the_right_of_who_leaves_after_it() -> None:
