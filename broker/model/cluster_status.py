@@ -240,6 +240,8 @@ class ReplicaStatus(_Wire):
     failure: str | None
     followers: tuple[FollowerStatus, ...] = field(default=())
     state: str = ""  # of ReplicaState; empty: an older broker answered
+    # From here on the log has records that another leader replaced; None: an older broker answered.
+    undisputed_end: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

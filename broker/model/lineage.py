@@ -102,3 +102,18 @@ def common_end(lineage: Sequence[Leadership], epochs: EpochHistory, end: Offset)
             return common
         end = min(end, one.start)
     return Offset(0)
+
+
+def undisputed_end(
+    lineage: Sequence[Leadership], epochs: EpochHistory, *, start: Offset, end: Offset
+) -> Offset:
+    """Return up to which offset, at most ``end``, nothing says that a log left a history.
+
+    What the log freed below its ``start`` was in the table. Its records below the oldest leadership
+    that the lineage remembers are undisputed. From the answer on the history has other records, or
+    none: a leader that did not have this log's records began there.
+    """
+    if not lineage:
+        return end
+    common = common_end(lineage, epochs, end) or min(end, lineage[0].start)
+    return min(end, max(start, common))

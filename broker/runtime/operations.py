@@ -226,6 +226,7 @@ class ClusterOperations:
         last_epoch, synced_end = driver.replication.synced_position
         view = driver.replication.view
         role = "none" if view is None else view.role_of(self._me)
+        row = self._metadata.state.partition(driver.partition_id)
         return ReplicaStatus(
             broker=self._me,
             stream=driver.stream.name,
@@ -240,6 +241,9 @@ class ClusterOperations:
             failure=None if driver.refusal is None else driver.refusal.message,
             followers=tuple(followers_of(driver, self._clock.monotonic_ms())),
             state=driver.state.value,
+            undisputed_end=driver.replication.undisputed_end(
+                () if row is None else row.lineage, driver.reads.log_end
+            ),
         )
 
     def _unopened(self) -> Iterator[ReplicaStatus]:
@@ -388,6 +392,7 @@ class ClusterOperations:
         self._broker.cold.learn_end(name, partition)
         stream, one = _find(self._metadata.state, name, partition)
         _, end = driver.replication.synced_position
+        end = driver.replication.undisputed_end(one.lineage, end)
         self._propose(
             ElectUnclean(
                 stream_uuid=stream.uuid,

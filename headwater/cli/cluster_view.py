@@ -50,8 +50,16 @@ class Replicas:
         return max((replica.high_watermark for replica in self.of(one)), default=None)
 
     def known_end(self, one: PartitionInfo) -> int:
-        """Return the highest log end that any replica reported, or that the table proves."""
-        ends = [max(replica.log_end, replica.high_watermark) for replica in self.of(one)]
+        """Return the highest log end that any replica reported, or that the table proves.
+
+        Records that another leader replaced do not count: the partition never had both.
+        """
+        ends = [
+            max(replica.log_end, replica.high_watermark)
+            if replica.undisputed_end is None
+            else replica.undisputed_end
+            for replica in self.of(one)
+        ]
         return max([one.cold_end, *ends])
 
     def lags(self, one: PartitionInfo) -> dict[str, int]:
@@ -256,11 +264,16 @@ def what_would_be_lost(one: PartitionInfo, chosen: BrokerStatus, replicas: Repli
         why = f" is {chosen.state}, so it" if chosen.state != "alive" else ""
         lines.append(f"{broker}{why} does not report the end of its log.")
         return lines
-    end = mine.log_end
+    end = mine.log_end if mine.undisputed_end is None else mine.undisputed_end
     lines.append(
-        f"{broker}'s log ends at offset {end}, its last record is of epoch {mine.last_epoch}; its "
-        f"last known high watermark is {mine.high_watermark}."
+        f"{broker}'s log ends at offset {mine.log_end}, its last record is of epoch "
+        f"{mine.last_epoch}; its last known high watermark is {mine.high_watermark}."
     )
+    if end < mine.log_end:
+        lines.append(
+            f"{broker}'s records from offset {end} on are not of {one.name}: a later leader, which "
+            "lacked them, wrote others there. The election cuts them off."
+        )
     known = replicas.known_end(one)
     if known > end:
         lines.append(f"Certainly lost, unless a replica that has them returns: [{end}, {known}).")

@@ -19,6 +19,7 @@ from simkit.replacing import replaced
 
 _CORE: Final = "tests/unit/broker/core/"
 _REPLICA: Final = _CORE + "replication/test_replica.py::test_"
+_UNCLEAN: Final = _CORE + "replication/test_unclean_leaders.py::test_"
 _TABLE: Final = _CORE + "replication/test_replica_and_table.py::test_"
 _PARTITIONS: Final = _CORE + "metadata/test_partitions.py::test_"
 _RESTARTS: Final = _CORE + "metadata/test_restarts.py::test_"
@@ -74,6 +75,8 @@ NOTICED_BY: Final = {
     + "fetched_records_are_reported_when_they_are_durable",
     "leader_begins_below_the_table": _REPLICA
     + "a_candidate_below_the_cold_end_begins_there_or_does_not_lead",
+    "log_end_says_enough": _UNCLEAN
+    + "records_that_another_leader_replaced_are_cut_before_the_candidate_confirms",
     "loss_is_not_recorded": _PARTITIONS + "an_unclean_election_is_asked_for_and_recorded",
     "former_leader_leads_for_the_one_that_was_named": _PARTITIONS
     + "who_was_given_up_does_not_lead_in_the_place_of_the_one_that_was_named",

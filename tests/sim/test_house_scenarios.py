@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from broker.errors import InvalidRequestError
+from broker.errors import InvalidRequestError, InvalidStreamError
 from broker.model.ids import BrokerId
 from broker.model.records import AckPolicy
 from simkit.house.house import House
@@ -23,6 +23,7 @@ from simkit.house.scripts import (
     hand_over,
     leader,
     log_end,
+    log_that_another_leader_replaced,
     mend,
     one_partition,
     reassign,
@@ -324,6 +325,30 @@ def test_a_controller_that_was_stopped_blames_nobody() -> None:
 def test_the_last_replica_begins_at_the_table_s_end() -> None:
     """Its log ends below the table; no offset of the table is given out again."""
     table_beyond_the_last_replica(note_is_lost=False)
+
+
+def test_the_last_replica_keeps_no_record_that_another_leader_replaced() -> None:
+    """Readers of the successor's records are told of the loss, and never get others unnoticed."""
+    log_that_another_leader_replaced(with_lake=False)
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_a_lower_minimum_elects_no_log_that_nobody_compared(dry_run: bool) -> None:
+    """All have restarted and one is back: by a minimum of 1 its own log would be enough."""
+    shape: dict[str, Any] = {"brokers": 3, "factor": 3, "min_isr": 2, "policies": (AckPolicy.ALL,)}
+    with one_partition(0, **shape) as house:
+        run_until(house, lambda: committed(house) > 5, "records")
+        for node in house.nodes.values():
+            node.kill(power=True)
+        house.nodes[BrokerId("b0")].start_again()
+        run_until(house, lambda: row(house).status == "offline", "no leader")
+        broker = house.nodes[BrokerId("b0")].broker
+        assert broker is not None
+        with pytest.raises(InvalidStreamError, match=r"/0 has no leader"):
+            broker.streams.alter(house.streams[0].name, {"min_isr": 1}, dry_run=dry_run)
+        house.run_for(3000)
+        assert (row(house).leader, row(house).min_isr) == (None, 2)
+        finish(house)
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

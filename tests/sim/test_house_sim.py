@@ -132,7 +132,7 @@ SCRIPTED = {
 SELDOM = {
     "D14 follower that has forgotten leaves",
     "T log that is not the leader's given up",
-    "T operator passes over a log that has left the history",
+    "T operator elects a log that has left the history",
     "cut of a log that cannot be read",
     "disk put back, sessions too",
     "ended by a failing disk",

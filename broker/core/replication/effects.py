@@ -92,11 +92,11 @@ class ResetLog:
 class BeginLogAt:
     """Replace the present log by an empty log at ``start``, durably; then report ``LogTruncated``.
 
-    This happens only after an unclean election. The table holds all records below ``start`` and
-    this log ends below ``start``, so without this effect the leader would give offsets of the table
-    to other records. The new log has no epochs for the records below ``start``: the epochs of the
-    present log may differ from the table's, and a follower that agreed with them could keep records
-    that were never committed. The state of producers is kept.
+    This happens only after an unclean election. The table holds all records below ``start``; this
+    log ends below ``start``, or has others there. So without this effect the leader would give
+    offsets of the table to other records. The new log has no epochs for the records below
+    ``start``: the epochs of the present log may differ from the table's, and a follower that agreed
+    with them could keep records that were never committed. The state of producers is kept.
     """
 
     start: Offset

@@ -18,9 +18,11 @@ from broker.core.replication.effects import (
     LogFacts,
     ProposeLeadership,
     RefuseLeadership,
+    ReportLostRecords,
     SendToReplica,
     StartLeading,
     StopLeading,
+    TruncateLog,
 )
 from broker.core.replication.events import (
     AppendRefused,
@@ -42,6 +44,7 @@ from broker.core.replication.standing import StandingFetch
 from broker.core.replication.view import PartitionView, Role
 from broker.model.epochs import BrokerEpoch
 from broker.model.ids import BrokerId
+from broker.model.lineage import undisputed_end
 from broker.model.offsets import Offset
 from broker.model.replica_messages import (
     EpochEndAnswer,
@@ -140,7 +143,7 @@ class PartitionReplica:
             case ViewChanged(view, now_ms):
                 return self._take_view(view, now_ms)
             case LogTruncated(now_ms) if self.role == "candidate":
-                return self._confirm_at_the_floor(now_ms)
+                return self._confirm_changed(now_ms)
             case LogTruncated() | AppendRefused():
                 return [] if self.follower is None else self.follower.step(event)
 
@@ -236,23 +239,41 @@ class PartitionReplica:
         election each candidate had synced all committed records, so this log has lost records.
         """
         self._confirmed_ms = now_ms
-        log_end = self._facts().log_end
-        if log_end >= view.floor:
+        facts = self._facts()
+        if view.is_unclean:
+            return self._confirm_unclean(view, facts)
+        if facts.log_end >= view.floor:
             return [ProposeLeadership(view.leader_epoch)]
-        if not view.is_unclean:
-            return [RefuseLeadership(log_end, view.floor)]
-        return [BeginLogAt(view.floor)]
+        return [RefuseLeadership(facts.log_end, view.floor)]
 
-    def _confirm_at_the_floor(self, now_ms: int) -> list[Effect]:
-        """Confirm with the log that begins at the floor, which may have waited for room.
+    def _confirm_unclean(self, view: PartitionView, facts: LogFacts) -> list[Effect]:
+        """Confirm with the part of the log that may be the partition's, not below the floor.
+
+        This replica may have led, and stored records that its successor did not get. The successor
+        committed others at their offsets, which may be in the table, or with readers. So only a
+        log without these records leads: it ends where the successor began.
+        """
+        end = undisputed_end(view.lineage, facts.epochs, start=facts.log_start, end=facts.log_end)
+        effects: list[Effect] = []
+        if end < self._known:  # an earlier operator had given up what this log shows
+            effects.append(ReportLostRecords(end, self._known))
+            self._known = end
+        if end < view.floor:
+            return [*effects, BeginLogAt(view.floor)]
+        if end < facts.log_end:
+            return [*effects, TruncateLog(end)]
+        return [*effects, ProposeLeadership(view.leader_epoch)]
+
+    def _confirm_changed(self, now_ms: int) -> list[Effect]:
+        """Confirm with the log that was cut, or that begins at the floor; it may wait for room.
 
         The records below its start are committed: they are in the table, or were purged. Earlier
         the old log was there, whose records at these offsets may be others.
         """
         assert self.view is not None, "a candidate has a view"
-        self._confirmed_ms = now_ms
         self._known = max(self._known, self._facts().log_start)
-        return [AdvanceHighWatermark(self._known), ProposeLeadership(self.view.leader_epoch)]
+        effects = self._confirm(self.view, now_ms)
+        return [AdvanceHighWatermark(self._known), *effects]
 
     # ------------------------------------------------------------------ peers, time
 

@@ -539,8 +539,10 @@ class ReplicaShell:
 
     def _truncate(self, end: Offset, follower: PartitionFollower | None) -> None:
         """Truncate the log; if a full disk refuses the epoch history, try again later."""
-        if follower is not self._replica.follower:
-            return  # another follower has taken over, and aligns the log itself
+        if follower is not self._replica.follower or self._replica.leader is not None:
+            return  # whoever has taken over aligns the log itself, or writes to it
+        if not self._local.is_there:
+            return  # the log is replaced meanwhile
         log_end = self._local.log.log_end
         # Segments may have been freed while this truncation waited for room.
         end = max(end, self._local.log.log_start)

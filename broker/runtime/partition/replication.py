@@ -12,7 +12,7 @@ from broker.core.replication.leader import PartitionLeader
 from broker.core.replication.view import PartitionView, Role
 from broker.errors import HeadwaterError, NotLeaderError
 from broker.model.epochs import LeaderEpoch
-from broker.model.lineage import Lineage
+from broker.model.lineage import Lineage, undisputed_end
 from broker.model.offsets import Offset
 from broker.model.replica_messages import ReplicaMessage, size_of
 from broker.runtime.partition.commits import Commits
@@ -136,6 +136,13 @@ class Replication:
             return LeaderEpoch(0), Offset(0)
         end = log.synced_end if self._flushes_always else log.log_end
         return (log.epochs.epoch_of(Offset(end - 1)) if end else LeaderEpoch(0)), end
+
+    def undisputed_end(self, lineage: Lineage, end: Offset) -> Offset:
+        """Return up to which offset, at most ``end``, this log may lead if the ISR is gone."""
+        log = self._local.log
+        if not self._local.is_there:  # one that waits for room has no record
+            return end
+        return undisputed_end(lineage, log.epochs, start=log.log_start, end=end)
 
     # ------------------------------------------------------------------ from any thread
 

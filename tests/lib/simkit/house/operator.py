@@ -2,10 +2,6 @@
 
 It asks the product's ``ClusterOperations.elect_unclean`` of the broker that is to lead. What it may
 lose is exactly what the oracle forgives, and no more than the loss that the metadata keeps.
-
-Left out: a replica whose log is long enough and has other records where something was committed,
-as of a leader that nobody followed. Nothing in the metadata tells the operator, who here passes it
-over: the recorded loss would begin at its log's end, and tiering refuse its history by name.
 """
 
 from __future__ import annotations
@@ -114,8 +110,7 @@ class Operator:
         log, known_end = log_of(driver), len(house.oracle.of(partition_id).committed)
         common = house.oracle.common_end(partition_id, Kept.of(log), log.log_end)
         if self.held(partition_id) <= log.log_end and common < min(log.log_end, known_end):
-            self._world.note("T operator passes over a log that has left the history", name)
-            return False
+            self._world.note("T operator elects a log that has left the history", name)
         told: list[bool] = []
 
         def ask() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final
 
 from broker.codec.peer import replica_messages
@@ -399,6 +400,41 @@ def table_beyond_the_last_replica_is_not_noted() -> None:
     table_beyond_the_last_replica(note_is_lost=True)
 
 
+def log_that_another_leader_replaced(*, with_lake: bool) -> None:
+    """The only remaining replica is long enough, and has its own records where others committed.
+
+    It had led alone. With a lake, the table has its successor's records at their offsets.
+    """
+    shape: dict[str, Any] = {"brokers": 3, "factor": 3, "min_isr": 2}
+    policies = (AckPolicy.NONE, AckPolicy.ALL)
+    with one_partition(0, with_lake=with_lake, policies=policies, **shape) as house:
+        house.run_for(400)
+        former = BrokerId(row(house).leader or "")
+        links = cut_off(house, former)
+        run_until(house, lambda: row(house).leader not in (former, None), "a successor")
+        start, end = row(house).lineage[-1].start, log_end(house, former)
+        held = partial(house.operator.held, the_one(house))
+        shown = held if with_lake else partial(committed, house)
+        run_until(house, lambda: shown() > start, "records of the successor")
+        assert start < shown() < end, "by its end alone the log is long enough"
+        for name in sorted({*house.nodes} - {former}):
+            house.nodes[name].kill(power=True)
+        mend(house, links)
+        run_until(house, lambda: row(house).status == "offline", "no leader")
+        house.run_for(1000)
+        elect(house, former)
+        run_until(house, lambda: row(house).leader == former, "the last replica leads")
+        assert row(house).losses[0].log_end == start
+        assert row(house).lineage[-1].start == max(start, held())
+        house.run_for(1000)
+        finish(house)
+
+
+def log_that_the_table_replaced() -> None:
+    """See :func:`log_that_another_leader_replaced`."""
+    log_that_another_leader_replaced(with_lake=True)
+
+
 def polite_stop_of_everybody() -> None:
     """A stream that syncs by interval survives it; a kill after it proves nothing any more."""
     shape: dict[str, Any] = {"brokers": 3, "factor": 3, "min_isr": 1, "policies": (AckPolicy.ALL,)}
@@ -430,6 +466,7 @@ SCRIPTS: Final[dict[str, Callable[[], None]]] = {
     "clean_stop_believed_twice": polite_stop_of_everybody,
     "every_end_is_a_clean_stop": polite_stop_of_everybody,
     "cold_end_learned_after_the_election": table_beyond_the_last_replica_is_not_noted,
+    "log_end_says_enough": log_that_the_table_replaced,
     "no_epoch_in_acks": late_fetch_of_an_older_epoch,
     "answers_of_followers": answer_of_a_follower,
     "late_fetches_of_a_removed_log_count": late_fetch_of_a_removed_log,

@@ -1,6 +1,7 @@
 """Known ways to get replication and elections wrong, one switch each.
 
-A mutant replaces one step of the pure machines of `broker/core` for the length of a `with`.
+A mutant replaces one step of the pure machines of `broker/core` for the length of a `with`, and
+where a shell asks the same question, that answer, too.
 Its docstring says who got it wrong, or which row of the catalogue of pitfalls it is
 (docs/replication.md).
 
@@ -30,6 +31,7 @@ from broker.core.replication.isr import FollowerProgress
 from broker.core.replication.leader import PartitionLeader
 from broker.core.replication.replica import PartitionReplica
 from broker.model.offsets import Offset
+from broker.runtime.partition import replication as replication_module
 from simkit.replacing import Mutant, replaced, together
 
 
@@ -426,6 +428,18 @@ def leader_begins_below_the_table() -> Any:
     return replaced(PartitionReplica, "_confirm", confirm)
 
 
+def log_end_says_enough() -> Any:
+    """Elect a long log whose records another leader replaced, as if it had that leader's."""
+
+    def undisputed_end(*_: Any, end: Offset, **__: Any) -> Offset:
+        return end
+
+    return together(
+        replaced(replica_module, "undisputed_end", undisputed_end),
+        replaced(replication_module, "undisputed_end", undisputed_end),
+    )
+
+
 def loss_is_not_recorded() -> Any:
     """Elect, and write nothing down."""
 
@@ -511,6 +525,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
         request_ids_repeat,
         followers_show_what_they_have,
         leader_begins_below_the_table,
+        log_end_says_enough,
         loss_is_not_recorded,
         former_leader_leads_for_the_one_that_was_named,
         cut_at_the_own_start,

@@ -16,6 +16,7 @@ from broker.model.lineage import (
     first_lineage_id,
     holds,
     is_forgotten,
+    undisputed_end,
 )
 from broker.model.offsets import Offset
 
@@ -96,6 +97,28 @@ def test_a_log_has_the_records_of_a_history_up_to_where_another_leader_began(
     lineage = tuple(_leadership(*one) for one in history)
     log = EpochHistory.of([(LeaderEpoch(1), Offset(0))])
     assert common_end(lineage, log, Offset(end)) == common
+
+
+@pytest.mark.parametrize(
+    ("start", "undisputed", "history"),
+    [
+        (0, 150, []),  # as of a broker without lineages
+        (0, 150, [(1, 0)]),
+        (0, 100, [(1, 0), (2, 100)]),
+        (0, 0, [(1, 0), (2, 0)]),
+        (0, 150, [(4, 400)]),  # the leaderships below 400 are forgotten
+        (0, 140, [(4, 140)]),  # and above it the history is known
+        (120, 120, [(1, 0), (2, 100)]),  # what was freed was in the table
+        (200, 150, [(1, 0), (2, 100)]),
+    ],
+)
+def test_what_no_later_leader_replaced_is_undisputed(
+    start: int, undisputed: int, history: list[tuple[int, int]]
+) -> None:
+    """A log whose records are all of epoch 1, with the end 150, is compared with histories."""
+    lineage = tuple(_leadership(*one) for one in history)
+    log = EpochHistory.of([(LeaderEpoch(1), Offset(0))])
+    assert undisputed_end(lineage, log, start=Offset(start), end=Offset(150)) == undisputed
 
 
 def test_a_log_that_followed_two_leaders_has_the_records_of_both() -> None:

@@ -47,8 +47,10 @@ from broker.errors import (
     UnknownStreamError,
 )
 from broker.model.cluster_status import ReplicaStatus
+from broker.model.epoch_history import EpochHistory
 from broker.model.epochs import LeaderEpoch
 from broker.model.ids import BrokerId, PartitionId, PartitionNumber, StreamUuid
+from broker.model.lineage import Leadership, Lineage, undisputed_end
 from broker.model.offsets import Offset
 from broker.model.raft import GroupSeen, MemberSeen, NodeId, VoterChanged
 from broker.model.replica_state import ReplicaState
@@ -137,10 +139,15 @@ class Driver:
         self.synced_position = (LeaderEpoch(1), Offset(end))
         self.log_end = self.high_watermark = Offset(end)
         self.log_start = Offset(0)
+        self.epochs = EpochHistory.of([(LeaderEpoch(1), Offset(0))])
         self.leader_epoch = LeaderEpoch(1)
         self.failure = self.refusal = self.leader = self.view = None
         self.state = ReplicaState.WAITING
         self.reads = self.replication = self.health = self
+
+    def undisputed_end(self, lineage: Lineage, end: Offset) -> Offset:
+        """Compare the log with a lineage, as the product does."""
+        return undisputed_end(lineage, self.epochs, start=self.log_start, end=end)
 
 
 class Broker:
@@ -357,6 +364,21 @@ def test_an_unclean_election_records_what_was_lost(metadata: Metadata) -> None:
     (loss,) = one.losses
     assert (loss.log_end, loss.known_end, loss.operator) == (7, 9, "me")
     assert set(loss.given_up) == {"a", "b"}
+
+
+def test_an_unclean_election_records_where_the_log_left_the_history(metadata: Metadata) -> None:
+    """A later leader began at 5, without the two last records of this log."""
+    _lose_everybody_but_c(metadata)
+    (one,) = metadata.state.partitions[UUID]
+    later = Leadership(leader_epoch=LeaderEpoch(2), lineage_id="2" * 32, start=Offset(5))
+    row = replace(one, lineage=(*one.lineage, later))
+    metadata.state = replace(metadata.state, partitions={UUID: (row,)})
+    operations = _operations(metadata, me=C, end=7)
+    (told,) = operations.replicas()
+    assert (told.log_end, told.undisputed_end) == (7, 5)
+    _elect(operations)
+    (loss,) = operations.status().partitions[0].losses
+    assert (loss.log_end, loss.known_end) == (5, 9)
 
 
 def test_an_unclean_election_is_refused_unless_it_is_meant(metadata: Metadata) -> None:

@@ -318,7 +318,8 @@ def test_records_are_given_up_only_when_that_is_said(run: Run, cluster: Cluster)
             stream=STREAM, partition_id=PartitionId(UUID, PartitionNumber(0)),
             refusal=None, state=ReplicaState.WAITING, health=SimpleNamespace(failure=None),
             replication=SimpleNamespace(
-                synced_position=(LeaderEpoch(1), Offset(5)), view=None, leader=None
+                synced_position=(LeaderEpoch(1), Offset(5)), view=None, leader=None,
+                undisputed_end=lambda lineage, end: end,
             ),
             reads=SimpleNamespace(
                 log_start=Offset(0), log_end=Offset(5), high_watermark=Offset(4),

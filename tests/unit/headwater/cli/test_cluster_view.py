@@ -152,6 +152,20 @@ def test_an_election_below_the_table_is_advised_against() -> None:
     assert "Do not elect this broker" in "\n".join(view.what_would_be_lost(OFFLINE, C, told))
 
 
+def test_a_log_that_left_the_history_is_told_by_where_it_left() -> None:
+    """Its end is above the table's, and yet its records are not the table's."""
+    left = replace(_replica("c", 16), undisputed_end=3)
+    told = view.Replicas([left, replace(_replica("a", 14), undisputed_end=14)])
+    lines = view.what_would_be_lost(OFFLINE, C, told)
+    assert any("c's log ends at offset 16" in one for one in lines)
+    assert any("c's records from offset 3 on are not of orders/0" in one for one in lines)
+    assert any("[3, 14)" in one for one in lines)
+    assert any("Do not elect this broker" in one for one in lines)
+    assert told.known_end(OFFLINE) == 14, "the partition never had the records of [14, 16)"
+    older = view.Replicas([_replica("c", 16)])
+    assert older.known_end(OFFLINE) == 16, "an older broker does not tell"
+
+
 def test_a_silent_candidate_is_said() -> None:
     """Without its answer nothing is known of its log."""
     lines = view.what_would_be_lost(OFFLINE, C, view.Replicas())

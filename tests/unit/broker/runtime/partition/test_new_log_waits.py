@@ -14,6 +14,7 @@ from broker.core.replication.view import PartitionView
 from broker.errors import OffsetOutOfRangeError
 from broker.model.epochs import BrokerEpoch, LeaderEpoch, PartitionEpoch
 from broker.model.ids import ProducerId
+from broker.model.lineage import Leadership
 from broker.model.offsets import Offset
 from broker.model.records import AckPolicy
 from broker.model.replica_messages import (
@@ -235,6 +236,64 @@ def test_a_truncation_that_waited_too_leaves_a_log_that_waits_alone() -> None:
     rig.turns.run()
     assert rig.driver.health.failure is None
     disk.capacity_bytes = ROOMY
+    rig.driver.replication.tick()
+    rig.turns.run()
+    assert (rig.driver.reads.log_start, rig.driver.reads.log_end) == (10, 10)
+
+
+def _cut_waits(disk: SimDisk) -> tuple[DriverRig, PartitionView]:
+    """Name a candidate whose log another leader replaced; there is no room to cut it."""
+    rig, led = _led_alone(disk)
+    later = Leadership(leader_epoch=LeaderEpoch(2), lineage_id="2" * 32, start=Offset(0))
+    first = Leadership(leader_epoch=LeaderEpoch(1), lineage_id="1" * 32, start=Offset(0))
+    named = replace(_elected_unclean(led), cold_end=Offset(0), lineage=(first, later))
+    disk.capacity_bytes = 0
+    rig.view(replace(named, leader_epoch=LeaderEpoch(3)))
+    assert rig.driver.reads.log_end == 1, "the cut waits"
+    return rig, named
+
+
+def test_a_cut_that_waited_leaves_alone_what_the_leader_wrote_since() -> None:
+    """The next view asked for the same cut, when there was room; the first one comes late."""
+    disk = SimDisk(random.Random(1))
+    rig, named = _cut_waits(disk)
+    disk.capacity_bytes = ROOMY
+    named = replace(named, leader_epoch=LeaderEpoch(4), partition_epoch=PartitionEpoch(4))
+    rig.view(named)
+    assert rig.driver.reads.log_end == 0
+    rig.view(
+        replace(
+            named, status="online", candidate=None, leader=ME, isr=frozenset({ME, OTHER}),
+            partition_epoch=PartitionEpoch(5),
+        )
+    )  # fmt: skip
+    answers = rig.put(b"of the new leader", policy=AckPolicy.LEADER)
+    rig.turns.run()
+    rig.clock.advance(us=150_000)
+    rig.driver.replication.tick()
+    rig.turns.run()
+    assert answers[0].leader_epoch == 4
+    assert rig.driver.reads.log_end == 1
+
+
+def test_a_cut_that_waited_leaves_a_log_that_is_replaced_alone() -> None:
+    """The table has reached further since, so the whole log is to begin there."""
+    disk = SimDisk(random.Random(1))
+    rig, named = _cut_waits(disk)
+    rig.view(
+        replace(
+            named, leader_epoch=LeaderEpoch(4), partition_epoch=PartitionEpoch(4),
+            cold_end=Offset(10),
+        )
+    )  # fmt: skip
+    assert rig.driver.replication.synced_position == (0, 0), "the new log waits"
+    assert rig.driver.replication.undisputed_end(named.lineage, Offset(10)) == 10
+    rig.clock.advance(us=150_000)
+    rig.driver.replication.tick()
+    rig.turns.run()
+    assert rig.driver.health.failure is None
+    disk.capacity_bytes = ROOMY
+    rig.clock.advance(us=300_000)
     rig.driver.replication.tick()
     rig.turns.run()
     assert (rig.driver.reads.log_start, rig.driver.reads.log_end) == (10, 10)
