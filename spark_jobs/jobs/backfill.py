@@ -12,8 +12,9 @@ from __future__ import annotations
 import argparse
 import random
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from broker.errors import HeadwaterError, InvalidRequestError, StreamRecreatedError
@@ -147,17 +148,28 @@ def run(spark: SparkSession, args: argparse.Namespace, report: Report) -> Facts:
     )
     try:
         totals = _Totals()
-        pin = _pin(spark, args, target, source, client=client, report=report, totals=totals)
+        resolved = partial(
+            backfill_range.resolve, bounds, BrokerLookup(client), stream.name, stream.uuid
+        )
+        finish = partial(
+            _finish, spark, target, source, client=client, report=report, totals=totals
+        )
+
+        def finish_first() -> None:
+            finish(resolved(Appender(spark, target, source).watermarks()))
+
+        pin = _pin(spark, args, target, source, client=client, finish=finish_first)
         appender = _appender(spark, pin, target, source)
         found = appender.watermarks()
-        lookup = BrokerLookup(client)
-        wanted = backfill_range.resolve(bounds, lookup, stream.name, stream.uuid, found)
+        wanted = resolved(found)
         total = sum(len(offsets) for offsets in wanted.values())
         version = "no table" if found.version < 0 else found.version
         report.progress("begins", records=total, table=target.uri, version=version)
         totals.version = found.version
         totals.ends = {number: int(end) for number, end in found.ends.items()}
-        _append_all(appender, wanted, totals, report, chunk_max=args.records_per_chunk)
+        _append_all(
+            appender, wanted, totals, report, chunk_max=args.records_per_chunk, finish=finish
+        )
     finally:
         KEEPER.release(lease.lease_id)
     left = sum(
@@ -234,8 +246,13 @@ def _append_all(
     report: Report,
     *,
     chunk_max: int,
+    finish: Callable[[Mapping[int, OffsetRange]], None],
 ) -> None:
-    """Append chunk after chunk; another run of the same name may take some of them."""
+    """Append chunk after chunk; another run of the same name may take some of them.
+
+    If that run decodes by another pin, this run may meet the half of its append. It gets the time
+    of a pause to commit the rest; then ``finish`` does, by that pin.
+    """
     failures = 0
     while not report.stop.event.is_set():
         remaining = _remaining(wanted, totals.ends)
@@ -247,15 +264,20 @@ def _append_all(
         except HeadwaterError as error:
             failures += 1
             final = isinstance(error, StreamRecreatedError) or failures == _FAILURES_MAX
-            if final or not error.retriable:
+            is_begun = begun.is_of_begun(error)
+            if final or not (error.retriable or is_begun):
                 raise
             report.progress("trying again", error=type(error).__name__)
             pause_s = random.uniform(0, _BACKOFF_S * 2**failures)  # noqa: S311  (no secret)
             report.stop.event.wait(pause_s)
+            if is_begun:
+                finish(wanted)
             before = dict(totals.ends)
             totals.ends |= {number: int(end) for number, end in appender.watermarks().ends.items()}
             if totals.ends != before:
-                failures = 0  # another run made progress
+                failures = 0  # another run made progress, or what was begun is finished
+            elif is_begun:
+                raise  # no pin of the table can finish it
             continue
         failures = 0
         totals.add(done)
@@ -282,6 +304,30 @@ def _remaining(
     return found
 
 
+def _finish(
+    spark: SparkSession,
+    target: Target,
+    source: Source,
+    wanted: Mapping[int, OffsetRange],
+    *,
+    client: Client,
+    report: Report,
+    totals: _Totals,
+) -> None:
+    """Finish what a run has begun, before this run appends what it wants; count it."""
+    described = client.describe(source.stream)
+    for done in begun.finish(
+        spark,
+        target,
+        source,
+        Pins(open_store(target.store), target.app),
+        report,
+        firsts={part.partition: part.start for part in described.partitions},
+        begins={number: offsets.start for number, offsets in wanted.items()},
+    ):
+        totals.add(done)
+
+
 def _appender(spark: SparkSession, pin: Pin | None, target: Target, source: Source) -> Appender:
     """Return the appender; it decodes if the table is set up for decoding."""
     if pin is None:
@@ -306,8 +352,7 @@ def _pin(
     source: Source,
     *,
     client: Client,
-    report: Report,
-    totals: _Totals,
+    finish: Callable[[], None],
 ) -> Pin | None:
     """Return the pin for decoding, or None for no decoding; finish what was begun before.
 
@@ -316,7 +361,8 @@ def _pin(
     store = open_store(target.store)
     own = Pins(store, target.app)
     asked = ingest_setup.says_anything(args)
-    if own.newest() is None and not asked:
+    is_pinned = own.newest() is not None
+    if not is_pinned and not asked:
         like = Pins(store, args.like).newest()
         if like is None:
             return None
@@ -324,8 +370,8 @@ def _pin(
             raise _other_stream(like, source)
         made = Pin(stream=like.stream, stream_uuid=like.stream_uuid, starts={}, spec=like.spec)
         return own.put(made) or own.newest()
-    for done in begun.finish(spark, target, source, own, report):
-        totals.add(done)
+    if is_pinned:
+        finish()
     return ingest_setup.settle(
         argparse.Namespace(**{**vars(args), "starting_offsets": None}),
         own,

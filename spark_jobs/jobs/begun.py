@@ -12,7 +12,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from broker.errors import HeadwaterError, SchemaMismatchError, StaleWatermarkError
+from broker.errors import (
+    HeadwaterError,
+    InvalidRequestError,
+    SchemaMismatchError,
+    StaleWatermarkError,
+)
 from broker.model.offsets import Offset, OffsetRange
 from spark_jobs.decode.pins import Pin, Pins
 from spark_jobs.decode.transform import DecodeTransform
@@ -42,26 +47,33 @@ def finish(
     pins: Pins,
     report: Report,
     *,
-    firsts: Mapping[int, Offset] | None = None,
+    firsts: Mapping[int, Offset],
+    begins: Mapping[int, Offset] | None = None,
 ) -> list[Appended]:
     """Append the ranges whose rejected records are committed already; return what was appended.
 
     A table without a pin is left alone: no run has decoded for it. Ranges that no pin of the table
     has rejected are left alone, too: the appender refuses to go on with another decode. Blocks.
 
-    ``firsts`` has the first offset that each partition still holds, if a table has to begin there
-    or at the pin's start. Then a range above it is no beginning of a partition: the decoded table
-    had records before it, and was emptied.
+    A partition that the decoded table has no claim of was begun by its first append, or the table
+    had records before the range, and was emptied. Then the range is no beginning. A table of an
+    ingest has to begin at the pin's start, or else at the first record, so a range above that is
+    left alone. A backfill may have begun anywhere, so it is asked where.
+
+    ``firsts`` has the first offset that each partition still holds. A partition's first append goes
+    on from there: earlier records can be read no more. ``begins`` has the offsets at which a
+    backfill would begin, and only the partitions that it wants; None: an ingest.
 
     Raises:
+        InvalidRequestError: the backfill would begin below a range that may be the beginning.
         HeadwaterError: as for an append.
     """
     for _ in range(_ATTEMPTS_MAX - 1):
         try:
-            return _finished(spark, target, source, pins, report, firsts=firsts)
+            return _finished(spark, target, source, pins, report, firsts=firsts, begins=begins)
         except StaleWatermarkError as error:
             report.progress("trying again", error=type(error).__name__)
-    return _finished(spark, target, source, pins, report, firsts=firsts)
+    return _finished(spark, target, source, pins, report, firsts=firsts, begins=begins)
 
 
 def _finished(
@@ -71,21 +83,27 @@ def _finished(
     pins: Pins,
     report: Report,
     *,
-    firsts: Mapping[int, Offset] | None,
+    firsts: Mapping[int, Offset],
+    begins: Mapping[int, Offset] | None,
 ) -> list[Appended]:
     newest = pins.newest()
     if newest is None:
         return []
     looking = _appender(spark, target, source, newest)
     begun = looking.begun()
-    held = looking.watermarks().ends if begun and firsts is not None else {}
+    held = looking.watermarks().ends if begun else {}
     ranges_of: dict[int | None, dict[int, OffsetRange]] = {}
     for partition, (offsets, number) in begun.items():
-        if firsts is not None and partition not in held:
-            first = newest.starts.get(partition, firsts.get(partition, Offset(0)))
-            if offsets.start > first:
-                continue
-        ranges_of.setdefault(number, {})[partition] = offsets
+        wanted: OffsetRange | None = offsets
+        if partition not in held:
+            first = firsts.get(partition, Offset(0))
+            if begins is None:
+                is_beginning = offsets.start <= newest.starts.get(partition, first)
+            else:
+                is_beginning = _is_asked(partition, offsets, begins, target)
+            wanted = _held(offsets, first) if is_beginning else None
+        if wanted is not None:
+            ranges_of.setdefault(number, {})[partition] = wanted
     found = []
     for number, ranges in ranges_of.items():
         pin = _pin(pins, newest, number)
@@ -100,6 +118,29 @@ def _finished(
         )
         found.append(done)
     return found
+
+
+def _is_asked(
+    partition: int, offsets: OffsetRange, begins: Mapping[int, Offset], target: Target
+) -> bool:
+    """Tell whether a backfill takes a range for the beginning of a partition that it wants."""
+    if partition not in begins:
+        return False
+    if offsets.start <= begins[partition]:
+        return True
+    raise InvalidRequestError(
+        f"partition {partition}: {rejects_of(target).uri} has rejected records of {offsets}, but "
+        f"{target.uri} has no record of the partition, and this run would begin at "
+        f"{begins[partition]}. If an earlier backfill began at {offsets.start} and was "
+        f"interrupted, give --from '{{\"{partition}\": {offsets.start}}}'. If {target.uri} was "
+        "emptied, remove the table of rejected records, too, then run this job again"
+    )
+
+
+def _held(offsets: OffsetRange, first: Offset) -> OffsetRange | None:
+    """Return the part of a range that the stream still holds; None: nothing."""
+    start = max(offsets.start, first)
+    return OffsetRange(start, offsets.end) if start < offsets.end else None
 
 
 def _appender(spark: SparkSession, target: Target, source: Source, pin: Pin) -> Appender:

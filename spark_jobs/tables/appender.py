@@ -129,7 +129,8 @@ class Appender:
         """Return the ranges of which only the rejected rows are committed, by partition.
 
         Each has the number of the transform that rejected them, see
-        :func:`spark_jobs.tables.plan.transform_number`; None: an old build did. Creates nothing.
+        :func:`spark_jobs.tables.plan.transform_number`; None: an old build did. Without the first
+        table nothing was begun: an append creates it before it commits rows. Creates nothing.
 
         Raises:
             TableMismatchError, StreamRecreatedError: as for :meth:`watermarks`.
@@ -138,10 +139,11 @@ class Appender:
         if state is None or not state.mine:
             return {}
         main = self._main.find()
-        ends = {} if main is None else {number: claim.end for number, claim in main.mine.items()}
+        if main is None:  # it was lost or removed
+            return {}
         begun = {}
         for number, claim in state.mine.items():
-            start = ends.get(number, claim.start)
+            start = main.mine[number].end if number in main.mine else claim.start
             if start < claim.end:
                 begun[number] = (OffsetRange(start, claim.end), claim.transform)
         return begun
@@ -291,7 +293,8 @@ class Appender:
         self, main: _Planned, ahead: Mapping[int, AppendClaim], uri: str
     ) -> None:
         for number, claim in ahead.items():
-            if claim.transform in (None, self._number):  # None: an old build rejected the rows
+            # A claim of an old build has no transform; a transform without identity has no number.
+            if self._number is None or claim.transform in (None, self._number):
                 continue
             begun = OffsetRange(main.ranges[number].start, claim.end)
             raise SchemaMismatchError(

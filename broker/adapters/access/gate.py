@@ -9,6 +9,7 @@ control the gate lets every call pass.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
@@ -21,7 +22,7 @@ from broker.model.access import CLUSTER, NOBODY, Caller, Kind, Resource, told
 from broker.model.quota import Flow
 from broker.ports.access import AccessApi, AuditSink
 
-_RESOURCES_MAX: Final = 1024  # that one right of a call is asked for
+_RESOURCES_MAX: Final = 1024  # of one kind in a call
 _RESOURCES_TOLD_MAX: Final = 16
 _BEARER: Final = "bearer "
 
@@ -191,9 +192,10 @@ class Gate:
         if row.way == "open":
             return
         self._access.require_known(caller)
-        if len(resources) > _RESOURCES_MAX:
+        if any(n > _RESOURCES_MAX for n in Counter(one.kind for _, one in resources).values()):
             raise AccessDeniedError(
-                f"a {call} that names more than {_RESOURCES_MAX} resources is nobody's to make",
+                f"a {call} that names more than {_RESOURCES_MAX} resources of one kind is "
+                "nobody's to make",
                 principal=caller.principal,
             )
         for ask, resource in resources:

@@ -16,7 +16,12 @@ from typing import Any
 
 import pytest
 
-from broker.errors import HeadwaterError, SchemaMismatchError
+from broker.errors import (
+    HeadwaterError,
+    InvalidRequestError,
+    MetadataCorruptError,
+    SchemaMismatchError,
+)
 from broker.model.offsets import Offset
 from simkit.brokers.memory_broker import records
 from simkit.tier.append_rig import AppendRig, append_rig, positions, ranges
@@ -29,6 +34,7 @@ from spark_jobs.jobs import backfill, begun
 from spark_jobs.jobs.ingest_batches import Batches
 from spark_jobs.jobs.job import Report
 from spark_jobs.tables import Appender, Target, plan
+from spark_jobs.tables.committing import CommittingTable
 from tiering.store.opening import open_store
 
 pytestmark = pytest.mark.integration
@@ -45,7 +51,7 @@ class Died(Exception):  # noqa: N818  (it stands for the process's end)
 @pytest.fixture
 def rig(tmp_path: Path) -> Iterator[AppendRig]:
     """A stream with one partition that holds VALUES."""
-    with append_rig(str(tmp_path / "lake")) as found:
+    with append_rig(str(tmp_path / "lake"), tiering=False) as found:
         with found.client.producer("s", 0) as producer:
             producer.send(records(VALUES))
         yield found
@@ -152,6 +158,162 @@ def test_a_claim_of_the_release_before_is_finished_by_the_newest_pin(
     assert both(target) == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("back", [False, True])
+def test_a_run_that_meets_another_pins_live_append_shares_the_work(
+    rig: AppendRig,
+    target: Target,
+    dying: list[bool],
+    monkeypatch: pytest.MonkeyPatch,
+    back: bool,
+) -> None:
+    """The other run has committed only the rejected records of the chunk that both append.
+
+    The run that added a column meets the older run's, and the older run meets the newer one's.
+    """
+    monkeypatch.setattr(backfill, "_BACKOFF_S", 0.0)
+    run(rig, target, "--schema", "n bigint", "--to", '{"0": 1}')
+    old = Pins(open_store(target.store), target.app).newest()
+    assert old is not None
+    grown = old.spec.with_fields(ddl.parse("x bigint"))
+    whole = CommittingTable.commit
+    met: list[CommittingTable] = []
+
+    def commit(self: CommittingTable, *rest: Any, **named: Any) -> int:
+        if self.target.uri.endswith("__rejected") and not met:
+            met.append(self)
+            if back:
+                assert Pins(open_store(target.store), target.app).put(replace(old, spec=grown))
+            spec = grown if back else old.spec
+            other = rig.appender(
+                replace(target, evolve="add"),
+                DecodeTransform(spec),
+                rejects=target.beside("__rejected"),
+            )
+            dying.append(True)
+            with pytest.raises(Died):
+                other.append(ranges((1, 4)), batch_id="other")
+        return whole(self, *rest, **named)
+
+    monkeypatch.setattr(CommittingTable, "commit", commit)
+    words = () if back else ("--schema", "n bigint, x bigint", "--evolve", "add")
+
+    done = run(rig, target, *words)
+
+    assert len(met) == 1
+    assert (done["records"], done["remaining"]) == (4, 0)
+    assert both(target) == [0, 1, 2, 3, 4]
+    assert [at for _, at in positions(target)] == ([0, 4] if back else [0, 2, 3, 4])
+
+
+def test_what_no_pin_can_finish_is_refused_at_once(
+    rig: AppendRig, target: Target, dying: list[bool]
+) -> None:
+    """Without the pins nothing knows how the rejected records were decoded; the same decode does.
+
+    A decoded table with rows is refused by its missing pin.
+    """
+    dying.append(True)
+    with pytest.raises(Died):
+        run(rig, target, "--schema", "n bigint", "--to", '{"0": 4}')
+    shutil.rmtree(target.store.root / "_headwater")
+
+    with pytest.raises(SchemaMismatchError, match="Finish that append"):
+        run(rig, target, "--schema", "n bigint", "--record-bytes-max", "10")
+
+    assert both(target) == [1]
+    shutil.rmtree(target.store.root / "_headwater")
+    run(rig, target, "--schema", "n bigint")
+    assert both(target) == [0, 1, 2, 3, 4]
+    shutil.rmtree(target.store.root / "_headwater")
+    with pytest.raises(MetadataCorruptError, match="pin under _headwater/ is missing"):
+        run(rig, target, "--schema", "n bigint")
+
+
+@pytest.mark.parametrize(("purged", "left"), [(2, [1, 2, 3, 4]), (4, [1, 4]), (5, [1])])
+def test_a_first_append_goes_on_where_its_stream_begins_now(
+    rig: AppendRig, target: Target, dying: list[bool], purged: int, left: list[int]
+) -> None:
+    """The records that were not appended yet have left the stream."""
+    dying.append(True)
+    with pytest.raises(Died):
+        run(rig, target, "--schema", "n bigint", "--to", '{"0": 4}')
+    rig.client.purge_stream("s", 0, before=purged)
+
+    assert run(rig, target)["remaining"] == 0
+
+    assert both(target) == left
+
+
+def test_an_ingests_first_append_goes_on_where_its_stream_begins_now(
+    rig: AppendRig, target: Target, dying: list[bool], spec: DecodeSpec
+) -> None:
+    """As for a backfill."""
+    pins = began(rig, target, spec, dying)
+    rig.client.purge_stream("s", 0, before=2)
+    report = Report("ingest", io.StringIO())
+
+    begun.finish(SPARK, target, rig.source, pins, report, firsts={0: Offset(2)})
+
+    assert both(target) == [1, 2, 3]
+
+
+def emptied(rig: AppendRig, target: Target) -> None:
+    """Fill a table whose first rejected records are not its first records, then lose it."""
+    run(rig, target, "--schema", "n bigint", "--to", '{"0": 1}')
+    run(rig, target, "--to", '{"0": 4}')
+    shutil.rmtree(target.store.root / "_delta_log")
+
+
+def test_a_backfill_of_an_emptied_table_begins_at_its_beginning(
+    rig: AppendRig, target: Target
+) -> None:
+    """Its rejected table is ahead, but no append of that range had begun the decoded table."""
+    emptied(rig, target)
+
+    run(rig, target)
+
+    assert both(target) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("words", [(), ("--schema", "n bigint, x bigint")])
+def test_a_beginning_that_nobody_knows_is_asked_for(
+    rig: AppendRig, target: Target, dying: list[bool], words: tuple[str, ...]
+) -> None:
+    """An emptied table was created again and has no records: it looks like a first append.
+
+    Either the run that created it died, or the run itself is to decode in another way.
+    """
+    emptied(rig, target)
+    if not words:
+        dying.append(True)
+        with pytest.raises(Died):
+            run(rig, target)
+
+    for _ in range(2):
+        with pytest.raises(InvalidRequestError, match=r'--from \'\{"0": 1\}\''):
+            run(rig, target, *words)
+    assert positions(target) == []
+
+    shutil.rmtree(target.beside("__rejected").store.root)
+    run(rig, target, *words)
+    assert both(target) == [0, 1, 2, 3, 4]
+
+
+def test_a_first_append_that_began_later_is_finished_when_its_beginning_is_given(
+    rig: AppendRig, target: Target, dying: list[bool]
+) -> None:
+    """Nothing tells this table from an emptied one but the beginning that the user gives."""
+    dying.append(True)
+    with pytest.raises(Died):
+        run(rig, target, "--schema", "n bigint", "--from", '{"0": 1}', "--to", '{"0": 4}')
+    with pytest.raises(InvalidRequestError):
+        run(rig, target, "--from", '{"0": 0}')
+
+    run(rig, target, "--from", '{"0": 1}')
+
+    assert both(target) == [1, 2, 3, 4]
+
+
 def batch(start: int, end: int, uuid: str) -> Any:
     """Return what Spark hands over for one slice of partition 0."""
     row = {"stream_uuid": uuid, "partition": 0, "start": start, "end": end}
@@ -236,6 +398,28 @@ def test_a_decode_that_no_pin_has_is_refused(
         ranges((0, 4)), batch_id="2"
     )
     assert both(target) == [0, 1, 2, 3]
+
+
+class Unnamed(DecodeTransform):
+    """A transform without an identity, as a user's own."""
+
+    identity = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("kinds", [(DecodeTransform, Unnamed), (Unnamed, DecodeTransform)])
+def test_without_an_identity_the_earlier_transform_is_not_checked(
+    rig: AppendRig, target: Target, dying: list[bool], spec: DecodeSpec, kinds: tuple[Any, Any]
+) -> None:
+    """Neither if the append that died had one, nor if the next append has."""
+    rejects = target.beside("__rejected")
+    first, second = (rig.appender(target, kind(spec), rejects=rejects) for kind in kinds)
+    dying.append(True)
+    with pytest.raises(Died):
+        first.append(ranges((0, 4)), batch_id="0")
+
+    second.append(ranges((0, 5)), batch_id="1")
+
+    assert both(target) == [0, 1, 2, 3, 4]
 
 
 def test_a_table_that_was_emptied_begins_at_its_beginning(

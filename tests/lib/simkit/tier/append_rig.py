@@ -24,9 +24,9 @@ from tiering.store.opening import open_store
 class AppendRig:
     """One stream ``s`` and its client."""
 
-    def __init__(self, served: Served, partitions: int) -> None:
+    def __init__(self, served: Served, partitions: int, *, tiering: bool = True) -> None:
         self.client = Client(served.server)
-        self.client.create_stream("s", partitions=partitions)
+        self.client.create_stream("s", partitions=partitions, tiering=tiering)
         self.source = Source.of("s", served.server)
         self.server = served.server
         self.partitions = partitions
@@ -45,10 +45,12 @@ class AppendRig:
 
 
 @contextmanager
-def append_rig(lake: StoreConfig | str, *, partitions: int = 1) -> Iterator[AppendRig]:
+def append_rig(
+    lake: StoreConfig | str, *, partitions: int = 1, tiering: bool = True
+) -> Iterator[AppendRig]:
     """Serve a stream while the block runs."""
     with serving(lake) as served:
-        yield AppendRig(served, partitions)
+        yield AppendRig(served, partitions, tiering=tiering)
 
 
 def ranges(*bounds: tuple[int, int]) -> dict[int, OffsetRange]:

@@ -193,6 +193,19 @@ def test_a_call_that_names_too_many_resources_is_refused(access: Access) -> None
     assert resources[-1] == "and 1010 more"
 
 
+@pytest.mark.parametrize(("count", "passes"), [(1024, True), (1025, False)])
+def test_a_call_may_name_1024_of_each_kind(access: Access, count: int, passes: bool) -> None:
+    """The group of a call takes no place from the streams."""
+    access.grant([Grant(principal="ann", kind="group", pattern="g", actions=("consume",))])
+    gate = Gate("flight", access)
+    values = {"group": "g", "streams": ["s"] * count}
+    if passes:
+        gate.admit(ann(gate), "join_group", values)
+        return
+    with pytest.raises(AccessDeniedError, match="more than 1024 resources of one kind"):
+        gate.admit(ann(gate), "join_group", values)
+
+
 def test_a_stranger_who_names_a_million_streams_has_no_text_made_of_each(access: Access) -> None:
     """The names stay in the message: only as many are looked at as a call may name."""
     request = api.JoinConsumerGroupRequest(groupId="g", streams=["ab"] * 1_000_000)
