@@ -1,9 +1,9 @@
 """Which segments of a partition's log key compaction takes, and when. Pure.
 
 Only sealed segments below the *line* are compacted: always the oldest ones, without a gap. The line
-is at most the high watermark, the cold end of a tiered stream, and the first offset that a lease
-holds. So a record stays if it is not committed, not in the table, or needed by a saved cut. The
-active segment stays, too.
+is at most the high watermark, the cold end of a tiered stream, the end of a copy that a follower
+makes of the log, and the first offset that a lease holds. So a record stays if it is not committed,
+not in the table, not yet copied, or needed by a saved cut. The active segment stays, too.
 """
 
 from __future__ import annotations
@@ -88,19 +88,27 @@ class CompactionPlan:
 
 
 def compaction_line(
-    *, high_watermark: Offset, cold_end: Offset | None, lease_floor: Offset
+    *, high_watermark: Offset, cold_end: Offset | None, copied_end: Offset, lease_floor: Offset
 ) -> Offset:
     """Return the offset below which segments may be compacted; ``cold_end`` None: not tiered."""
     committed = high_watermark if cold_end is None else min(high_watermark, cold_end)
-    return min(committed, lease_floor)
+    return min(committed, copied_end, lease_floor)
 
 
 def line_reason(
-    *, log_end: Offset, high_watermark: Offset, cold_end: Offset | None, lease_floor: Offset
+    *,
+    log_end: Offset,
+    high_watermark: Offset,
+    cold_end: Offset | None,
+    copied_end: Offset,
+    lease_floor: Offset,
 ) -> str | None:
     """Return why the line is below the log's end, for operators; None if it is not below."""
     line = compaction_line(
-        high_watermark=high_watermark, cold_end=cold_end, lease_floor=lease_floor
+        high_watermark=high_watermark,
+        cold_end=cold_end,
+        copied_end=copied_end,
+        lease_floor=lease_floor,
     )
     if line >= log_end:
         return None
@@ -108,6 +116,8 @@ def line_reason(
         return "a lease holds these records"
     if line == cold_end:
         return "these records are not in the table yet: `headwater tier flush` ships them"
+    if line == copied_end < high_watermark:
+        return "another replica copies these records from here now"
     return "these records are not committed yet, as far as this replica knows"
 
 

@@ -80,7 +80,8 @@ class FetchAnswer:
 
     If ``refusal`` is ``below_start``, the leader's log begins above the requested offset: ``start``
     is its log start and ``prefix`` describes the records before. The follower must begin a new log
-    at ``start``.
+    at ``start``. With ``start`` 0, key compaction has removed tombstones from the leader's log that
+    the follower might need: it copies the whole log again.
     """
 
     leader_epoch: LeaderEpoch

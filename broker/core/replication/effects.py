@@ -8,13 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
+from broker.core.dedup import ProducerTable
 from broker.model.epoch_history import EpochHistory
 from broker.model.epochs import BrokerEpoch, LeaderEpoch, PartitionEpoch
 from broker.model.ids import BrokerId
 from broker.model.offsets import Offset
 from broker.model.replica_messages import FetchRequest, LogPrefix, ReplicaMessage
+
+# Of a log that begins at 0: nothing is before.
+NO_PREFIX: Final = LogPrefix(epochs=(), producers=ProducerTable().to_state())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +29,8 @@ class LogFacts:
     log_end: Offset
     synced_end: Offset
     epochs: EpochHistory
+    # Below it, followers cannot get the records that key compaction took: see ``FollowerCopies``.
+    sparse_end: Offset = Offset(0)  # noqa: RUF009 - a plain number
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +86,8 @@ class ResetLog:
     """Replace the log by an empty log at ``start``, durably; then report ``LogTruncated``.
 
     Usually all records of this log are below the leader's log start, so they are committed and in
-    the table. With ``start`` 0 and an empty prefix, no record of this log is in the leader's log;
-    the leader's next answer says where to begin.
+    the table. With ``start`` 0 and an empty prefix, no record of this log is in the leader's log,
+    or key compaction was past this log's end there; the leader's next answer says where to begin.
     """
 
     start: Offset

@@ -23,9 +23,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from broker.core.dedup import ProducerTable
 from broker.core.events import TickElapsed
 from broker.core.replication.effects import (
+    NO_PREFIX,
     AdvanceHighWatermark,
     AppendStored,
     Effect,
@@ -53,13 +53,11 @@ from broker.model.replica_messages import (
     EpochEndRequest,
     FetchAnswer,
     FetchRequest,
-    LogPrefix,
     NewDataNotice,
 )
 
 _PATIENCE_DOUBLED_MAX: Final = 3
 _STAND_AGAIN_MS: Final = 10_000  # after a standing fetch that no roll call ever confirmed
-_NO_PREFIX: Final = LogPrefix(epochs=(), producers=ProducerTable().to_state())
 
 Phase = Literal["asking", "truncating", "fetching", "appending", "idle", "standing"]
 
@@ -295,7 +293,7 @@ class PartitionFollower:
         # No record of this log is in the leader's log, and not all freed records were. An empty log
         # at the present log start would be refused for ever: the leader lacks records below it.
         self._fetch_after_truncation = True
-        yield ResetLog(Offset(0), _NO_PREFIX)
+        yield ResetLog(Offset(0), NO_PREFIX)
 
     # ------------------------------------------------------------------ fetching
 
@@ -345,8 +343,9 @@ class PartitionFollower:
             yield from self._ask(now_ms)
             return
         if answer.refusal == "below_start" and answer.prefix is not None:
-            if answer.start > self._facts.log_end:
+            if answer.start > self._facts.log_end or answer.start == 0 < self._facts.log_end:
                 self._hear(now_ms)
+                self.high_watermark = min(self.high_watermark, answer.start)
                 self.phase, self._fetch_after_truncation = "truncating", True
                 yield ResetLog(answer.start, answer.prefix)
             return

@@ -5,15 +5,20 @@ end of all members of the ISR *and* of every proposed ISR that is not settled ye
 ISR). Only synced ends that were reported in this leader epoch count. The high watermark moves only
 while the ISR has its minimum (KIP-966) and the leader's lease holds. For a broker alone, the ISR is
 this broker.
+
+The file is not split: it is one class, which says why it is whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Final
 
 from broker.core.events import TickElapsed
+from broker.core.replication.copies import FollowerCopies
 from broker.core.replication.effects import (
+    NO_PREFIX,
     AdvanceHighWatermark,
     ProposeIsr,
     SendRecords,
@@ -70,12 +75,13 @@ class PartitionLeader:
         limits: LagLimits | None = None,
         lease_until_ms: int | None = None,
         now_ms: int = 0,
+        sparse_end: Callable[[], Offset] = lambda: Offset(0),
     ) -> None:
         """Start leading at ``leader_epoch`` with a log that is synced to its end ``synced_end``.
 
         Without ``view`` this broker is alone. ``known_high_watermark`` is the high watermark that
         this replica knew as a follower; the former leader may have shown a higher one to readers.
-        With ``lease_until_ms`` None no lease is needed.
+        With ``lease_until_ms`` None no lease is needed. ``sparse_end``: see ``FollowerCopies``.
         """
         self._me = me
         self.leader_epoch = leader_epoch
@@ -96,6 +102,7 @@ class PartitionLeader:
         self._proposed: frozenset[BrokerId] = frozenset()
         self._proposed_ms: int | None = None  # when the last proposal was made, if unanswered
         self._followers: dict[BrokerId, FollowerProgress] = {}
+        self.copies = FollowerCopies(sparse_end)
         self._parked: dict[BrokerId, tuple[FetchRequest, int]] = {}  # a fetch and its deadline
         self._waiting: set[BrokerId] = set()  # followers to notify of new records
         # Which of the parked fetches stand. Replaced, never changed in place.
@@ -152,6 +159,11 @@ class PartitionLeader:
         if view is None:
             return followers
         return {one: found for one, found in followers.items() if one in view.replicas}
+
+    def copied_end(self, now_ms: int) -> Offset:
+        """Return above which offset followers still copy: key compaction waits. Any thread."""
+        view = self._view
+        return self.copies.floor(() if view is None else view.replicas, now_ms)
 
     @property
     def due_ms(self) -> int | None:
@@ -267,6 +279,7 @@ class PartitionLeader:
                 progress = progress.succeeded_by(request.broker_epoch)
             self._followers[follower] = progress
         progress.heard(request.synced_end, self._log_end, self._now_ms)
+        self.copies.fetched(request, log_end=self._log_end, now_ms=self._now_ms)
         yield from self._advance()
         if self._proved_epoch(follower):
             progress.owed_end = Offset(0)  # a later message with a lower end is late, not a loss
@@ -279,7 +292,20 @@ class PartitionLeader:
             return
         if request.fetch_from == self._log_end:
             self._waiting.add(follower)
-        yield SendRecords(follower, request, self.high_watermark)
+        yield self._records_for(request)
+
+    def _records_for(self, request: FetchRequest) -> SendRecords | SendToReplica:
+        """Send records; or have a follower begin anew that would miss tombstones in this log.
+
+        Replicas that count for commits or elections are never told to: they have all committed
+        records, and only those below the high watermark are compacted.
+        """
+        follower, view = request.follower, self._view
+        counts = self.isr | self._proposed | (view.eligible if view is not None else frozenset())
+        if follower in counts or not self.copies.lacks_tombstones(request):
+            return SendRecords(follower, request, self.high_watermark)
+        answer = self._refused_fetch(request, "below_start")
+        return SendToReplica(follower, replace(answer, start=Offset(0), prefix=NO_PREFIX))
 
     # ------------------------------------------------------------------ parked and standing fetches
 
@@ -304,10 +330,10 @@ class PartitionLeader:
             self.standing = {one: kept for one, kept in self.standing.items() if one != follower}
         return request
 
-    def _answer_parked(self, follower: BrokerId) -> SendRecords:
+    def _answer_parked(self, follower: BrokerId) -> SendRecords | SendToReplica:
         request = self._take_parked(follower)
         assert request is not None, "only a parked fetch is answered late"
-        return SendRecords(follower, request, self.high_watermark)
+        return self._records_for(request)
 
     def _note_known(self, fetch: StandingFetch) -> None:
         """Count the time in which roll calls confirmed a fetch as caught up, and as ticks."""

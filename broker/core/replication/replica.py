@@ -197,6 +197,7 @@ class PartitionReplica:
                 limits=self._limits,
                 lease_until_ms=self._lease_until_ms,
                 now_ms=now_ms,
+                sparse_end=lambda: self._facts().sparse_end,
             )
             known = self.leader.high_watermark
             return [

@@ -122,7 +122,9 @@ class PartitionDriver:
         self.writes = PartitionWrites(context, self.replication, commits, gate, self.maintenance)
         self.tier = LocalTierSource(context, self.reads, self.replication, commits, gate)
         self.frees = LocalFrees(self, self._local, self._queue)
-        self.compaction = KeyCompaction(self, context, lambda: self._committed.end)
+        self.compaction = KeyCompaction(
+            self, context, lambda: self._committed.end, lambda: self.replication.leader
+        )
         self.health.when_failed(ports.links.withdraw)
         self.health.when_failed(lambda _: self._committed.wake())
         self.health.when_failed(commits.abandon)

@@ -24,6 +24,7 @@ from broker.core.key_compaction import (
     line_reason,
     plan_compaction,
 )
+from broker.core.replication.leader import PartitionLeader
 from broker.errors import (
     CorruptDataError,
     HeadwaterError,
@@ -31,7 +32,7 @@ from broker.errors import (
     OffsetOutOfRangeError,
     OverloadedError,
 )
-from broker.model.offsets import Offset
+from broker.model.offsets import OFFSET_MAX, Offset
 from broker.model.replica_state import PassState
 from broker.model.stream import StreamConfig
 from broker.runtime.partition.context import PartitionContext
@@ -50,6 +51,7 @@ _IDS_HOLD: Final = "message ids of the deduplication window are in the next segm
 class _Ends(TypedDict):
     high_watermark: Offset
     cold_end: Offset | None
+    copied_end: Offset
 
 
 @dataclass(slots=True)
@@ -81,9 +83,13 @@ class KeyCompaction:
     """Owner: the thread of the broker's compaction pump, except where it says otherwise."""
 
     def __init__(
-        self, owner: FreesOwner, context: PartitionContext, high_watermark: Callable[[], Offset]
+        self,
+        owner: FreesOwner,
+        context: PartitionContext,
+        high_watermark: Callable[[], Offset],
+        leader: Callable[[], PartitionLeader | None],
     ) -> None:
-        """Compact the log of ``context``, below ``high_watermark``."""
+        """Compact the log of ``context``, below ``high_watermark`` and the copies of a leader."""
         self._owner = owner
         self._name = context.name
         self._config = context.stream.config
@@ -95,6 +101,7 @@ class KeyCompaction:
         self._counters = context.counters
         self._health = context.health
         self._high_watermark = high_watermark
+        self._leader = leader
         self._so_far: CompactedSoFar | None = None  # None: look at the segments first
         self._log = context.local.log
         self._running: _Running | None = None
@@ -185,7 +192,17 @@ class KeyCompaction:
 
     def _ends(self) -> _Ends:
         cold_end = self._local.tier.cold_end if self._config.tiering else None
-        return {"high_watermark": self._high_watermark(), "cold_end": cold_end}
+        return {
+            "high_watermark": self._high_watermark(),
+            "cold_end": cold_end,
+            "copied_end": self._copied_end(),
+        }
+
+    def _copied_end(self) -> Offset:
+        """Return above which offset followers copy records from here, of a log without a table."""
+        leader = None if self._config.tiering else self._leader()
+        end = Offset(OFFSET_MAX)
+        return end if leader is None else leader.copied_end(self._clock.monotonic_ms())
 
     def _look(self, lease_floor: LeaseFloor) -> bool:
         if not self.is_asked and self._plan(lease_floor) is None:
@@ -260,9 +277,11 @@ class KeyCompaction:
     def _exchange(self, made: Replacement, lease_floor: LeaseFloor) -> bool:
         """Exchange a segment's file, in a turn, if it may still be done."""
         allowed = self._owner.may_free and lease_floor() >= made.segment.end_offset
-        if not allowed:
+        if not allowed or self._copied_end() < made.segment.end_offset:
             made.discard()
             return False
+        if (leader := self._leader()) is not None:
+            leader.copies.compacted(made.segment.end_offset)
         before = made.replaced.size_bytes
         done = self._local.log.replace_segment(made)
         self._local.watch_segments()

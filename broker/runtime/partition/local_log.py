@@ -150,6 +150,11 @@ class LocalLog:
         """First offset from which the log has every record: key compaction took some below it."""
         return max(self.log_start, self.log.sparse_end)
 
+    @property
+    def sparse_end(self) -> Offset:
+        """Below it, records may be gone from all there is; 0 with a table, which has them all."""
+        return Offset(0) if self._config.tiering else self.log.sparse_end
+
     def committed_for_certain(self, lineage: Lineage) -> Offset:
         """Return the end of the records that no leader has to vouch for: all are committed.
 

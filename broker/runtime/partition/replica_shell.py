@@ -334,6 +334,7 @@ class ReplicaShell:
             log_end=log.log_end,
             synced_end=log.log_end if self._interval else log.synced_end,
             epochs=log.epochs,
+            sparse_end=self._local.sparse_end,
         )
 
     def _now_ms(self) -> int:
@@ -496,6 +497,8 @@ class ReplicaShell:
         _log.warning(
             "log_begins_anew", partition=self._name, log_end=self._local.log.log_end, start=start
         )
+        if start < self._committed.end:
+            self._committed.lower(start)
         self._replace(start, prefix)
 
     def _begin_at(self, start: Offset) -> None:

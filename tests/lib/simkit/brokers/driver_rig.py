@@ -113,6 +113,7 @@ class DriverRig:
         self,
         files: Files,
         *,
+        me: BrokerId = ME,
         epoch: int = 1,
         clock: FakeClock | None = None,
         links: ReplicaLinks | None = None,
@@ -155,7 +156,7 @@ class DriverRig:
             OpenedLog(
                 log=self.log, begin_log=begin_log, cold_end=Offset(cold_end), lineage=lineage
             ),
-            ReplicaIdentity(me=ME, broker_epoch=BrokerEpoch(epoch)),
+            ReplicaIdentity(me=me, broker_epoch=BrokerEpoch(epoch)),
             PartitionPorts(
                 clock=self.clock,
                 scheduler=self.turns,

@@ -158,7 +158,10 @@ class CompactionSim(LogSim):
     def _compact(self) -> None:
         """Do a pass as the broker does, or a part of it."""
         line = compaction_line(
-            high_watermark=Offset(self.committed), cold_end=None, lease_floor=Offset(OFFSET_MAX)
+            high_watermark=Offset(self.committed),
+            cold_end=None,
+            copied_end=Offset(OFFSET_MAX),
+            lease_floor=Offset(OFFSET_MAX),
         )
         plan = plan_compaction(
             self.log.segments(),

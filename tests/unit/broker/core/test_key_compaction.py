@@ -20,7 +20,7 @@ from broker.core.key_compaction import (
     records_left,
 )
 from broker.errors import OverloadedError
-from broker.model.offsets import Offset
+from broker.model.offsets import OFFSET_MAX, Offset
 from broker.model.replica_state import PassState
 from broker.model.stream import StreamConfig
 from broker.ports.partition import SegmentInfo
@@ -89,13 +89,14 @@ def test_the_records_that_are_left_are_counted_where_it_is_known(
         (9, {"high_watermark": 7, "cold_end": None, "lease_floor": 9}, "not committed"),
         (9, {"high_watermark": 9, "cold_end": 7, "lease_floor": 9}, "tier flush"),
         (9, {"high_watermark": 9, "cold_end": 7, "lease_floor": 5}, "lease"),
+        (9, {"high_watermark": 9, "cold_end": None, "lease_floor": 9, "copied_end": 4}, "copies"),
     ],
 )
 def test_the_reason_for_the_line_is_what_holds_most(
     log_end: int, ends: dict[str, Any], reason: str | None
 ) -> None:
     """There is none if nothing is held."""
-    found = line_reason(log_end=Offset(log_end), **ends)
+    found = line_reason(log_end=Offset(log_end), **{"copied_end": OFFSET_MAX, **ends})
     assert found is None if reason is None else reason in str(found)
 
 
@@ -116,11 +117,20 @@ def test_tickets_are_bounded_and_remembered_for_a_while() -> None:
 
 
 def test_the_line_is_the_lowest_of_what_holds_records() -> None:
-    """High watermark, leases, and for a tiered stream the cold end."""
-    line = compaction_line
-    assert line(high_watermark=Offset(9), cold_end=None, lease_floor=Offset(20)) == 9
-    assert line(high_watermark=Offset(9), cold_end=Offset(7), lease_floor=Offset(20)) == 7
-    assert line(high_watermark=Offset(9), cold_end=Offset(12), lease_floor=Offset(3)) == 3
+    """High watermark, leases, followers' copies, and for a tiered stream the cold end."""
+
+    def line(high_watermark: int, cold_end: int | None, lease_floor: int, copied_end: int) -> int:
+        return compaction_line(
+            high_watermark=Offset(high_watermark),
+            cold_end=None if cold_end is None else Offset(cold_end),
+            lease_floor=Offset(lease_floor),
+            copied_end=Offset(copied_end),
+        )
+
+    assert line(9, None, 20, 20) == 9
+    assert line(9, 7, 20, 20) == 7
+    assert line(9, 12, 3, 20) == 3
+    assert line(9, None, 20, 5) == 5
 
 
 def test_the_active_segment_and_what_is_above_the_line_stay() -> None:
