@@ -325,6 +325,11 @@ def test_a_lower_minimum_waits_for_a_leader_and_for_its_comparisons() -> None:
         return error
 
     assert refused(1) is None
+    proved = cluster.state
+    cluster.fence(A)
+    assert (cluster.one().leader, cluster.one().restarted) == (None, ())
+    assert refused(1) is not None, "a replica may restart before one leads"
+    cluster.state = proved
     cluster.register(B)
     assert cluster.one().restarted == (B,)
     unproved = refused(1)

@@ -93,6 +93,7 @@ def test_records_that_another_leader_replaced_are_cut_before_the_candidate_confi
 def test_a_log_that_left_the_history_below_the_table_begins_at_the_tables_end() -> None:
     """Its end alone says nothing: [100, 150) of the table has other records than the log."""
     candidate = Candidate(_facts(160))
+    assert Candidate(_facts(160)).named(_view(101)) == [BeginLogAt(Offset(101))]
     assert candidate.named(_view(150)) == [BeginLogAt(Offset(150))]
     assert candidate.replica.high_watermark == 100, "the old log is there, with other records"
     begun = candidate.changed(_facts(150, start=150, epochs=()))
