@@ -200,6 +200,12 @@ class PartitionsApi(Protocol):
             HeadwaterError: the leader is this broker and cannot open its log; the error says why.
         """
 
+    def leaders_end(self, name: str, partition: int) -> Offset | None:
+        """Return where the leader's log ends, committed or not. Does not block.
+
+        None if this broker does not lead, or if another one may have led since.
+        """
+
     def history_position(self, name: str, partition: int) -> CutPosition:
         """Return the high watermark now and the id of its leadership; raises as ``standing``."""
 

@@ -203,6 +203,7 @@ def test_a_broker_that_shows_its_replicas_the_metadata_late_does_not_lead_for_lo
         assert core is not None, "it has not heard that it was replaced"
         assert core.is_fenced(house.nodes[leads].machine.monotonic_ms())
         assert former.replication.newest_committed is None
+        assert former.replication.whole_end is None
         monkeypatch.undo()
         finish(house)
 

@@ -210,9 +210,10 @@ def _handle(api_: BrokerApi, request: api.SubscribeRequest, stream: Stream) -> P
 class _Log:
     """The partition's log, as far as it is known for certain where it ends.
 
-    A leader's log ends behind its last record, acknowledged or not: Liftbridge counts so. A leader
-    that does not know yet what is committed says nothing: another may have led since. Readers of a
-    replica get what is committed, because other records of a replica may go again.
+    A leader's log ends behind its last record, acknowledged or not: Liftbridge counts so. It does
+    not matter whether the leader knows yet what is committed. A leader without a lease says nothing
+    unless another one does, which may have led since. Readers of a replica get what is committed,
+    because other records of a replica may go again.
     """
 
     def __init__(
@@ -241,8 +242,13 @@ class _Log:
     @cached_property
     def end(self) -> Offset:
         """First offset for which there is no record."""
-        committed = self.committed  # first: it refuses if this log may be that of a former leader
-        return max(committed, self._handle.reads.log_end) if self._of_leader else committed
+        if not self._of_leader:
+            return self.committed
+        end = self._api.partitions.leaders_end(self._stream.name, self._partition)
+        if end is not None:
+            return max(self.first, end)
+        committed = self.committed  # refuses if no leader tells what a former leader may lack
+        return max(committed, self._handle.reads.log_end)
 
     @cached_property
     def end_here(self) -> Offset:

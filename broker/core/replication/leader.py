@@ -140,10 +140,13 @@ class PartitionLeader:
         record that was written after the lapse is committed: that shows that the followers still
         follow this leader.
         """
+        return self.high_watermark if self.is_doubted else self._synced_end
+
+    @property
+    def is_doubted(self) -> bool:
+        """Whether another leader may have been elected since the lease lapsed."""
         doubted = self._doubted_end
-        if doubted is not None and self.high_watermark <= doubted:
-            return self.high_watermark
-        return self._synced_end
+        return doubted is not None and self.high_watermark <= doubted
 
     @property
     def newest_committed(self) -> Offset | None:

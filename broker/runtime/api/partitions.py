@@ -5,6 +5,7 @@ from __future__ import annotations
 from broker.core.replication.view import view_of
 from broker.model.cut_positions import CutPosition
 from broker.model.ids import PartitionId, PartitionNumber
+from broker.model.offsets import Offset
 from broker.model.stream import Stream
 from broker.ports.api import BrokerPlace, PartitionPlace, PartitionStanding
 from broker.ports.partition import PartitionWriter
@@ -81,6 +82,14 @@ class Partitions:
     def standing(self, name: str, partition: int) -> PartitionStanding:
         """See ``PartitionsApi.standing``."""
         return self.standing_of(self._streams.with_partition(name, partition), partition)
+
+    def leaders_end(self, name: str, partition: int) -> Offset | None:
+        """See ``PartitionsApi.leaders_end``."""
+        stream = self._streams.with_partition(name, partition)
+        driver = self._replicas.find(PartitionId(stream.uuid, PartitionNumber(partition)))
+        if driver is None or driver.health.lost_end is not None or driver.refusal is not None:
+            return None
+        return driver.replication.whole_end
 
     def history_position(self, name: str, partition: int) -> CutPosition:
         """See ``PartitionsApi.history_position``."""

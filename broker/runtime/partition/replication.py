@@ -121,12 +121,26 @@ class Replication:
     @property
     def newest_committed(self) -> Offset | None:
         """The high watermark, or None while an earlier leader may have shown more (KIP-207)."""
+        leader = self._unfenced()
+        return None if leader is None else leader.newest_committed
+
+    @property
+    def whole_end(self) -> Offset | None:
+        """The end of a leader's log, or None while another leader may have stored more.
+
+        A leader was elected with every committed record, and knows late which ones these are.
+        """
+        end = self._local.log_end  # first: the lease holds after it was read
+        leader = self._unfenced()
+        return None if leader is None or leader.is_doubted else end
+
+    def _unfenced(self) -> PartitionLeader | None:
         shell, leader, now_ms = self.shell, self.leader, self._clock.monotonic_ms()
         if shell is None or leader is None:
             return None
         # A replica that rests has not taken the broker's newest lease.
         fenced = now_ms >= shell.granted_until_ms if self.rests else leader.is_fenced(now_ms)
-        return None if fenced else leader.newest_committed
+        return None if fenced else leader
 
     @property
     def synced_position(self) -> tuple[LeaderEpoch, Offset]:

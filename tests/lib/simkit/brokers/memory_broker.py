@@ -472,6 +472,11 @@ class MemoryBroker:
             raise end
         return PartitionStanding(found.log_start, end, found.leader_epoch)
 
+    def leaders_end(self, name: str, partition: int) -> Offset | None:
+        """Return where the log ends."""
+        found = self.handle(name, partition)
+        return None if found.is_fenced or not found.leads else found.log_end
+
     def history_position(self, name: str, partition: int) -> CutPosition:
         """Return the committed end; there was one leadership only."""
         found = self.handle(name, partition)

@@ -91,6 +91,7 @@ class MemoryPartition:
         self._end = Offset(0)
         self._known_end: Offset | None = None
         self.told_end: Offset | HeadwaterError | None = None  # what the leader tells, if another
+        self.is_fenced = False  # a leader whose lease has ended
         self._producers = ProducerTable()
         self._window = MessageIdWindow(
             window_us=stream.config.dedup_window_ms * 1000, ids_max=stream.config.dedup_ids_max

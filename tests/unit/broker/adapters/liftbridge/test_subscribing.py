@@ -193,6 +193,51 @@ def test_a_subscriber_that_goes_on_at_a_new_leader_gets_nothing_twice(
 
 
 @pytest.mark.parametrize(
+    ("request_", "got"),
+    [
+        ({"startPosition": api.NEW_ONLY, "stopPosition": api.STOP_OFFSET, "stopOffset": 5}, [5]),
+        ({"startPosition": api.LATEST, "stopPosition": api.STOP_OFFSET, "stopOffset": 5}, [4, 5]),
+        ({"startPosition": api.OFFSET, "startOffset": 3, "stopPosition": api.STOP_LATEST}, [3, 4]),
+    ],
+)
+def test_the_end_of_a_leaders_log_is_known_before_it_knows_what_is_committed(
+    broker: MemoryBroker, request_: dict[str, Any], got: list[int]
+) -> None:
+    """It has every committed record. The others of the ISR may be away for long.
+
+    A subscriber who was refused would begin behind what is acknowledged meanwhile.
+    """
+    partition = broker.partitions.handle("s", 0)
+    partition.know(Offset(0))
+    partition.told_end = NotLeaderError("not known yet")
+
+    def go_on() -> None:
+        partition.know(None)
+        _put(broker, 5)
+
+    sink = _Sink(go_on)
+    assert _subscribe(broker, sink, **request_) == "Stop offset reached"
+    assert sink.offsets == got
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        {"startPosition": api.OFFSET, "startOffset": 6},
+        {"startPosition": api.LATEST, "reverse": True},
+    ],
+)
+def test_what_was_committed_is_not_guessed(broker: MemoryBroker, request_: dict[str, Any]) -> None:
+    """Beyond the end the next committed record is looked for, and backwards only such are sent."""
+    partition = broker.partitions.handle("s", 0)
+    partition.know(Offset(0))
+    partition.told_end = NotLeaderError("not known yet")
+    with pytest.raises(StatusError) as refused:
+        _subscribe(broker, _Sink(), **request_)
+    assert refused.value.status.code is Code.UNAVAILABLE
+
+
+@pytest.mark.parametrize(
     "request_",
     [
         {"startPosition": api.NEW_ONLY},
@@ -215,6 +260,7 @@ def test_no_bound_is_computed_on_what_an_earlier_leader_may_have_exceeded(
 ) -> None:
     """The subscriber is told to try again before it is told that it may begin."""
     partition = broker.partitions.handle("s", 0)
+    partition.is_fenced = True
     partition.know(Offset(0))
     partition.told_end = NotLeaderError("not known yet")
     sink = _Sink()
