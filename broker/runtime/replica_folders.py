@@ -16,6 +16,7 @@ from broker.model.ids import BrokerId, PartitionId
 from broker.model.offsets import Offset
 from broker.ports.system import Files
 from broker.runtime.partition.local_log import BeginLog
+from broker.storage.log.disk_errors import closed_after_error
 from broker.storage.log.partition_log import LogConfig, PartitionLog
 from broker.storage.log.replacement import replace_log
 from broker.storage.log.unreadable_log import unreadable_log
@@ -80,7 +81,8 @@ class ReplicaFolders:
                 promise=promise,
             )
             log = PartitionLog.open(self._files, folder, partition_id, config, promise=promise)
-            self._promises.sync()
+            with closed_after_error(log.close):
+                self._promises.sync()
             return log
 
         return begin_log

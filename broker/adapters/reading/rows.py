@@ -258,7 +258,11 @@ def read_rows(
         HeadwaterError: errors of the log and the table.
     """
     with nullcontext() if wanted.end is not None else wanted.handle.followed():
-        yield from _rows(api, wanted, idle_check_ms=idle_check_ms, check_stop=check_stop)
+        try:
+            yield from _rows(api, wanted, idle_check_ms=idle_check_ms, check_stop=check_stop)
+        except ShuttingDownError:
+            _check_still_there(api, wanted)  # the replica of a deleted stream is closed, too
+            raise
 
 
 def _rows(
@@ -297,13 +301,8 @@ def _rows(
 
 def _wait(api: BrokerApi, wanted: RowRange, position: Offset, timeout_ms: int) -> None:
     """Wait for a committed record at ``position``; raise if none will come."""
-    try:
-        if wanted.handle.reads.wait_committed(position, timeout_ms) > position:
-            return
-    except ShuttingDownError:
-        _check_still_there(api, wanted)  # the replica of a deleted stream is closed, too
-        raise
-    _check_still_there(api, wanted)
+    if wanted.handle.reads.wait_committed(position, timeout_ms) <= position:
+        _check_still_there(api, wanted)
 
 
 def _is_over(api: BrokerApi, wanted: RowRange, position: Offset) -> bool:

@@ -37,11 +37,15 @@ class CommittedEnd:
             with self._moved:
                 self._moved.wait_for(lambda: self.end > above or self._closing, timeout_ms / 1000)
                 if self._closing and self.end <= above:
-                    raise ShuttingDownError(
-                        f"the replica of {self._name} on this broker is closed: the broker stops, "
-                        "or the partition was moved to other brokers. Read at another broker"
-                    )
+                    raise self.closed_error()
         return self.end
+
+    def closed_error(self) -> ShuttingDownError:
+        """Return what readers of a closed log are told."""
+        return ShuttingDownError(
+            f"the replica of {self._name} on this broker is closed: the broker stops, or the "
+            "partition was moved to other brokers. Read at another broker"
+        )
 
     def wake(self) -> None:
         """Wake the readers that wait, so that they check again."""

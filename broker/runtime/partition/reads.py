@@ -73,6 +73,9 @@ class PartitionReads:
         """See ``PartitionReader.read``. If it finds rot, this replica leaves the ISR.
 
         Encrypted batches are returned decrypted, with headers that fit.
+
+        Raises:
+            ShuttingDownError: the log is closed, and its files are perhaps removed.
         """
         if start < self.remote_start:
             raise expired_error(self._name, start, start=self.remote_start, end=self.high_watermark)
@@ -82,6 +85,7 @@ class PartitionReads:
         try:
             return self._local.cipher.opened(log.read(start, end, bytes_max=bytes_max))
         except CorruptDataError as error:
+            self._require_open(error)
             self._require_held(log, start)
             found = self._named(error)
             self._queue.post(lambda: self._health.fail(found))
@@ -93,9 +97,15 @@ class PartitionReads:
         try:
             return max(log.offset_at(timestamp_us), self._local.tier.gone_end)
         except CorruptDataError as error:
+            self._require_open(error)
             self._require_held(log, log.log_start)
             self._named(error)
             raise
+
+    def _require_open(self, cause: CorruptDataError) -> None:
+        """Raise ShuttingDownError if the log is closed: its files are gone, not damaged."""
+        if self._queue.closing:
+            raise self._committed.closed_error() from cause
 
     def _require_held(self, log: PartitionLog, offset: Offset) -> None:
         """Raise OffsetOutOfRangeError if the log was replaced: its files are gone, not damaged."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
-from broker.errors import LogFailedError
+from broker.errors import HeadwaterError, LogFailedError
 from broker.storage.no_room import lacks_room, no_room
 
 
@@ -52,3 +53,14 @@ class DiskErrors:
         reason = f"{self._what} of {path} failed: {cause}"
         self._fail(reason)
         raise LogFailedError(reason, path=path) from cause
+
+
+@contextmanager
+def closed_after_error(close: Callable[[], None]) -> Iterator[None]:
+    """Close what was opened, if the block raises: nobody else will."""
+    try:
+        yield
+    except BaseException:
+        with suppress(HeadwaterError):  # the first error says more
+            close()
+        raise

@@ -26,11 +26,11 @@ from broker.ports.system import Files
 from broker.storage.key_compaction.exchange import exchange, sealed_at
 from broker.storage.key_compaction.rewriter import Replacement, SegmentRewriter
 from broker.storage.log.config import LogConfig
-from broker.storage.log.disk_errors import DiskErrors
+from broker.storage.log.disk_errors import DiskErrors, closed_after_error
 from broker.storage.log.producer_state import read_producer_state, write_producer_state
 from broker.storage.log.recovery import recover
 from broker.storage.log.refusals import stale_epoch, takes_no_writes, waits_for_room
-from broker.storage.log.truncation import truncate_files
+from broker.storage.log.truncation import remove_files, truncate_files
 from broker.storage.log_folder import EPOCHS_NAME, LogFolder, cannot_open
 from broker.storage.no_room import ignoring_no_room
 from broker.storage.promises.log_promise import LogPromise
@@ -116,10 +116,11 @@ class PartitionLog:
                 index_interval_bytes=config.index_interval_bytes,
                 promised=own.known(held=held),
             )
-            log = cls(place, config, recovered, own)
+            with closed_after_error(recovered.close):
+                log = cls(place, config, recovered, own)
         except OSError as cause:
             raise cannot_open(folder, cause) from cause
-        with suppress(NoRoomError):  # the log can be read; the first write tries again
+        with closed_after_error(log.close), suppress(NoRoomError):  # the first write tries again
             log._begin_promise()
         return log
 
@@ -334,12 +335,7 @@ class PartitionLog:
             self._note_synced(self._synced_end)
             self._state.segments = segments[count:]
             self._state.generation += 1
-            for base in bases:
-                for kind in ("log", "index"):
-                    path = self._folder.segment_file(base, kind)
-                    self._folder.remove_if_there(path)
-                    self._handles.drop(path)
-            self._folder.sync()
+            remove_files(self._folder, self._handles, bases)
 
     def rewriter(self, base_offset: Offset, retried: Collection[int]) -> SegmentRewriter:
         """See ``CompactedLog.rewriter``."""
@@ -451,6 +447,8 @@ class PartitionLog:
                     self.sync()
                     self.checkpoint()
         finally:
+            if self._active is not None:
+                self._active.close()
             self._active = None
             self._failure = self._failure or f"{self._folder.path} is closed"
             self._handles.close()

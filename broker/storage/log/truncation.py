@@ -22,6 +22,7 @@ from broker.storage.log.producer_state import remove_producer_state_above
 from broker.storage.log_folder import CUT_NAME, LogFolder, RecoveryPointFile
 from broker.storage.no_room import datasync, ignoring_no_room
 from broker.storage.promises.promises import Promised
+from broker.storage.segments.handle_pool import HandlePool
 from broker.storage.segments.scan import ValidBatch, Window, scan
 from broker.storage.segments.segment import Segment
 
@@ -65,6 +66,16 @@ def truncate_files(
         folder.sync()  # before a batch is written behind the recovery point again
     finally:
         file.close()
+
+
+def remove_files(folder: LogFolder, handles: HandlePool, bases: Sequence[Offset]) -> None:
+    """Remove the files of segments that were freed; who reads one now may finish."""
+    for base in bases:
+        for kind in ("log", "index"):
+            path = folder.segment_file(base, kind)
+            folder.remove_if_there(path)
+            handles.drop(path)
+    folder.sync()
 
 
 def _bases_above(folder: LogFolder, base: Offset) -> list[int]:

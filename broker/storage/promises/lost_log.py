@@ -33,6 +33,11 @@ class RecoveredLog:
         """Return the segments, the log's start and end, and the damage."""
         return self.segments, self.log_start, self.log_end, self.report.damaged_ranges
 
+    def close(self) -> None:
+        """Close the files: no log was opened from this."""
+        if self.point is not None:
+            self.point.close()
+
 
 def unreadable(folder: LogFolder, promised: Promised | None, reason: str) -> RecoveredLog:
     """Return the result for a log that cannot be opened: no file is served or changed."""

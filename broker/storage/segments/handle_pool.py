@@ -67,7 +67,9 @@ class HandlePool:
                 entry.file.close()
 
     def close(self) -> None:
-        """Drop every file."""
+        """Drop every file. What a late reader opens is closed when its last user returns it."""
+        with self._lock:
+            self._idle_max = 0
         for path in list(self._entries):
             self.drop(path)
 

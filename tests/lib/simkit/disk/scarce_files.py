@@ -49,3 +49,23 @@ class ScarceFiles:
         """Sync, with a descriptor."""
         self._take(folder)
         self._files.sync_folder(folder)
+
+
+class CountedFiles(ScarceFiles):
+    """Knows which files are open."""
+
+    def __init__(self, files: Files) -> None:
+        super().__init__(files)
+        self.opened: list[str] = []
+
+    def open(self, path: str, *, create: bool = False) -> File:
+        """Open, and note it until the file is closed."""
+        file = super().open(path, create=create)
+        self.opened.append(path)
+
+        def close() -> None:
+            self.opened.remove(path)
+            close_it()
+
+        close_it, file.close = file.close, close  # type: ignore[method-assign]
+        return file

@@ -12,6 +12,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from broker.adapters.reading.rows import read_rows, resolve
+from broker.codec.flight.protocol import ReadRequest
 from broker.codec.record_batch import decode_body, prepare
 from broker.errors import (
     ForeignHistoryError,
@@ -207,6 +209,36 @@ def test_a_reader_that_waits_at_a_closed_partition_is_told_so(node: Node) -> Non
     with pytest.raises(ShuttingDownError, match="Read at another broker"):
         partition.reads.wait_committed(Offset(1), 30_000)
     assert partition.reads.wait_committed(Offset(0), 30_000) == 1
+
+
+def test_a_reader_that_is_behind_at_a_closed_partition_is_told_so(node: Node) -> None:
+    """The files are removed after a move, and the log is not damaged for that."""
+    partition = _open(node, segment_bytes_max=4096)
+    for number in range(20):
+        _put(partition, b"%d" % number + bytes(900))
+    partition.close()
+    for segment in node.root.glob("streams/*/*/*.log"):
+        segment.unlink()
+    with pytest.raises(ShuttingDownError, match="Read at another broker"):
+        partition.reads.read(Offset(1), Offset(20), bytes_max=1 << 20)
+    with pytest.raises(ShuttingDownError, match="Read at another broker"):
+        partition.reads.offset_at(1)
+    assert partition.health.failure is None
+
+
+def test_a_reader_that_is_behind_in_a_deleted_stream_hears_of_it(node: Node) -> None:
+    """Another broker has no more of it than this one."""
+    partition = _open(node, segment_bytes_max=4096)
+    for number in range(20):
+        _put(partition, b"%d" % number + bytes(900))
+    wanted = resolve(
+        node.broker, ReadRequest(stream="s", partition=0, start=Offset(0), batch_bytes_max=1)
+    )
+    rows = read_rows(node.broker, wanted, idle_check_ms=10, check_stop=lambda: False)
+    assert next(rows)[1].end_offset == 1
+    node.broker.streams.delete("s")
+    with pytest.raises(UnknownStreamError):
+        list(rows)
 
 
 def test_segments_seal_and_are_freed_below_the_cold_end_only(node: Node) -> None:

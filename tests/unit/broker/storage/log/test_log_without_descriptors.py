@@ -23,7 +23,7 @@ from broker.storage.log.partition_log import PartitionLog
 from broker.storage.log_folder import EPOCHS_NAME
 from broker.storage.promises.promises import Promises
 from simkit.disk.disk import SimDisk
-from simkit.disk.scarce_files import ScarceFiles
+from simkit.disk.scarce_files import CountedFiles, ScarceFiles
 from simkit.log.batches import FOLDER, PARTITION, SMALL, raw_batch, read_all
 
 BODY = 300
@@ -133,6 +133,27 @@ def test_an_open_without_descriptors_changes_nothing(wrap: Callable[[Files], Fil
                 assert log.read_producer_state() == (b"state", end)
         assert life.disk.peek(f"{FOLDER}/{EPOCHS_NAME}") == epochs
         if not scarce.refused_count:
+            return
+    raise AssertionError("an open needs fewer descriptors")
+
+
+def test_a_log_that_is_closed_or_not_opened_leaves_no_file_open() -> None:
+    """The space of a removed file is free only when nobody has it open."""
+    life = Life(lambda files: files)
+    for epoch in (1, 1, 2, 2, 3, 3, 3, 3):
+        life.append(epoch=epoch)
+    life.log.close()
+    for allowed in range(100):
+        process = life.disk.files()
+        files, promise = CountedFiles(process), Promises(process).replica(PARTITION)
+        files.allowed = allowed
+        with suppress(NoRoomError):
+            log = PartitionLog.open(files, FOLDER, PARTITION, SMALL, promise=promise)
+            files.allowed = None
+            read_all(log)
+            log.close()
+        assert not files.opened
+        if not files.refused_count:
             return
     raise AssertionError("an open needs fewer descriptors")
 

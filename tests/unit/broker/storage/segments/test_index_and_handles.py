@@ -100,3 +100,8 @@ def test_handles_in_use_are_never_closed() -> None:
     pool.unpin("d")
     pool.close()
     assert sorted(closed) == ["a", "b", "c", "d"]
+    with pool.use("e"):
+        pool.close()
+        with pool.use("e"), pool.use("f"):  # by readers that know not yet
+            pass
+    assert sorted(closed[4:]) == ["e", "e", "f"]
