@@ -119,9 +119,10 @@ class PartitionFollower:
         self._broker_epoch = broker_epoch
         self.leader = leader
         self.leader_epoch = leader_epoch
-        self.high_watermark = high_watermark
         self._read_facts = facts
         self._facts = facts()
+        # Below, if the cut of an earlier follower was interrupted: see _go_on_after_truncation.
+        self.high_watermark = min(high_watermark, self._facts.log_end)
         self._timing = timing
         self._first_word_ms = timing.leader_ms << min(mute_leaders, _PATIENCE_DOUBLED_MAX)
         self.phase: Phase = "asking"
@@ -222,6 +223,8 @@ class PartitionFollower:
         if self.phase != "truncating":
             return []  # the truncation of an earlier follower
         self._facts = self._read_facts()
+        # The cut may have gone lower, to the start of a batch that key compaction had joined.
+        self.high_watermark = min(self.high_watermark, self._facts.log_end)
         return self._fetch(now_ms) if self._fetch_after_truncation else self._ask(now_ms)
 
     def _go_on_after_sync(self, now_ms: int) -> list[Effect]:

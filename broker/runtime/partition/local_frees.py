@@ -28,7 +28,8 @@ class FreesOwner(Protocol):
 class LocalFrees:
     """Any thread asks to free; the owner's turn makes a new plan and frees the segments.
 
-    It makes a new plan because the turn may come late.
+    It makes a new plan because the turn may come late, and after it has finished a cut or a copy
+    that was interrupted.
     """
 
     def __init__(self, owner: FreesOwner, local: LocalLog, queue: TurnQueue) -> None:
@@ -56,4 +57,7 @@ class LocalFrees:
 
     def _free(self, lease_floor: LeaseFloor) -> int:
         self.queued = False
+        if not self._owner.may_free:
+            return 0
+        self._local.refresh()  # before the plan: an interrupted cut may still list its segments
         return self._local.free(self._plan(lease_floor), leads=self._owner.leads)

@@ -197,28 +197,38 @@ class LocalLog:
         """Free the segments of a plan, and return how many were freed.
 
         Segments with message ids of the deduplication window stay: a restart reads the ids there.
-        Raises as :meth:`refresh` does.
+        If the disk has no room for the producers' state, the oldest segment goes to make room. The
+        others wait for the state: a crash meanwhile forgets the producers of that segment only.
         """
         bases = self.retries.free_of_ids(plan, self._clock.now_us(), leads=leads)
-        if bases:
-            self.refresh()
-            noted = self._note_producers(plan[len(bases) - 1].end_offset)
-            self.log.free(bases)
-            if not noted:
-                self.save_producers()  # on a full disk there is room now
-            self._counters.freed_segments += len(bases)
-            self.watch_segments()
+        if not bases:
+            return 0
+        left, end = plan[: len(bases)], plan[len(bases) - 1].end_offset
+        noted = end
+        while left:
+            noted = self._noted_end(end)
+            count = max(1, sum(one.end_offset <= noted for one in left))
+            self.log.free([one.base_offset for one in left[:count]])
+            left = left[count:]
+        if noted < end:
+            self.save_producers()
+        self._counters.freed_segments += len(bases)
+        self.watch_segments()
         return len(bases)
 
-    def _note_producers(self, end: Offset) -> bool:
-        """Return whether a producers' state on the disk covers the records below ``end``.
+    def _noted_end(self, end: Offset) -> Offset:
+        """Return up to where a restart knows the producers without the records, at most ``end``.
 
-        It is written where there is none: the disk may have been full when the segment was sealed.
+        Their state is written where there is none: the disk may have been full at the seal.
         """
         if not len(self.retries.producers):
-            return True
+            return end
         stored = self.log.read_producer_state()
-        return (stored is not None and stored[1] >= end) or self.save_producers()
+        noted = 0 if stored is None else stored[1]
+        if noted >= end or self.save_producers():
+            return end
+        offsets = self.retries.producers.offsets_below(end)
+        return Offset(min((one for one in offsets if one >= noted), default=end))
 
     def seal_purged(self) -> None:
         """Seal the active segment if it has purged records: only a sealed one is freed."""

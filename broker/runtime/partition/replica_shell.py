@@ -541,7 +541,7 @@ class ReplicaShell:
         self.written()
 
     def _truncate(self, end: Offset, follower: PartitionFollower | None) -> None:
-        """Truncate the log; if a full disk refuses the epoch history, try again later."""
+        """Truncate the log; if there is no room or no descriptor now, try again later."""
         if follower is not self._replica.follower or self._replica.leader is not None:
             return  # whoever has taken over aligns the log itself, or writes to it
         if not self._local.is_there:
@@ -549,10 +549,10 @@ class ReplicaShell:
         log_end = self._local.log.log_end
         # Segments may have been freed while this truncation waited for room.
         end = max(end, self._local.log.log_start)
-        if (cut := batch_start(self._local.log, end)) < end:
-            self._committed.lower(cut)
-            end = cut
         try:
+            if (cut := batch_start(self._local.log, end)) < end:
+                self._committed.lower(min(cut, self._committed.end))
+                end = cut
             self._local.truncate(end)
         except (NoRoomError, OverloadedError) as error:
             _log.warning("truncation_waits", partition=self._name, reason=error.message)

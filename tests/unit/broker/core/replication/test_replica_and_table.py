@@ -117,6 +117,29 @@ def test_records_that_are_freed_while_the_leader_is_asked_are_not_cut() -> None:
     assert isinstance(_answered(replica, effects, known=1, end=24)[0], ResetLog)
 
 
+def test_a_log_that_is_cut_further_than_it_was_told_hears_again_what_is_committed() -> None:
+    """A batch that key compaction had joined is cut whole, and comes again from the leader."""
+    log = Log(0, 30, (1, 0))
+    replica = _replica(log)
+    replica._known = Offset(24)
+    effects = _answered(replica, replica.step(ViewChanged(_view(OTHER), 0)), known=1, end=24)
+    assert effects == [TruncateLog(Offset(24))]
+    log.end = 18
+    (send,) = replica.step(LogTruncated(2))
+    assert replica.high_watermark == 18
+    assert isinstance(send, SendToReplica)
+    assert send.message.fetch_from == 18
+
+
+def test_a_follower_that_meets_an_interrupted_cut_hears_again_what_is_committed() -> None:
+    """The log ends lower by then, and the view of another leader was first."""
+    log = Log(0, 18, (1, 0))
+    replica = _replica(log)
+    replica._known = Offset(24)
+    replica.step(ViewChanged(_view(OTHER), 0))
+    assert replica.high_watermark == 18
+
+
 def test_that_the_table_reaches_further_says_nothing_of_a_tail_that_nobody_followed() -> None:
     """A replaced leader comes back; cutting its own records below the cold end is no loss."""
     replica = _replica(Log(0, 30, (1, 0)))

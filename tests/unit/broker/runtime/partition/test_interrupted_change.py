@@ -28,6 +28,7 @@ from simkit.brokers.driver_rig import ME, DriverRig, alone_view, values_of
 from simkit.brokers.quiet_links import OTHER, QuietLinks, following
 from simkit.disk.disk import SimDisk
 from simkit.disk.scarce_files import ScarceFiles
+from simkit.log.keyed import keyed_batch
 
 PRODUCER = 7
 COUNT = 9
@@ -201,10 +202,10 @@ def test_a_retry_of_records_that_an_interrupted_copy_wrote_is_not_stored_twice(t
     raise AssertionError("the copy needs fewer descriptors")
 
 
-def _half_cut() -> tuple[DriverRig, QuietLinks]:
+def _half_cut(**settings: Any) -> tuple[DriverRig, QuietLinks]:
     """Follow, with a log that is cut at 5, files that have more, and a table of all."""
     scarce, links = ScarceFiles(SimDisk(random.Random(1)).files()), QuietLinks()
-    rig = DriverRig(scarce, links=links, **SEGMENT)
+    rig = DriverRig(scarce, links=links, **SEGMENT, **settings)
     _lead(rig, 2)
     _put(rig, range(COUNT))
     scarce.allowed = 0
@@ -305,3 +306,83 @@ def test_producers_of_a_part_of_a_copy_are_saved_before_it_is_freed() -> None:
     assert local.log.log_start > 0
     found = rebuild_producers(local.log)  # as a restart does
     assert found.stored(ProducerId(PRODUCER), 0, 1) == 0
+
+
+def test_a_segment_that_an_interrupted_cut_opens_again_is_not_freed() -> None:
+    """The log lists it as sealed until the cut is finished, and the turn that frees finishes it."""
+    rig, _ = _half_cut(local_retention_bytes=0, dedup_window_ms=0)
+    listed = [(one.base_offset, one.end_offset) for one in rig.driver.tier.segments()]
+    assert listed[:2] == [(0, 3), (3, 6)]
+    rig.driver._local.learn_cold_end(Offset(COUNT))
+    rig.driver.frees.soon(lambda: Offset(OFFSET_MAX))
+    rig.turns.run()
+    assert rig.driver.health.failure is None
+    left = [(one.base_offset, one.end_offset) for one in rig.driver.tier.segments()]
+    assert left == [(3, 5)]
+    assert rig.driver._local.retries.producers.expected(ProducerId(PRODUCER)) == 5
+
+
+COMPACTED: dict[str, Any] = {
+    **SEGMENT, "compact": True, "tiering": False, "dedup_window_ms": 0, "compact_dirty_percent": 1
+}  # fmt: skip
+
+
+def _compacted() -> tuple[DriverRig, QuietLinks, Offset, Offset]:
+    """Lead with a log in which batches were joined; return also the bounds of such a batch."""
+    scarce, links = ScarceFiles(SimDisk(random.Random(1)).files()), QuietLinks()
+    rig = DriverRig(scarce, links=links, **COMPACTED)
+    _lead(rig, 2)
+    for number in range(120):
+        rig.driver.writes.submit(
+            [keyed_batch([(b"%d" % (number % 50), bytes(200))])], lambda _: None
+        )
+        rig.turns.run()
+    for _ in range(100):
+        rig.driver.compaction.step(lambda: Offset(OFFSET_MAX))
+        rig.turns.run()
+    log = rig.driver._local.log
+    read = log.read(log.log_start, log.log_end, bytes_max=1 << 20)
+    joined = next(one.header for one in read if one.header.sparse and one.header.base_offset)
+    return rig, links, joined.base_offset, joined.end_offset
+
+
+def test_a_cut_inside_a_joined_batch_waits_for_a_descriptor() -> None:
+    """Where that batch begins is read from the log, and the read needs one, too."""
+    rig, links, base, end = _compacted()
+    assert isinstance(rig.files, ScarceFiles)
+    rig.files.allowed = 0
+    _told_to_cut(rig, links, 3, end - 1)
+    assert rig.files.refused_count
+    rig.files.allowed = None
+    rig.clock.advance(us=400_000)
+    rig.driver.replication.tick()
+    rig.turns.run()
+    assert links.asked_last().fetch_from == base == rig.driver.reads.log_end
+    assert rig.driver.health.failure is None
+
+
+def test_readers_are_shown_the_records_of_a_joined_batch_again_after_the_cut() -> None:
+    """They were committed, and come again from the leader."""
+    rig, links, base, end = _compacted()
+    rest = tuple(rig.driver.reads.read(base, end, bytes_max=1 << 20))
+    _told_to_cut(rig, links, 3, end - 1)
+    assert rig.driver.reads.high_watermark == base == rig.driver.reads.log_end
+    request = links.asked_last()
+    rig.driver.replication.deliver(
+        FetchAnswer(
+            leader_epoch=request.leader_epoch, request_id=request.request_id,
+            start=request.fetch_from, high_watermark=Offset(end - 1), log_end=end, batches=rest,
+        )
+    )  # fmt: skip
+    rig.turns.run()
+    assert rig.driver.reads.high_watermark == end - 1
+
+
+def test_a_cut_inside_a_joined_batch_shows_no_record_that_was_not_shown_before() -> None:
+    """A replica that was just started does not know yet which records below are committed."""
+    rig, _, base, end = _compacted()
+    rig.close()
+    links = QuietLinks()
+    rig = DriverRig(rig.files, links=links, **COMPACTED)
+    _told_to_cut(rig, links, 3, end - 1)
+    assert (rig.driver.reads.log_end, rig.driver.reads.high_watermark) == (base, 0)

@@ -152,3 +152,50 @@ def test_producers_of_freed_records_are_known_though_the_disk_was_full_when_they
     assert unsaved.log.log_start == 10
     found = dedup_recovery.rebuild_producers(unsaved.log)  # as a restart does
     assert (found.expected(GONE), found.expected(PRODUCER)) == (2, 9)
+
+
+def test_the_oldest_segment_alone_makes_room_for_the_producers_of_the_others(
+    unsaved: LocalLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A crash between the two steps forgets as few as possible."""
+    write(unsaved, 0, 2, GONE)
+    unsaved.log.seal_active(2)
+    unsaved.learn_cold_end(Offset(10))
+    write_state, starts = PartitionLog.write_producer_state, []
+
+    def when_there_is_room(log: PartitionLog, state: bytes) -> bool:
+        starts.append(log.log_start)
+        return log.log_start > 0 and write_state(log, state)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PartitionLog, "write_producer_state", when_there_is_room)
+        free(unsaved, segments_count=2)
+    assert starts == [0, 5]
+    assert unsaved.log.log_start == 10
+
+
+def test_segments_without_producers_need_no_room_for_their_state(
+    unsaved: LocalLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the state on the disk has, and what nobody sends again, is freed at once."""
+    unsaved.save_producers()
+    unsaved.log.seal_active(2)
+    for number in range(4):
+        record = pa.RecordBatch.from_pydict({"value": pa.array([b"v"], pa.binary())})
+        unsaved.log.append([prepare(record, now_us=1)], leader_epoch=LeaderEpoch(1), now_us=1)
+        unsaved.log.seal_active(number)
+    write(unsaved, 8, 9)
+    unsaved.log.seal_active(9)
+    unsaved.learn_cold_end(Offset(12))
+    tries: list[bytes] = []
+
+    def refuse(_log: PartitionLog, state: bytes) -> bool:
+        tries.append(state)
+        return False
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PartitionLog, "write_producer_state", refuse)
+        free(unsaved, segments_count=6)
+    assert len(tries) == 1
+    found = dedup_recovery.rebuild_producers(unsaved.log)
+    assert found.expected(PRODUCER) == 9
