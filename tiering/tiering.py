@@ -355,7 +355,8 @@ class Tiering:
     def _table(self, stream: Stream) -> DeltaStreamTable:
         keys = keys_at(self._lake.config)
         if keys is not None:
-            keys.learn(stream)  # its keys may be wrapped anew since the files were written
+            # They may be wrapped anew since the files were written.
+            keys.learn(stream.uuid, stream.data_keys)
         with self._lock:
             table = self._tables.get(stream.uuid)
             if table is None:

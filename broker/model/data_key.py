@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from broker.errors import InvalidStreamError
+from broker.model.ids import StreamUuid
 
 DATA_KEY_BYTES: Final = 32  # AES-256
 DATA_KEYS_MAX: Final = 256  # of one stream: a key each day for eight months
@@ -50,6 +51,14 @@ class DataKey:
     def wrapped_bytes(self) -> bytes:
         """The wrapped key as the provider returned it."""
         return base64.b64decode(self.wrapped)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamDataKeys:
+    """All data keys of one stream, as the metadata wrapped them at one moment. Not a secret."""
+
+    stream_uuid: StreamUuid
+    keys: tuple[DataKey, ...]  # by version, from 1
 
 
 def next_version(keys: tuple[DataKey, ...]) -> int:

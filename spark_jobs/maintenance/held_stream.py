@@ -11,6 +11,7 @@ from broker.errors import InvalidRequestError, StreamRecreatedError
 from broker.model.cut import Cut
 from broker.model.stream import Stream
 from headwater.reads.lease_keeper import KEEPER, LEASE_TTL_MS_DEFAULT
+from headwater.reads.table_access import with_data_keys
 from tiering.read.lake import Lake
 from tiering.store.location import StoreConfig
 from tiering.store.object_store import ObjectStore
@@ -67,7 +68,7 @@ def held_stream(
                 expected=held.stream_uuid,
                 found=stream.uuid,
             )
-        lake = lake_of(held)
+        lake = lake_of(held, client)
         table = lake.table_at(held.table_uri)
         version = held.table_version
         yield HeldStream(
@@ -81,17 +82,22 @@ def held_stream(
         KEEPER.release(held.lease.lease_id)
 
 
-def lake_of(cut: Cut) -> Lake:
-    """Return the lake of a cut's table: the folder two levels above the table."""
+def lake_of(cut: Cut, client: Client) -> Lake:
+    """Return the lake of a cut's table, with the keys of the table: two folders above the table.
+
+    The keys are asked for after the cut, so they are those of all its files.
+    """
     root = cut.table_uri.rpartition("/")[0].rpartition("/")[0]
-    return Lake.open(root, cluster=cut.cluster)
+    location = with_data_keys(client, StoreConfig.from_env(root), cut.stream, cut.stream_uuid)
+    return Lake.open(location, cluster=cut.cluster)
 
 
 @dataclass(frozen=True, slots=True)
 class StoreAddress:
     """The address of a store, for a task: its location and settings, without secrets.
 
-    A task gets credentials from the environment or the profile of its own process.
+    A task gets credentials from the environment or the profile of its own process. The data keys of
+    an encrypted table go with the address: they are wrapped.
     """
 
     config: StoreConfig

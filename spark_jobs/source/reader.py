@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from broker.errors import (
     CompactedRangeError,
+    EncryptionKeyError,
     FencedError,
     GapError,
     HeadwaterError,
@@ -231,8 +232,8 @@ def read_tier(
 ) -> Iterator[pa.RecordBatch]:
     """Yield rows from the start of a piece on, from one tier; this may be only a part of it.
 
-    The rows also end early if a file has disappeared from the table. The caller calls again for
-    the rest.
+    The rows also end early if a file has disappeared from the table, or if a key is missing and may
+    have been wrapped anew. The caller calls again for the rest.
     """
     files = tiers.cold(piece)
     if files is None:
@@ -244,6 +245,8 @@ def read_tier(
             yield conform(batch, schema)
     except ObjectMissingError as error:
         tiers.renew(files, error)
+    except EncryptionKeyError as error:
+        tiers.learn(files, error)
 
 
 def read_tail(

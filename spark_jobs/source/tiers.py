@@ -18,10 +18,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from broker.errors import (
+    EncryptionKeyError,
     InvalidConfigError,
     ObjectMissingError,
     RemoteTierUnavailableError,
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from headwater.client import Client
-    from tiering.store.location import StoreConfig
     from tiering.table.delta_table import DeltaStreamTable
     from tiering.table.table import TableSnapshot
 
@@ -68,11 +68,14 @@ class ColdFiles:
 
 
 class OpenTables:
-    """The tables that this process has opened, by URI. Any thread; one load at a time."""
+    """The tables that this process has opened, by URI and keyring.
+
+    Any thread; one load at a time.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._tables: dict[str, tuple[DeltaStreamTable, TableSnapshot]] = {}
+        self._tables: dict[tuple[str, str], tuple[DeltaStreamTable, TableSnapshot]] = {}
         self._refs: dict[StreamUuid, TableRef] = {}
 
     def ref(self, client: Client, stream: str, uuid: StreamUuid) -> TableRef | None:
@@ -86,10 +89,12 @@ class OpenTables:
                     self._refs[uuid] = known
         return known
 
-    def known(self, ref: TableRef) -> tuple[DeltaStreamTable, TableSnapshot] | None:
+    def known(
+        self, ref: TableRef, keyring_file: str = ""
+    ) -> tuple[DeltaStreamTable, TableSnapshot] | None:
         """Return a table and the version that was loaded last; makes no request."""
         with self._lock:
-            return self._tables.get(ref.uri)
+            return self._tables.get((ref.uri, keyring_file))
 
     def newest(
         self, client: Client, stream: str, ref: TableRef, uuid: StreamUuid, keyring_file: str = ""
@@ -102,11 +107,13 @@ class OpenTables:
             TableMismatchError: the table belongs to another stream.
             RemoteTierUnavailableError, InvalidConfigError: the store cannot be reached.
         """
-        from tiering.read.lake import Lake  # noqa: PLC0415  (it loads delta-rs)
+        from headwater.reads.table_access import location_of  # noqa: PLC0415  (it loads delta-rs)
+        from tiering.read.lake import Lake  # noqa: PLC0415  (as above)
 
-        location = _location(client, stream, ref, uuid, keyring_file)
+        location = location_of(client, ref.uri, stream, uuid, keyring_file=keyring_file)
+        at = ref.uri, keyring_file
         with self._lock:
-            held = self._tables.get(ref.uri)
+            held = self._tables.get(at)
             table = (
                 Lake.open(location, cluster=ref.cluster).table_at(ref.uri)
                 if held is None
@@ -121,7 +128,7 @@ class OpenTables:
                 )
             if held is None and len(self._tables) >= _TABLES_MAX:
                 self._tables.pop(next(iter(self._tables)))
-            self._tables[ref.uri] = table, snapshot
+            self._tables[at] = table, snapshot
             return table, snapshot
 
 
@@ -148,6 +155,7 @@ class Tiers:
         self._ref = table
         self._tables = tables
         self._renewed_from: int | None = None
+        self._learnt = False  # whether the data keys were asked for again
         self._left_to_broker: int | None = None  # where a short piece began that the broker got
 
     def cold(self, piece: OffsetSlice) -> ColdFiles | None:
@@ -163,7 +171,7 @@ class Tiers:
             self._left_to_broker = piece.start
             return None
         if self._ref is not None and piece.records_count >= FILES_RECORDS_MIN:
-            known = self._tables.known(self._ref)
+            known = self._tables.known(self._ref, self._keyring_file)
             files = None if known is None else self._prefix(*known, piece)
             if files is not None and files.end == piece.end:
                 return files
@@ -194,6 +202,19 @@ class Tiers:
             error,
         )
 
+    def learn(self, files: ColdFiles, error: EncryptionKeyError) -> None:
+        """Ask for the stream's data keys, once, after a key was missing; or raise ``error``.
+
+        A rotation may have wrapped them anew since this process opened the table.
+        """
+        from headwater.reads.table_access import with_data_keys  # noqa: PLC0415  (it loads delta-rs)
+        from tiering.store.table_keys import keys_at  # noqa: PLC0415  (it loads pyarrow)
+
+        if self._learnt or error.retriable:
+            raise error
+        self._learnt = True
+        keys_at(with_data_keys(self._client, files.table.store.config, self._stream, self._uuid))
+
     def _cold_end(self, piece: OffsetSlice) -> Offset | None:
         """Ask the broker up to which offset files should be read; None for no files."""
         for status in self._client.tier_status(self._stream):
@@ -215,7 +236,8 @@ class Tiers:
                 self._ref = self._tables.ref(self._client, self._stream, self._uuid)
             if self._ref is None:
                 return None
-            if through is not None and (known := self._tables.known(self._ref)) is not None:
+            known = self._tables.known(self._ref, self._keyring_file)
+            if through is not None and known is not None:
                 files = self._prefix(*known, piece)
                 if files is not None and files.end >= through:
                     return files
@@ -236,15 +258,3 @@ class Tiers:
         if snapshot.is_encrypted and not table.store.config.key_provider:
             return None  # the broker has the keys
         return ColdFiles(table, snapshot, piece.start, min(piece.end, held.end))
-
-
-def _location(
-    client: Client, stream: str, ref: TableRef, uuid: StreamUuid, keyring_file: str
-) -> StoreConfig:
-    """Return the table's location, with this process's settings and the keyring of the read."""
-    from headwater.reads.table_access import location_of  # noqa: PLC0415  (it loads delta-rs)
-
-    found = location_of(client, ref.uri, stream, uuid)
-    if not keyring_file:
-        return found
-    return replace(found, key_provider="file", keyring_file=keyring_file, kms_key_id="")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import boto3
@@ -112,10 +111,11 @@ def test_a_file_of_a_table_comes_back(provider: KeyProvider) -> None:
     name, wrapped = provider.wrap(DATA_KEY, context)
     text = base64.b64encode(wrapped).decode()
     key = DataKey(version=1, provider=provider.kind, wrapping_key=name, wrapped=text, created_us=0)
-    stream = replace(stream, data_keys=(key,))
     rows = FILE_SCHEMA.empty_table()
     written = pa.BufferOutputStream()
-    pq.write_table(rows, written, encryption_properties=TableKeys(provider).for_writing(stream))
+    pq.write_table(
+        rows, written, encryption_properties=TableKeys(provider).for_writing(stream.uuid, key)
+    )
     reading = TableKeys(provider).for_reading()
     assert pq.read_table(written.getvalue(), decryption_properties=reading).equals(rows)
 

@@ -79,7 +79,7 @@ def values(told: str) -> list[str]:
 def test_nothing_on_any_disk_shows_a_record(
     run: Run, up: Callable[[], embedded.EmbeddedServer], keyring: Path, tmp_path: Path
 ) -> None:
-    """Published, shipped, rotated, restarted: readers get every record, the disks none."""
+    """Published, shipped, the provider's key replaced, restarted: readers get every record."""
     server = up()
     run("stream", "create", "open")
     run("stream", "create", "safe", "--encryption", "xaes-256-gcm",
@@ -87,11 +87,15 @@ def test_nothing_on_any_disk_shows_a_record(
     sent = [f"{SECRET}-{number}" for number in range(300)]
     run("publish", "safe", "--via", "flight", stdin="\n".join(sent[:200]))
     run("tier", "flush", "safe")
+    run("keyring", "new", str(keyring), "--name", "two")
     told = json.loads(run("stream", "rotate-key", "safe", "--json"))
-    assert (told["version"], told["wrapping_key"]) == (2, "one")
+    assert (told["version"], told["wrapping_key"]) == (2, "two")
+    kept = [one for one in keyring.read_text().splitlines() if not one.startswith('"one"')]
+    keyring.write_text("\n".join(kept))  # the first files of the table name the key "one"
     run("publish", "safe", "--via", "flight", stdin="\n".join(sent[200:]))
     assert values(run("read", "safe", "--format", "jsonl")) == sent  # the broker decrypts
     assert values(run("read", "safe", "--format", "jsonl", keys=True)) == sent  # and files, here
+    assert str(len(sent)) in run("query", "SELECT count(value) FROM safe", keys=True)
     assert "EncryptionKeyError" in run("verify", "safe", fails=True)
     run("verify", "safe", keys=True)
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
-from broker.errors import RemoteTierUnavailableError
+from broker.errors import EncryptionKeyError, RemoteTierUnavailableError
 from broker.model.ids import PartitionId, PartitionNumber
 from broker.model.offsets import Offset, OffsetRange
 from broker.model.stream import Stream
@@ -23,7 +23,7 @@ from tiering.proof.coverage import overlapping
 from tiering.proof.range_proof import proved_rows
 from tiering.ship.segment_writer import SegmentPlace, check_segment, write_rows
 from tiering.store.object_store import ObjectStore
-from tiering.store.table_keys import encryption_of, keys_at
+from tiering.store.table_keys import FileEncryption, keys_at
 from tiering.table.accounts import accounts
 from tiering.table.table import (
     ENCRYPTION_PROPERTY,
@@ -87,20 +87,25 @@ def rewrite(
 
     Raises:
         CorruptDataError: the rows differ from the committed ones, or a file is damaged or gone.
+        EncryptionKeyError: a key is missing; or no broker told the data keys, or one that does not
+            know the newest key in the bin's files. Nothing was written.
         RemoteTierUnavailableError: the store does not answer.
     """
     partition = PartitionId(snapshot.stream_uuid, PartitionNumber(wanted.partition))
     entries = accounts(snapshot, store, wanted.partition, wanted.range)
+    encryption = _encryption(snapshot, store)
     name = f"{wanted.range.start:020}-{wanted.range.end:020}-{secrets.token_hex(8)}.parquet"
     place = SegmentPlace(
         cluster=snapshot.cluster,
         partition=partition,
         subject="",  # unused: rows from the table carry their subjects
         path=f"partition={wanted.partition}/{name}",
-        encryption=_encryption(snapshot, store),
+        encryption=encryption,
     )
     rows = proved_rows(snapshot, store, wanted.partition, wanted.range, entries)
     written = write_rows(rows, wanted.range, place)
+    if encryption is not None:  # all files of the bin are read by now
+        encryption.require_newest()
     entry = written.entry
     stored = store.put_if_absent(entry.path, written.body, crc32c=entry.crc32c)
     if stored is None:
@@ -130,15 +135,25 @@ def only(snapshot: TableSnapshot, wanted: Bin) -> TableSnapshot:
     )
 
 
-def _encryption(snapshot: TableSnapshot, store: ObjectStore) -> Callable[[], Any] | None:
+def _encryption(snapshot: TableSnapshot, store: ObjectStore) -> FileEncryption | None:
     """Return the encryption of a rewritten file; None if the table has plaintext.
 
-    The data key is the newest that this process knows, or the one of the table's creation.
+    The data key is the newest that a broker told. The table's own description of its stream has
+    only that of the table's creation, and others may write to the bucket.
     """
     if not snapshot.is_encrypted:
         return None
     stream = Stream.from_dict(json.loads(snapshot.properties[STREAM_PROPERTY]))
-    return encryption_of(stream, store.config)
+    told = store.config.data_keys
+    if told is not None and told.stream_uuid == stream.uuid:
+        stream = replace(stream, data_keys=told.keys)
+    elif store.config.key_provider:
+        raise EncryptionKeyError(
+            f"no broker told which data key of stream {stream.name!r} is the newest, so nothing is "
+            "joined: begin again when a broker answers",
+            stream=stream.name,
+        )
+    return FileEncryption(stream, store.config)
 
 
 def _needed(snapshot: TableSnapshot) -> dict[str, str]:

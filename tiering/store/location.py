@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 from urllib.parse import unquote, urlsplit
 
 from broker.errors import InvalidConfigError
+from broker.model.data_key import StreamDataKeys
 from broker.model.secret import Secret
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
@@ -69,6 +70,8 @@ class StoreConfig:
     key_provider: str = ""
     keyring_file: str = ""
     kms_key_id: str = ""
+    # How the keys of this stream are wrapped now, if a broker told; files name an older wrapping.
+    data_keys: StreamDataKeys | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if canonical_uri(self.uri) != self.uri:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +19,7 @@ from headwater import certificate, read
 from headwater.client import Client
 from headwater.reads.verification import verify_cut
 from simkit.brokers.memory_broker import numbered
+from simkit.encryption_keys import ENCRYPTION, FIRST, SECOND, keys_in, write_keyring
 from simkit.tier.lake_broker import Served, serving
 from spark_jobs.jobs import compact, snapshot, verify
 from spark_jobs.jobs.job import Report, run_job
@@ -118,6 +121,40 @@ def test_compaction_beside_readers_and_the_uploader(
     gone = run(compact, spark, stream, *asked)
     assert gone["vacuumed"][0]["objects"] >= 11
     assert run(verify, spark, stream, "--stream", "s")["ok"]
+
+
+def test_after_a_rotation_jobs_need_the_new_key_only_and_write_with_it(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their tasks, too, which run in other processes: the old provider key is gone for good."""
+    ring, alone = tmp_path / "brokers.toml", tmp_path / "alone.toml"
+    write_keyring(ring, one=FIRST)
+    write_keyring(alone, two=SECOND)
+    lake = StoreConfig.from_env(str(tmp_path / "lake"))
+    with serving(replace(lake, key_provider="file", keyring_file=str(ring))) as served:
+        served.broker.keys = keys_in(ring)
+        client = Client(served.server)
+        client.create_stream("s", encryption=ENCRYPTION, table_encryption="ciphertext")
+        publish(served, 0, 60)
+        served.broker.ship("s", 0, Offset(60), files=2)
+        write_keyring(ring, two=SECOND, one=FIRST)
+        stream = client.rotate_key("s")
+        write_keyring(ring, two=SECOND)
+        publish(served, 60, 60)
+        served.broker.ship("s", 0, Offset(110))
+
+        monkeypatch.setenv("HEADWATER_ENCRYPTION_PROVIDER", "file")
+        monkeypatch.setenv("HEADWATER_ENCRYPTION_KEYRING_FILE", str(alone))
+        assert run(verify, spark, served, "--stream", "s")["ok"]
+        done = run(compact, spark, served, "--stream", "s")
+        assert (done["files_before"], done["files_after"]) == (3, 1)
+        files = served.broker.table("s").snapshot().files
+        (body,) = [served.broker.table("s").store.get(file.path) for file in files]
+        assert set(re.findall(rf"{stream.uuid}/(\d+) ".encode(), body)) == {b"2"}
+        assert run(verify, spark, served, "--stream", "s")["ok"]
+        source = spark.read.format("headwater").option("encryptionKeyring", str(alone))
+        rows = source.options(server=served.server, stream="s").load().select("value").collect()
+        assert sorted(int(row.value) for row in rows) == [*range(120)]
 
 
 def _flip_a_bit(path: Path) -> None:

@@ -18,12 +18,13 @@ from broker.errors import (
     RemoteTierUnavailableError,
     UnavailableError,
 )
+from broker.model.ids import StreamUuid
 from broker.model.offsets import Offset, OffsetRange
 from broker.model.stream import Stream
 from broker.model.tiering import TierStatus
 from headwater.client import Client
 from simkit.brokers.memory_broker import numbered
-from simkit.encryption_keys import ENCRYPTION, FIRST, keys_in
+from simkit.encryption_keys import ENCRYPTION, FIRST, SECOND, keys_in, write_keyring
 from simkit.tier.lake_broker import LakeBroker, Served, serving
 from spark_jobs.source import lookup, tiers
 from spark_jobs.source.columns import ROW_COLUMNS
@@ -303,3 +304,34 @@ def test_tasks_decrypt_with_a_keyring_and_else_ask_the_broker(
         monkeypatch.setenv("HEADWATER_ENCRYPTION_KEYRING_FILE", str(ring))
         assert read(served, 0, 100).equals(plain)
         assert asked == []
+
+
+def test_tasks_need_no_provider_key_from_before_a_rotation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_cold_reads: None
+) -> None:
+    """Files that name the old key: in a new worker, and in one that had opened the table before."""
+    monkeypatch.setattr(tiers, "FILES_RECORDS_MIN", 10)
+    ring, worker, alone = (tmp_path / f"{name}.toml" for name in ("brokers", "worker", "alone"))
+    write_keyring(ring, one=FIRST)
+    write_keyring(worker, one=FIRST)
+    write_keyring(alone, two=SECOND)
+    lake = StoreConfig.from_env(str(tmp_path / "lake"))
+    with serving(replace(lake, key_provider="file", keyring_file=str(ring))) as served:
+        served.broker.keys = keys_in(ring)
+        with Client(served.server) as client:
+            stream = client.create_stream("s", encryption=ENCRYPTION, table_encryption="ciphertext")
+            with client.producer("s") as producer:
+                producer.send(numbered(0, 100))
+            plain = read(served, 0, 100)
+            served.broker.ship("s", 0, Offset(100), files=2)
+            ref = TableRef(served.broker.lake.table_uri(stream), served.broker.cluster)
+            tiers.TABLES.newest(client, "s", ref, StreamUuid(stream.uuid), str(worker))
+
+            write_keyring(ring, two=SECOND, one=FIRST)
+            assert len(client.rotate_key("s").data_keys) == 2
+            write_keyring(ring, two=SECOND)
+            write_keyring(worker, two=SECOND)
+
+        for keyring in (worker, alone):
+            rows = read(served, 0, 100, table=ref, keyring_file=str(keyring))
+            assert rows.equals(plain)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ import pytest
 from broker.codec.schema import ROW_SCHEMA
 from broker.errors import EncryptionKeyError, ObjectCorruptError
 from broker.keys.local_keys import KeyringFile
-from broker.model.offsets import OffsetRange
+from broker.model.data_key import StreamDataKeys
+from broker.model.ids import StreamUuid
+from broker.model.offsets import Offset, OffsetRange
 from broker.model.stream import Stream, StreamConfig
 from broker.runtime.stream_keys import StreamKeys
-from simkit.encryption_keys import ENCRYPTION, FIRST, SECOND
+from simkit.encryption_keys import ENCRYPTION, FIRST, SECOND, write_keyring
 from simkit.tier.lab import TickingClock, TierLab, certify, forget_proofs, read_table
 from simkit.tier.source import make_stream
 from tiering.read.reader import read_rows
@@ -24,15 +27,14 @@ from tiering.read.verify import verify_table
 from tiering.ship.compaction import only, plan_bins, rewrite
 from tiering.store import table_keys
 from tiering.store.location import StoreConfig
+from tiering.store.object_store import ObjectStore
 from tiering.store.opening import open_store
 
 
 def keyring(folder: Path, name: str, **keys: str) -> Path:
     """Write a keyring whose first key wraps."""
     path = folder / f"{name}.toml"
-    lines = [f'{one} = "{text}"' for one, text in keys.items()]
-    path.write_text("\n".join([f'current = "{next(iter(keys))}"', "[keys]", *lines]))
-    path.chmod(0o600)
+    write_keyring(path, **keys)
     return path
 
 
@@ -45,12 +47,16 @@ def keys_in(path: Path) -> StreamKeys:
     return StreamKeys(TickingClock(), KeyringFile(path), no_batches)
 
 
-def located(root: Path, ring: Path | None) -> StoreConfig:
-    """Return the lake as a process with this keyring, or without one, opens it."""
+def located(root: Path, ring: Path | None, told: Stream | None = None) -> StoreConfig:
+    """Return the lake as a process with this keyring, or without one, opens it.
+
+    A broker told the process the data keys of ``told``.
+    """
     here = StoreConfig.from_env(str(root), {})
     if ring is None:
         return here
-    return replace(here, key_provider="file", keyring_file=str(ring))
+    keys = None if told is None else StreamDataKeys(StreamUuid(told.uuid), told.data_keys)
+    return replace(here, key_provider="file", keyring_file=str(ring), data_keys=keys)
 
 
 @pytest.fixture
@@ -80,10 +86,52 @@ def plain(tmp_path: Path) -> TierLab:
     return made
 
 
-def read_as(lab: TierLab, root: Path, ring: Path | None, stream: Stream | None = None) -> Any:
+def read_as(lab: TierLab, root: Path, ring: Path | None, told: Stream | None = None) -> Any:
     """Return the table's rows as another process reads them."""
-    other = TierLab(located(root, ring), stream=stream or lab.stream)
+    other = TierLab(located(root, ring, told), stream=lab.stream)
     return read_table(other.table, 0)
+
+
+@dataclass(frozen=True)
+class Rotated:
+    """A table whose last of four files was written after a rotation, and keyrings beside it."""
+
+    lab: TierLab
+    stream: Stream  # as the metadata has it now
+    lake: Path
+    folder: Path
+
+    def opened(self, name: str, told: Stream | None, **keys: str) -> ObjectStore:
+        """Return the table's store as a new process with these keys opens it."""
+        ring = keyring(self.folder, name, **keys)
+        at = self.lake / "default" / "orders"
+        return open_store(located(at, ring, told))
+
+    def joined(self, store: ObjectStore) -> bytes:
+        """Join all files as that process does, and return the new one."""
+        snapshot = self.lab.table.snapshot()
+        (wanted,) = plan_bins(snapshot)
+        assert len(wanted.files) == 4
+        return store.get(rewrite(only(snapshot, wanted), store, wanted, modified_us=1).path)
+
+    def versions(self, body: bytes) -> set[int]:
+        """Return which data keys a file names."""
+        return {int(one) for one in re.findall(rf"{self.stream.uuid}/(\d+) ".encode(), body)}
+
+
+@pytest.fixture
+def rotated(lab: TierLab, tmp_path: Path) -> Rotated:
+    """The provider has a second key, which wraps from the rotation on."""
+    both = keyring(tmp_path, "both", two=SECOND, one=FIRST)
+    stream = replace(
+        lab.stream, data_keys=keys_in(both).rotated(lab.stream.uuid, lab.stream.data_keys)
+    )
+    other = TierLab(located(tmp_path / "lake", both), stream=stream)
+    other.source = lab.source
+    other.source.stream = stream
+    other.source.fill(1, 40)
+    other.ship_all(other.shipper(source=other.source))
+    return Rotated(lab, stream, tmp_path / "lake", tmp_path)
 
 
 def everything(folder: Path) -> bytes:
@@ -162,31 +210,75 @@ def test_a_flipped_bit_is_damage(lab: TierLab, tmp_path: Path) -> None:
 
 
 def test_a_rotated_key_writes_new_files_and_the_old_provider_key_may_go(
-    lab: TierLab, tmp_path: Path
+    rotated: Rotated,
 ) -> None:
-    """Old files name an old wrapping; whoever knows the stream unwraps by the new one."""
-    both = keyring(tmp_path, "both", two=SECOND, one=FIRST)
-    rotated = replace(
-        lab.stream, data_keys=keys_in(both).rotated(lab.stream.uuid, lab.stream.data_keys)
-    )
-    other = TierLab(located(tmp_path / "lake", both), stream=rotated)
-    other.source = lab.source
-    other.source.stream = rotated
-    other.source.fill(1, 40)
-    other.ship_all(other.shipper(source=other.source))
-    alone = keyring(tmp_path, "alone", two=SECOND)
-    table_keys.keys_of("file", str(alone), "").learn(rotated)  # type: ignore[union-attr]
-    assert read_as(lab, tmp_path / "lake", alone, rotated).num_rows == 160
-    stranger = keyring(tmp_path, "stranger", two=SECOND)
+    """Old files name an old wrapping; who was told of the new one needs no other."""
+    files = sorted(rotated.lake.rglob("*.parquet"))
+    assert [rotated.versions(one.read_bytes()) for one in files] == [{1}, {1}, {1}, {2}]
+    alone = keyring(rotated.folder, "alone", two=SECOND)
+    assert read_as(rotated.lab, rotated.lake, alone, rotated.stream).num_rows == 160
+    stranger = keyring(rotated.folder, "stranger", two=SECOND)
     with pytest.raises(EncryptionKeyError, match="no key named 'one'"):
-        read_as(lab, tmp_path / "lake", stranger, rotated)
+        read_as(rotated.lab, rotated.lake, stranger)
 
 
-def test_files_that_are_joined_stay_encrypted(lab: TierLab, plain: TierLab, tmp_path: Path) -> None:
+def test_what_is_joined_after_a_rotation_has_the_new_key(rotated: Rotated) -> None:
+    """Also if the process still has the provider's old key, which may be in wrong hands."""
+    for store in (
+        rotated.opened("job", rotated.stream, two=SECOND),
+        rotated.opened("old", rotated.stream, one=FIRST, two=SECOND),
+    ):
+        body = rotated.joined(store)
+        assert rotated.versions(body) == {2}
+        assert rotated.stream.data_keys[1].wrapped.encode() in body
+
+
+def test_an_old_key_is_not_put_on_records_of_a_newer_one(rotated: Rotated) -> None:
+    """A process that no broker told of the rotation joins nothing, and leaves nothing behind."""
+    before = sorted(rotated.lake.rglob("*.parquet"))
+    with pytest.raises(EncryptionKeyError, match="version 2 of its data key") as caught:
+        rotated.joined(rotated.opened("behind", rotated.lab.stream, one=FIRST, two=SECOND))
+    assert (caught.value.facts["stream"], caught.value.facts["version"]) == ("orders", 1)
+    with pytest.raises(EncryptionKeyError, match="no broker told"):
+        rotated.joined(rotated.opened("alone", None, one=FIRST, two=SECOND))
+    assert sorted(rotated.lake.rglob("*.parquet")) == before
+
+
+def test_a_keyring_without_the_new_key_still_reads_what_is_older(rotated: Rotated) -> None:
+    """Files name the old wrapping. What was written after the rotation needs the new key."""
+    store, snapshot = (
+        rotated.opened("late", rotated.stream, one=FIRST),
+        rotated.lab.table.snapshot(),
+    )
+
+    def count(start: int, end: int) -> int:
+        wanted = OffsetRange(Offset(start), Offset(end))
+        return sum(one.num_rows for one in read_rows(snapshot, store, 0, wanted, ROW_SCHEMA))
+
+    assert count(0, 120) == 120
+    with pytest.raises(EncryptionKeyError, match="no key named 'two'"):
+        count(120, 160)
+
+
+def test_a_wrapping_that_was_learnt_late_replaces_no_newer_one(rotated: Rotated) -> None:
+    """A task may bring the data keys of an older moment into a process that knows the rotation."""
+    now = rotated.opened("alone", rotated.stream, two=SECOND).config
+    assert table_keys.keys_at(now) is not None  # the process knows the rotation
+    before = located(rotated.lake, Path(now.keyring_file), rotated.lab.stream)
+    store = open_store(before.child("default/orders"))
+    forget_proofs()
+    (proof,) = verify_table(rotated.lab.table.snapshot(), store)
+    assert proof.cold_count == 160
+
+
+def test_files_that_are_joined_stay_encrypted(
+    lab: TierLab, plain: TierLab, ring: Path, tmp_path: Path
+) -> None:
     """A process without keys does not join them, so no plaintext is ever written."""
     snapshot = lab.table.snapshot()
     (wanted,) = plan_bins(snapshot)
-    made = rewrite(only(snapshot, wanted), lab.table.store, wanted, modified_us=1)
+    at = located(tmp_path / "lake" / "default" / "orders", ring, lab.stream)
+    made = rewrite(only(snapshot, wanted), open_store(at), wanted, modified_us=1)
     path = next((tmp_path / "lake").rglob(made.path.rpartition("/")[2]))
     with pytest.raises(OSError, match="decrypt"):
         pq.ParquetFile(path).read(columns=["value"])

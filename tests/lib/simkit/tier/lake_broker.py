@@ -25,10 +25,12 @@ from broker.model.cut import Cut, Lease, PartitionCut
 from broker.model.ids import LeaseId, PartitionId, PartitionNumber
 from broker.model.lineage import first_lineage_id
 from broker.model.offsets import Offset, OffsetRange
+from broker.model.stream import Stream
 from broker.model.tiering import TierStatus
 from broker.ports.tiering import ColdRows, RetentionStanding
 from simkit.brokers.memory_broker import MemoryBroker
 from simkit.brokers.memory_partition import MemoryPartition
+from simkit.encryption_keys import rotated
 from tiering.config import TieringConfig
 from tiering.read.lake import Lake
 from tiering.read.reader import read_rows
@@ -249,6 +251,11 @@ class LakeBroker(MemoryBroker):
             if snapshot is None
             else commit_digest(self.table(name).store, snapshot.version),
         )
+
+    def rotate_key(self, name: str, version: int) -> Stream:
+        """Give a stream with an encrypted table another data key."""
+        self._streams[name] = rotated(self.get(name), self.keys, version)
+        return self._streams[name]
 
     def read(
         self, name: str, partition: int, start: Offset, end: Offset, schema: pa.Schema
