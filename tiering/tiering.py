@@ -18,7 +18,7 @@ from broker.errors import (
     OffsetOutOfRangeError,
     RemoteTierUnavailableError,
 )
-from broker.model.ids import PartitionId, PartitionNumber
+from broker.model.ids import PartitionId, PartitionNumber, StreamUuid
 from broker.model.offsets import Offset, OffsetRange
 from broker.model.purge import expired_error
 from broker.model.stream import Stream
@@ -262,6 +262,10 @@ class Tiering:
     def table_name_for(self, name: str, uuid: str, namespace: str) -> str:
         """Choose the table folder of a new stream; see the port."""
         return self._lake.table_name_for(name, uuid, namespace)
+
+    def is_shipping(self, stream_uuid: StreamUuid) -> bool:
+        """Tell whether this broker may be writing to a stream's table; see the port."""
+        return self._uploader.is_shipping(stream_uuid) or self._claimant.is_claiming(stream_uuid)
 
     # ------------------------------------------------------------------------------ inside
 

@@ -45,3 +45,12 @@ class HeldLease:
     owner: str
     taken_us: int  # objects that were in the table at this time or came later are not deleted
     expires_us: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamRemains:
+    """What one broker knows of a stream that may have been deleted."""
+
+    present: bool  # its metadata has the stream
+    deleted: bool  # its metadata has the stream's deletion
+    shipping: bool  # it may be writing to the stream's table

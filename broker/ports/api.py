@@ -15,7 +15,7 @@ from broker.model.ids import BrokerId, LeaseId, StreamUuid
 from broker.model.offsets import Offset
 from broker.model.purge import Purged
 from broker.model.stream import AlteredStream, Stream, StreamConfig
-from broker.model.tiering import HeldLease, TierStatus
+from broker.model.tiering import HeldLease, StreamRemains, TierStatus
 from broker.ports.groups import CursorsApi, GroupsApi, MembersApi
 from broker.ports.partition import (
     PartitionHandle,
@@ -265,6 +265,9 @@ class ColdTierApi(Protocol):
 
     def status(self, name: str) -> list[TierStatus]:
         """Return how far each partition is shipped to the table."""
+
+    def remains(self, stream_uuid: StreamUuid) -> StreamRemains:
+        """Return what this broker knows, by itself, of a stream that may be deleted. Quick."""
 
     def table_start(self, name: str, partition: int) -> Offset | None:
         """Return the first offset of a partition in the table; None if the table has no record."""

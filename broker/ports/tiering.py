@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from broker.errors import HeadwaterError
 from broker.model.epochs import LeaderEpoch
-from broker.model.ids import PartitionId
+from broker.model.ids import PartitionId, StreamUuid
 from broker.model.lineage import Lineage
 from broker.model.offsets import Offset
 from broker.model.stream import Stream, StreamConfig
@@ -86,6 +86,9 @@ class RetentionStanding:
 
 class RemoteStarts(Protocol):
     """The remote starts in the metadata, for tiering. Any thread; blocks while it proposes."""
+
+    def is_there(self, partition: PartitionId) -> bool:
+        """Tell whether this broker's metadata has the partition, of a stream that is there."""
 
     def standing(self, partition: PartitionId) -> RetentionStanding | None:
         """Return what this broker's metadata says; None if the stream is gone. Quick."""
@@ -195,3 +198,9 @@ class RemoteLog(Protocol):
 
     def table_name_for(self, name: str, uuid: str, namespace: str) -> str:
         """Choose the table folder of a new stream: its name, or ``<name>-<uuid8>`` if taken."""
+
+    def is_shipping(self, stream_uuid: StreamUuid) -> bool:
+        """Tell whether this broker may be writing to a stream's table now, deleted or not. Quick.
+
+        A call of a store that missed its deadline is not counted.
+        """

@@ -62,6 +62,13 @@ from headwater.cli.stream_options import (
 )
 from headwater.cli.stream_pause import pause, readonly, resume
 from headwater.cli.stream_purge import purge
+from headwater.cli.stream_purge_table import (
+    ConfirmOption,
+    DespiteLeasesOption,
+    DoomedTable,
+    purge_table,
+    records_in_table,
+)
 from headwater.cli.stream_rotate_key import data_key_facts, rotate_key
 
 if TYPE_CHECKING:
@@ -79,6 +86,7 @@ app.command()(resume)
 app.command()(readonly)
 app.command("compact")(compact_now)
 app.command()(purge)
+app.command("purge-table")(purge_table)
 app.command()(rotate_key)
 
 
@@ -316,33 +324,54 @@ def delete(
     name: StreamArgument,
     *,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    with_table: Annotated[
+        bool,
+        typer.Option(
+            "--purge-table", help="Delete its Delta table, too; asks once more, --yes or not."
+        ),
+    ] = False,
+    confirm: ConfirmOption = None,
+    despite_leases: DespiteLeasesOption = False,
     server: ServerOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Delete a stream's log. Its Delta table stays in the lake.
+    """Delete a stream's log. Its Delta table stays in the lake, unless --purge-table is given.
 
     Records that are not yet in the table are lost. `headwater tier flush` ships them first.
+    --purge-table deletes the history itself, with the credentials of this process: the table, its
+    ledger, its key snapshot. It asks for the stream's name, or takes it from --confirm.
 
     [bold]Examples[/bold]
 
       headwater tier flush orders && headwater stream delete orders
       headwater stream delete scratch --yes
+      headwater stream delete scratch --purge-table
+      headwater stream delete scratch --yes --purge-table --confirm scratch
     """
-    with connect(find_server(server)) as client:
-        stream = client.stream(name)
+    found = find_server(server)
+    with connect(found) as client:
+        stream, doomed = client.stream(name), None
+        if with_table:
+            doomed = DoomedTable.of_stream(client, found, stream, despite_leases=despite_leases)
         if not yes:
             console.asking()
-            typer.confirm(
-                f"Delete stream {stream.name} and every record that is not in its table?",
-                abort=True,
-                err=True,
-            )
-        table = _table_of(client, stream)
-        deleted = client.delete_stream(name)
+            records = "" if with_table else " that is not in its table"
+            question = f"Delete stream {stream.name} and every record{records}?"
+            typer.confirm(question, abort=True, err=True)
+        if doomed is not None:
+            doomed.ask_brokers(client)  # before the deletion: may it be asked after it?
+            doomed.confirm(confirm, records=records_in_table(client, name))
+        table = "It had no table." if with_table else _table_of(client, stream)
+        deleted = client.delete_stream(name, stream_uuid=stream.uuid)
+        done = None if doomed is None else doomed.purge(client)
+    told = {} if doomed is None or done is None else {"purged": doomed.json_of(done)}
     if json:
-        console.json_line(_as_dict(deleted))
+        console.json_line({**_as_dict(deleted), **told})
     else:
-        console.say(f"Deleted [bold]{console.plain(name)}[/bold]. {console.plain(table)}")
+        table = console.plain(table) if doomed is None or done is None else doomed.said(done)
+        console.say(f"Deleted [bold]{console.plain(name)}[/bold]. {table}")
+    if doomed is not None and done is not None:
+        doomed.raise_unless_sure(done)
 
 
 def _table_of(client: Client, stream: Stream) -> str:

@@ -85,7 +85,7 @@ def open_latest(
     if stream_uuid is not None and table_name is None:
         names.append(recreated_table_name(stream_name, stream_uuid))
     for name in names:
-        for folder in _folders(name, stream_uuid):
+        for folder in folders_of(name, stream_uuid):
             table = _table_in(lake, namespace, folder)
             if not lake.config.may_read(table.uri):
                 continue
@@ -109,7 +109,7 @@ def latest_table(lake: Lake, stream: Stream) -> DeltaStreamTable:
     The folder is ``<table>__latest``. If that folder holds something else (the history of a stream
     with exactly that name), the folder is ``<table>__latest-<uuid8>``.
     """
-    first, second = _folders(stream.table_name, stream.uuid)
+    first, second = folders_of(stream.table_name, stream.uuid)
     table = _table_in(lake, stream.namespace, first, stream)
     try:
         if table.find() is not None or next(iter(table.store.list("")), None) is None:
@@ -213,7 +213,8 @@ def made_of(history: TableSnapshot, commit: str | None = None) -> str:
     return json.dumps(told if commit is None else {**told, "commit": commit}, sort_keys=True)
 
 
-def _folders(table_name: str, uuid: str | None) -> list[str]:
+def folders_of(table_name: str, uuid: str | None) -> list[str]:
+    """Return the folders beside a table that may hold its key snapshot."""
     first = f"{table_name}{SUFFIX}"
     return [first] if uuid is None else [first, recreated_table_name(first, uuid)]
 

@@ -23,7 +23,7 @@ from broker.errors import (
     HistoryClaimedError,
     RemoteTierUnavailableError,
 )
-from broker.model.ids import PartitionId
+from broker.model.ids import PartitionId, StreamUuid
 from broker.model.lineage import Lineage
 from broker.model.offsets import Offset
 from broker.model.stream import Stream
@@ -40,7 +40,7 @@ _THOROUGH_EVERY: Final = 30  # checks between two that look for all newer claims
 _IDLE_EVERY: Final = 30  # check intervals between two checks while a partition takes no writes
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _HeldLeadership:
     """One leadership of this broker. Guarded by the lock; one thread works on it at a time."""
 
@@ -86,6 +86,7 @@ class Claimant:
         self._observer = observer
         self._changed = threading.Condition()
         self._held: dict[PartitionId, _HeldLeadership] = {}
+        self._busy: list[_HeldLeadership] = []  # also those that are no longer held
         self._threads: list[threading.Thread] = []
         self._driven = None if drive is None else drive("claims", self._turn)
         self._reads: Executor = (  # runs the requests that a claim sends in parallel
@@ -156,6 +157,13 @@ class Claimant:
             if found is None or (lineage and lineage[-1].lineage_id != found.lineage_id):
                 self.begin(partition, lineage)
 
+    def is_claiming(self, stream_uuid: StreamUuid) -> bool:
+        """Tell whether a leadership of a stream is attended to, or may be."""
+        with self._changed:
+            held = (partition.stream_uuid for partition in self._held)
+            busy = (one.source.partition_id.stream_uuid for one in self._busy)
+            return stream_uuid in held or stream_uuid in busy
+
     def wait_settled(self, timeout_ms: int) -> None:
         """Wait until every claim is settled or lost, ``timeout_ms`` at most. Blocks."""
         with self._changed:
@@ -220,6 +228,7 @@ class Claimant:
         if first.due_ms > now:
             return None, first.due_ms
         first.busy = True
+        self._busy.append(first)
         return first, now
 
     def _attend(self, held: _HeldLeadership) -> None:
@@ -235,6 +244,7 @@ class Claimant:
             pause_ms = self._failed(held, HeadwaterError(str(bug)))
         with self._changed:
             held.busy = False
+            self._busy.remove(held)
             held.due_ms = self._clock.monotonic_ms() + pause_ms
             self._changed.notify_all()
 

@@ -19,6 +19,7 @@ from broker.errors import (
     ObjectMissingError,
     RemoteTierUnavailableError,
     StaleColdEndError,
+    UnknownStreamError,
 )
 from broker.model.offsets import Offset, OffsetRange
 from broker.ports.system import Clock
@@ -103,6 +104,7 @@ class PartitionShipper:
         self._keeper: PartitionExpirer | PartitionKeyCompactor | None = None
         self.expirer: PartitionExpirer | None = None
         self.key_compactor: PartitionKeyCompactor | None = None
+        self._starts = starts
         if starts is not None:
             upkeep = TableUpkeep(
                 source=source, table=table, starts=starts, clock=clock, config=config,
@@ -134,6 +136,7 @@ class PartitionShipper:
             HeadwaterError: the cycle stopped; nothing is lost, the next one reads the table anew.
         """
         try:
+            self._require_stream()
             if self._keeper is not None:
                 return self._keep_up(self._keeper)
             if self._effect is None:
@@ -198,6 +201,12 @@ class PartitionShipper:
 
     def _loaded(self, snapshot: TableSnapshot) -> None:
         self.snapshot = snapshot
+
+    def _require_stream(self) -> None:
+        """Begin nothing for a deleted stream: its table may be deleted, and would come back."""
+        partition = self.source.partition_id
+        if self._starts is not None and not self._starts.is_there(partition):
+            raise UnknownStreamError(f"the stream of partition {partition} was deleted")
 
     def _require_leadership(self) -> None:
         """Raise the reason if the leadership is lost: then nothing is shipped."""

@@ -26,7 +26,7 @@ from broker.errors import (
     RemoteTierUnavailableError,
     UnknownStreamError,
 )
-from broker.model.ids import PartitionId
+from broker.model.ids import PartitionId, StreamUuid
 from broker.model.offsets import Offset
 from broker.model.stream import Stream
 from broker.ports.pumps import NEVER_MS, Drive
@@ -40,7 +40,7 @@ ShipperOf = Callable[[Stream, TierSource], PartitionShipper]
 _FLUSH_POLL_MS: Final = 50
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _UploadTask:
     """One partition's place in the queue. The uploader's lock guards all but ``shipper``."""
 
@@ -90,6 +90,7 @@ class Uploader:
         self._observer = observer
         self._changed = threading.Condition()
         self._tasks: dict[PartitionId, _UploadTask] = {}
+        self._busy: list[_UploadTask] = []  # also those that are no longer among the tasks
         self._next_scan_ms = 0
         self._scanning = False
         self._stopping = False
@@ -185,6 +186,13 @@ class Uploader:
         with self._changed:
             return [(task.stream, task.shipper) for task in self._tasks.values()]
 
+    def is_shipping(self, stream_uuid: StreamUuid) -> bool:
+        """Tell whether a worker is busy with a partition of a stream, or may begin to be."""
+        with self._changed:
+            waiting = (partition.stream_uuid for partition in self._tasks)
+            busy = (task.shipper.source.partition_id.stream_uuid for task in self._busy)
+            return stream_uuid in waiting or stream_uuid in busy
+
     def unreachable(self) -> RemoteTierUnavailableError | None:
         """Return the error if the store did not answer the last cycle of some partition."""
         with self._changed:
@@ -248,6 +256,7 @@ class Uploader:
             return False, None, min(self._next_scan_ms, first.due_ms)
         first.busy_since_ms = now
         first.again = False
+        self._busy.append(first)
         return False, first, now
 
     def _scan(self, only: Stream | None = None) -> None:
@@ -303,6 +312,7 @@ class Uploader:
             now = self._clock.monotonic_ms()
             task.cycles_total += 1
             task.busy_since_ms = None
+            self._busy.remove(task)
             task.error = error
             task.failures = 0 if error is None else task.failures + 1
             task.again = task.again or more

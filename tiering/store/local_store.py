@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -27,6 +28,7 @@ from broker.errors import (
 from tiering.store.location import StoreConfig
 from tiering.store.object_store import ObjectInfo
 
+_TEMPORARY = re.compile(r"\.[0-9a-f]{16}\.tmp")
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
@@ -133,6 +135,14 @@ class LocalStore:
                 raise _translated(cause, key) from cause
             with suppress(OSError):  # not empty, or gone
                 path.parent.rmdir()
+
+    def erase_remains(self) -> None:
+        """Delete temporary files of killed processes, and empty folders, the root included."""
+        for folder, _, names in os.walk(self._root, topdown=False):
+            for name in filter(_TEMPORARY.fullmatch, names):
+                Path(folder, name).unlink(missing_ok=True)
+            with suppress(OSError):  # not empty
+                Path(folder).rmdir()
 
     def under(self, path: str) -> LocalStore:
         """Return a store one folder down."""

@@ -74,10 +74,19 @@ class ObjectStore(Protocol):
 
 
 class ErasableStore(ObjectStore, Protocol):
-    """A store that can delete objects; all adapters can. Shipping never does."""
+    """A store that can delete objects; all adapters that write can. Shipping never does."""
 
     def erase(self, keys: Sequence[str]) -> None:
         """Delete objects of the caller that no table refers to; missing objects are no error."""
+
+    def erase_remains(self) -> None:
+        """Delete what no listing shows: temporary files and empty folders of a local directory.
+
+        Nobody writes below the root any more.
+        """
+
+    def under(self, path: str) -> ErasableStore:
+        """Return the same store with its root moved down by ``path``."""
 
 
 def require_conditional_put(store: ObjectStore) -> None:

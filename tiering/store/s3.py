@@ -186,6 +186,9 @@ class S3Store:
             place = {"Bucket": self._bucket, "Key": self._prefix + key}
             self._with_retries(partial(self._client.delete_object, **place), key)
 
+    def erase_remains(self) -> None:
+        """Do nothing: a bucket has objects only."""
+
     def under(self, path: str) -> S3Store:
         """Return the same bucket, one prefix down, over the same connections."""
         return S3Store(self._config.child(path), self._client)

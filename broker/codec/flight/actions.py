@@ -233,6 +233,12 @@ ACTIONS: Final[Mapping[str, ActionSpec]] = {
         {"name": _name, "stream_uuid": _optional_uuid},
         {"stream_uuid": None},
     ),
+    "stream_remains": ActionSpec(
+        "Ask this broker by itself of a stream that may be deleted; before its table is deleted. "
+        "{name, stream_uuid} -> {present, deleted, shipping}.",
+        {"name": _name, "stream_uuid": stream_uuid},
+        {},
+    ),
     "take_lease": ActionSpec(
         "Take a lease: until it expires, nothing of the stream is deleted. {name, owner, ttl_ms} "
         "-> {lease_id, expires_us}.",

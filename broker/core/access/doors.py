@@ -111,6 +111,9 @@ FLIGHT: Final[Mapping[str, CallRow]] = {
     "resume_stream": _on_stream("alter"),
     "set_stream_readonly": _on_stream("alter"),
     "delete_stream": _on_stream("delete"),
+    "stream_remains": _row(  # of a stream whose table is going to be deleted
+        ("delete", "stream", _field("name")), ("erase", "stream", _field("name"))
+    ),
     "take_lease": _on_stream("consume"),
     "renew_lease": _on_stream("consume", LEASED, audited=False),
     "drop_lease": _on_stream("consume", LEASED),

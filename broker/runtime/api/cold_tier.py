@@ -11,7 +11,7 @@ from broker.errors import InvalidRequestError, RemoteTierUnavailableError
 from broker.model.ids import PartitionId, PartitionNumber, StreamUuid
 from broker.model.offsets import Offset
 from broker.model.stream import Stream
-from broker.model.tiering import TableState, TierStatus
+from broker.model.tiering import StreamRemains, TableState, TierStatus
 from broker.ports.tiering import ColdRows, RemoteLog
 from broker.runtime.api.streams import Streams
 from broker.runtime.metadata.metadata_log import WaitingMetadata
@@ -97,6 +97,12 @@ class ColdTier:
     def status(self, name: str) -> list[TierStatus]:
         """See ``ColdTierApi.status``."""
         return self._lake().status(self._streams.get(name))
+
+    def remains(self, stream_uuid: StreamUuid) -> StreamRemains:
+        """See ``ColdTierApi.remains``."""
+        present, deleted = self._streams.knows(stream_uuid)
+        shipping = self._remote is not None and self._remote.is_shipping(stream_uuid)
+        return StreamRemains(present=present, deleted=deleted, shipping=shipping)
 
     def table_start(self, name: str, partition: int) -> Offset | None:
         """See ``ColdTierApi.table_start``; reads the table, because another broker may feed it."""

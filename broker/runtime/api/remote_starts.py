@@ -30,6 +30,10 @@ class MetadataRemoteStarts:
         self._metadata = metadata
         self._clock = clock
 
+    def is_there(self, partition: PartitionId) -> bool:
+        """See ``RemoteStarts.is_there``."""
+        return self._metadata.state.partition(partition) is not None
+
     def standing(self, partition: PartitionId) -> RetentionStanding | None:
         """See ``RemoteStarts.standing``. Cold end and leases are of one state.
 

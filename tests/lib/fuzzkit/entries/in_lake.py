@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -25,6 +25,7 @@ from simkit.tier import hand_log
 from simkit.tier.source import make_stream
 from tiering.proof import proofs
 from tiering.proof.provenance import Provenance, Walk
+from tiering.purge.owner import TableOwner, decode_owner, owner_of
 from tiering.read.parquet_source import ParquetObject, read_columns
 from tiering.ship import claims
 from tiering.store.location import StoreConfig
@@ -220,13 +221,36 @@ def _claimed(data: bytes) -> object:
     return None
 
 
+def _folder_of(data: bytes) -> object:
+    """Return whose a folder is whose only commit is ``data``."""
+    return owner_of(cast("Any", _Store(data, (delta_log.log_key(0),))))
+
+
 def _claim() -> bytes:
     claim = claims.claim_of(_LINEAGE, _PARTITION, cluster="c", broker="b", time_us=5)
     return replace(claim, leader_epoch=8).encode()
 
 
+def _owners() -> Iterator[Decoder]:
+    """Yield those of a purge, which asks whose a folder is."""
+    yield Decoder(
+        name="purge_mark",
+        covers=("tiering.purge.owner.decode_owner",),
+        decode=lambda data: decode_owner(data, "mark"),
+        make_seeds=lambda: [TableOwner(stream_uuid=_PARTITION.stream_uuid).encode()],
+    )
+    yield Decoder(
+        name="owner_in_log",
+        covers=("tiering.purge.owner.owner_of",),
+        decode=_folder_of,
+        make_seeds=lambda: [b'{"metaData": {"configuration": {"headwater.stream_uuid": ""}}}'],
+        raw_seeds=False,  # in this folder a claim has the same bytes
+    )
+
+
 def decoders() -> Iterator[Decoder]:
     """Yield them all."""
+    yield from _owners()
     yield Decoder(
         name="claim",
         covers=("tiering.ship.claims.ClaimBook.look",),

@@ -1,4 +1,7 @@
-"""A broker in memory: BrokerApi as broker/ports states it, no files; all is lost at the end."""
+"""A broker in memory: BrokerApi as broker/ports states it, no files; all is lost at the end.
+
+The file is not split: it is one class, and the clock and partitions that the class is made of.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ from broker.model.lineage import first_lineage_id
 from broker.model.offsets import Offset, OffsetRange
 from broker.model.purge import Purged
 from broker.model.stream import AlteredStream, Stream, StreamConfig
-from broker.model.tiering import HeldLease, TierStatus
+from broker.model.tiering import HeldLease, StreamRemains, TierStatus
 from broker.ports.api import BrokerPlace, PartitionPlace, PartitionStanding
 from broker.ports.partition import PartitionWriter
 from broker.ports.tiering import ColdRows
@@ -419,6 +422,11 @@ class MemoryBroker:
                 subject=handle.subject,
                 schema=schema,
             )
+
+    def remains(self, stream_uuid: StreamUuid) -> StreamRemains:
+        """Return whether the stream is here."""
+        present = any(one.uuid == stream_uuid for one in self._streams.values())
+        return StreamRemains(present=present, deleted=not present, shipping=False)
 
     def status(self, name: str) -> list[TierStatus]:
         """Return how much of each partition is cold."""

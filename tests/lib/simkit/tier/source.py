@@ -64,6 +64,11 @@ class MemoryRemoteStarts:
         self.lease_us: int | None = None  # when the oldest lease was taken
         self.held_at: int | None = None  # the lowest offset that a lease holds
         self.decided: list[tuple[int, bool]] = []  # every decision: remote start, done already
+        self.deleted = False  # the stream is gone
+
+    def is_there(self, partition: PartitionId) -> bool:
+        """See the port."""
+        return partition == self.source.partition_id and not self.deleted
 
     def standing(self, partition: PartitionId) -> RetentionStanding | None:
         """See the port."""
@@ -406,6 +411,10 @@ class MemoryTierCatalog:
     def remote_starts(self) -> MemoryTierCatalog:
         """See ``TierCatalog.remote_starts``."""
         return self
+
+    def is_there(self, partition: PartitionId) -> bool:
+        """See ``RemoteStarts.is_there``."""
+        return self._starts(partition).is_there(partition)
 
     def standing(self, partition: PartitionId) -> RetentionStanding | None:
         """See ``RemoteStarts.standing``."""

@@ -221,3 +221,18 @@ def test_a_stop_ends_a_flush(rig: Rig) -> None:
     rig.clock.looks_left = 20
     with pytest.raises(RemoteTierUnavailableError):
         rig.uploader.flush(STREAM, timeout_ms=1 << 40)
+
+
+def test_a_cycle_of_a_deleted_stream_is_told_until_it_is_over() -> None:
+    """Another worker drops the partition while this one is in the middle of an upload."""
+    rig = Rig()
+    rig.steps = [CycleProgress.UNDER_WAY]
+    assert not rig.uploader.is_shipping(AT.stream_uuid)
+    while not rig.made or not rig.made[0].taken:
+        rig.turn()
+    rig.sources.clear()
+    rig.uploader._scan()
+    assert rig.uploader.task_of(AT) is None
+    assert rig.uploader.is_shipping(AT.stream_uuid)
+    rig.turn()
+    assert not rig.uploader.is_shipping(AT.stream_uuid)

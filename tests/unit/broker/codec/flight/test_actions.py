@@ -57,6 +57,7 @@ GOOD: dict[str, dict[str, Any]] = {
         "readonly": False,
     },
     "delete_stream": {"name": "s", "stream_uuid": None},
+    "stream_remains": {"name": "s", "stream_uuid": UUID},
     "take_lease": {"name": "s", "owner": "me", "ttl_ms": 1_000},
     "renew_lease": {"lease_id": "l", "ttl_ms": 1_000},
     "drop_lease": {"lease_id": "l"},

@@ -66,6 +66,7 @@ MAY: Final[dict[str, dict[str, frozenset[str]]]] = {
         "resume_stream": ADMIN,
         "set_stream_readonly": ADMIN,
         "delete_stream": ADMIN,
+        "stream_remains": ADMIN,
         "take_lease": READERS,
         "renew_lease": READERS,
         "drop_lease": READERS,

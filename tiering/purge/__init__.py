@@ -1,0 +1,1 @@
+"""Deletes the table of a deleted stream."""
