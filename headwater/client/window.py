@@ -15,7 +15,8 @@ These rules keep every batch stored once, in order (Source: Kafka's idempotent p
 
 6. A send without an answer, or with an answer that says nothing for certain, may have stored its
    batch. A later refusal that is decided before the broker looks for the batch (no access,
-   read-only) does not say otherwise: the batch's sender is told that it may be stored.
+   read-only, a limit that was lowered) does not say otherwise: the batch's sender is told that it
+   may be stored.
 
 Batches of NO_PRODUCER have no numbers, so rules 3 and 4 do not apply. Such a batch, sent again, may
 be stored twice, or behind a later batch.
@@ -39,6 +40,7 @@ from broker.errors import (
     LogFailedError,
     OverloadedError,
     PartitionReadonlyError,
+    RecordTooLargeError,
     SegmentCorruptError,
     SequenceGapError,
     StaleLeaderEpochError,
@@ -84,7 +86,8 @@ class WindowEntry:
 
 def outcome_of(entry: WindowEntry, error: HeadwaterError) -> HeadwaterError:
     """Return the error that the sender of a batch is told (rule 6)."""
-    if entry.in_doubt and isinstance(error, AccessError | PartitionReadonlyError):
+    unseen = AccessError | PartitionReadonlyError | RecordTooLargeError  # the limit may be new
+    if entry.in_doubt and isinstance(error, unseen):
         return CommitTimeoutError(
             "an earlier send of the batch had no certain answer, so the batch may be stored; sent "
             f"again, it was refused: {error.message}",

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Final, Self
 
 from broker.errors import (
     CommitTimeoutError,
+    HeadwaterError,
     InvalidRequestError,
     NoAnswerError,
     UnavailableError,
@@ -52,6 +54,23 @@ _AGAIN: Final = {"UNAVAILABLE", "FAILED_PRECONDITION", "DEADLINE_EXCEEDED", "CAN
 CURSORS: Final = "__cursors"
 
 _Call = Callable[[Any, float], Awaitable[Any]]  # of a server's stubs, with the seconds that it has
+
+
+@contextmanager
+def _told(doubt: list[CommitTimeoutError]) -> Iterator[None]:
+    """Raise CommitTimeoutError for a later failure if an attempt may have stored the message."""
+    try:
+        yield
+    except CommitTimeoutError:
+        raise
+    except HeadwaterError as error:
+        if not doubt:
+            raise
+        raise CommitTimeoutError(
+            f"the message may be stored: {doubt[0].message}; sent again, it failed: "
+            f"{error.message}",
+            cause=type(error).__name__,
+        ) from error
 
 
 class AsyncLiftbridge:
@@ -200,9 +219,14 @@ class AsyncLiftbridge:
             expected_offset=expected_offset,
             correlation_id=correlation_id or next(self._ids),
         )
-        return await self._publish(request, silent=policy is AckPolicy.NONE)
+        doubt: list[CommitTimeoutError] = []
+        with _told(doubt):
+            return await self._publish(request, doubt, silent=policy is AckPolicy.NONE)
 
-    async def _publish(self, request: api.PublishRequest, *, silent: bool) -> PublishAck | None:
+    async def _publish(
+        self, request: api.PublishRequest, doubt: list[CommitTimeoutError], *, silent: bool
+    ) -> PublishAck | None:
+        """Publish a message; ``doubt`` gets the ends of attempts that may have stored it."""
         deadline = self._now() + self._timeout_s
         tried = 0
         while True:
@@ -222,11 +246,12 @@ class AsyncLiftbridge:
                     f"no acknowledgement within {self._timeout_s} s: it is not known whether the "
                     "message is stored"
                 ) from None
-            except CommitTimeoutError:
+            except CommitTimeoutError as error:
                 if not self._resend or self._now() >= deadline:
                     raise
-            except UnavailableError:
-                if self._now() >= deadline:
+                doubt.append(error)
+            except UnavailableError as error:
+                if not error.retriable or self._now() >= deadline:
                     raise
             tried += 1
             await asyncio.sleep(_PAUSE_S)

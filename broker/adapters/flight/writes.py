@@ -79,7 +79,7 @@ class PutStream:
         """Serve the stream until its client has finished it; blocks.
 
         Raises:
-            CommitTimeoutError: the last outcomes did not come in time.
+            CommitTimeoutError: the last outcomes did not come in time; whatever ended ``chunks``.
             Exception: an error of ``chunks``, after all outcomes are known.
         """
         session = self._session
@@ -99,12 +99,12 @@ class PutStream:
         finally:
             session.finish()
             self._acknowledger.join(self._config.commit_timeout_ms / 1000)
-        if self._acknowledger.is_alive():
-            raise CommitTimeoutError(
-                f"{session.inflight_batches} batches were not durable within "
-                f"{self._config.commit_timeout_ms} ms",
-                timeout_ms=self._config.commit_timeout_ms,
-            )
+            if self._acknowledger.is_alive():  # instead of an error that says "not stored"
+                raise CommitTimeoutError(
+                    f"{session.inflight_batches} batches were not durable within "
+                    f"{self._config.commit_timeout_ms} ms",
+                    timeout_ms=self._config.commit_timeout_ms,
+                )
 
     def close(self) -> None:
         """Refuse further batches, and ask the client to finish its stream. Any thread."""

@@ -51,6 +51,10 @@ _TO_SUBJECT: Final = SERVICE + "PublishToSubject"
 _INBOX_CHARS_MAX: Final = 1024
 _METADATA: Final = SERVICE + "FetchMetadata"
 _DEADLINE: Final = Status(Code.DEADLINE_EXCEEDED, "the deadline of the call has passed")
+_CLOSING: Final = Status(Code.UNAVAILABLE, "the server is closing")
+_UNKNOWN: Final = Status(
+    Code.DEADLINE_EXCEEDED, "the server is closing: the message may be stored or not"
+)
 
 Subscribe = Callable[[api.SubscribeRequest, Subscriber], str | None]
 """Serves a subscription on its own thread; returns why it ended; None: in order."""
@@ -89,6 +93,12 @@ class _Call:
     half_closed: bool = False
     counted: bool = False  # as open, for the caller's quota
     timer: asyncio.TimerHandle | None = None
+
+    @property
+    def may_store(self) -> bool:
+        """Whether its message may be stored; a status is the only answer of such a call."""
+        publishes = self.path == _PUBLISH and self.publish is not None and self.publish.may_store
+        return publishes or self.give_up is not None  # PublishToSubject: given to NATS
 
 
 class ClientConnection(asyncio.Protocol):
@@ -173,8 +183,8 @@ class ClientConnection(asyncio.Protocol):
 
     def close(self) -> None:
         """Take no more calls, end the running ones, and close."""
-        for number in list(self._calls):
-            self._finish(number, Status(Code.UNAVAILABLE, "the server is closing"))
+        for number, call in list(self._calls.items()):
+            self._finish(number, _UNKNOWN if call.may_store else _CLOSING)
         self._grpc.close()
         self._write()
         if self._transport is not None:

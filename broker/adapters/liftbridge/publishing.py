@@ -125,6 +125,14 @@ class PublishCall:
         """Whether every message was answered."""
         return not self._unanswered
 
+    @property
+    def may_store(self) -> bool:
+        """Whether messages without an answer are stored, or will be if a leader is found.
+
+        The end of the call changes this only for messages that wait because of the quota.
+        """
+        return self._unanswered > sum(map(len, self._held))
+
     def take(self, messages: Sequence[Published]) -> None:
         """Store messages, as soon as the quota of their publisher lets them pass."""
         self._unanswered += len(messages)
@@ -137,6 +145,7 @@ class PublishCall:
         self._pace.leave()
         left = [one for messages in self._held for one in messages]
         self._held.clear()
+        self._unanswered -= len(left)
         return left
 
     def _pass_held(self) -> None:

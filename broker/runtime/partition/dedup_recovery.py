@@ -49,6 +49,9 @@ def rebuild_producers(log: PartitionLog) -> ProducerTable:
 class WindowReading:
     """Fills a window with the ids of the records that may still be within it, slice by slice.
 
+    If there are more records than the window may have ids, the ids are counted first. That takes
+    far less time than to remember ids which the window forgets at once.
+
     Nothing may be appended to the log meanwhile. The start of the log may move.
     """
 
@@ -61,6 +64,7 @@ class WindowReading:
         self._config = config
         self._now_us = now_us
         self._next: Offset | None = None  # None: the first record to read is not known yet
+        self._counted: list[tuple[Offset, int]] | None = None  # slices, while ids are counted
 
     def step(self, opened: OpenBatches, *, slice_bytes: int) -> bool:
         """Read about ``slice_bytes`` of the log; return whether all ids are in the window.
@@ -72,24 +76,43 @@ class WindowReading:
         """
         if self._next is None:
             self._next = self._first()
+            if self._log.log_end - self._next > self._config.dedup_ids_max:
+                self._counted = []
         start, end = max(self._next, self._log.log_start), self._log.log_end
         if start < end:
             batches = self._log.read(start, end, bytes_max=slice_bytes)
             plain = opened([one for one in batches if one.header.columns & _HEADERS_BIT])
             parts = [(one.header, decode_body(one.header, one.body)) for one in plain]
-            if parts:
+            if self._counted is not None:
+                self._counted.append((start, _count_ids(parts) if parts else 0))
+            elif parts:
                 _add_ids(parts, self._window)
+                self._window.expire(self._now_us)  # to hold no more than a window's ids meanwhile
             start = batches[-1].header.end_offset
         self._next = start
+        if start >= end and self._counted is not None:
+            self._next, self._counted = self._skip(self._counted), None
+            return False
         return start >= end
 
+    def _skip(self, counted: list[tuple[Offset, int]]) -> Offset:
+        """Return where the ids begin that the window may have; it has forgotten those before."""
+        first, ids = self._log.log_end, 0
+        while counted and ids < self._config.dedup_ids_max:
+            first, count = counted.pop()
+            ids += count
+        self._window.forgotten_early += sum(count for _, count in counted)
+        return first
+
     def _first(self) -> Offset:
-        """Return the first offset whose id may be within the window."""
+        """Return the first offset whose id may be within the window.
+
+        It is not nearer to the end if the window holds few ids: records without ids take no place.
+        """
         log, config = self._log, self._config
         if not config.dedup_window_ms:
             return log.log_end
-        horizon = log.offset_at(self._now_us - config.dedup_window_ms * 1000)
-        return max(horizon, Offset(log.log_end - config.dedup_ids_max))
+        return log.offset_at(self._now_us - config.dedup_window_ms * 1000)
 
 
 def _batches(log: PartitionLog, start: Offset) -> Iterator[StoredBatch]:
@@ -97,6 +120,11 @@ def _batches(log: PartitionLog, start: Offset) -> Iterator[StoredBatch]:
         batches = log.read(start, log.log_end, bytes_max=_READ_BYTES)
         yield from batches
         start = batches[-1].header.end_offset
+
+
+def _count_ids(parts: Sequence[_Part]) -> int:
+    keys = pa.concat_arrays([body.column("headers") for _, body in parts]).flatten().field("key")
+    return int(np.count_nonzero(np.asarray(pc.equal(keys, MESSAGE_ID))))
 
 
 def _add_ids(parts: Sequence[_Part], window: MessageIdWindow) -> None:

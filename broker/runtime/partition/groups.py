@@ -91,17 +91,17 @@ class Answer:
         return replace(self, outcome=outcome, end=_end_of(outcome))
 
     def abandon(self, error: HeadwaterError) -> None:
-        """Answer the caller with ``error``: the outcome of its write is unknown.
+        """Answer the caller with ``error``, and tell that the outcome of its write is unknown.
 
-        Records, other than batches, may have no ids by which a repeat is known: their publisher is
-        told that the outcome is unknown.
+        A refusal of the group stays: what it refused is not in the log.
         """
+        unknown = of_unknown_outcome(error)
         match self.write:
             case BatchesWrite():
-                told = [one if isinstance(one, HeadwaterError) else error for one in self.outcome]
+                told = [one if isinstance(one, HeadwaterError) else unknown for one in self.outcome]
                 self.write.done(told)
             case RecordsWrite():
-                self.write.done(of_unknown_outcome(error))
+                self.write.done(unknown)
 
     def _settled(
         self, outcome: AppendResult | HeadwaterError, failure: HeadwaterError

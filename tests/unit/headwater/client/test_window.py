@@ -15,12 +15,14 @@ from broker.errors import (
     EnvelopeError,
     HeadwaterError,
     LogFailedError,
+    NotLeaderError,
     OverloadedError,
     PartitionReadonlyError,
     RecordTooLargeError,
     SequenceGapError,
     StaleLeaderEpochError,
     StreamRecreatedError,
+    of_unknown_outcome,
 )
 from broker.model.epochs import LeaderEpoch
 from broker.model.ids import NO_PRODUCER, NO_SEQUENCE, ProducerId
@@ -182,7 +184,8 @@ class ModelBroker:
         if entry.batch % 7 == 3:
             return RecordTooLargeError("too large")
         if self.random.random() < self.closed_share:
-            return PartitionReadonlyError("read-only for now")
+            refusals = [PartitionReadonlyError, RecordTooLargeError]
+            return self.random.choice(refusals)("for now")
         chance = self.random.random()
         if chance < 0.05:
             return OverloadedError("busy")
@@ -257,8 +260,35 @@ def test_a_call_that_is_refused_as_a_whole_has_stored_nothing() -> None:
     told = outcome_of(first, closed)
     assert isinstance(told, CommitTimeoutError)
     assert told.facts == {"cause": "PartitionReadonlyError"}
+
+
+def test_a_limit_that_was_lowered_says_nothing_of_an_earlier_send() -> None:
+    """Sizes are checked before a look at what is stored: the first send had another limit."""
     too_large = RecordTooLargeError("too large")
-    assert outcome_of(first, too_large) is too_large  # so it was at its first send
+    pipe = confirmed_window()
+    (first,) = send(pipe, 1)
+    assert outcome_of(first, too_large) is too_large
+    pipe.ended()
+    told = outcome_of(first, too_large)
+    assert isinstance(told, CommitTimeoutError)
+    assert told.facts == {"cause": "RecordTooLargeError"}
+
+
+@pytest.mark.parametrize("refusal", [PartitionReadonlyError, RecordTooLargeError])
+def test_a_batch_in_the_log_of_a_replaced_leader_may_be_stored(
+    refusal: type[HeadwaterError],
+) -> None:
+    """The next leader may commit it, and refuse it when it comes again."""
+    lost = NotLeaderError("this broker stopped leading before the commit")
+    for answer, kind in ((lost, refusal), (of_unknown_outcome(lost), CommitTimeoutError)):
+        pipe = confirmed_window()
+        (first,) = send(pipe, 1)
+        assert pipe.answered(answer) is None
+        pipe.ended()
+        pipe.connected()
+        assert pipe.next_to_send() is first
+        assert pipe.answered(refusal("no")) is first
+        assert type(outcome_of(first, refusal("no"))) is kind
 
 
 def run_connection(

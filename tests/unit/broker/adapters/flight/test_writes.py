@@ -1,4 +1,7 @@
-"""One do_put without a network: order of answers, bounds, refusals, stalled and absent clients."""
+"""One do_put without a network: order of answers, bounds, refusals, stalled and absent clients.
+
+The file is not split: nearly every test feeds the same put stream chunk by chunk.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from broker.codec.flight.protocol import decode_ack, encode_put_mark, is_ready
 from broker.codec.record_batch import Preparer, prepare
 from broker.codec.schema import HEADERS_TYPE
 from broker.errors import (
+    AccessDeniedError,
     CommitTimeoutError,
     DiskFullError,
     HeadwaterError,
@@ -429,6 +433,21 @@ def test_a_commit_that_never_comes_ends_the_stream_with_an_error(broker: MemoryB
     harness.send(batch(0))
     harness.finish()
     assert isinstance(harness.error, CommitTimeoutError)
+
+
+def test_a_call_whose_right_ends_does_not_say_that_its_batches_are_not_stored(
+    broker: MemoryBroker,
+) -> None:
+    """A batch without an answer is stored later; AccessError would mean that nothing is."""
+    config = FlightServiceConfig(put_alone_bytes_max=0, commit_timeout_ms=50)
+    harness = Harness(broker, config, StreamConfig(subject="s"))
+    harness.partition.hold()
+    harness.send(batch(0))
+    harness.fail(AccessDeniedError("the right was revoked"))
+    harness.finish()
+    assert isinstance(harness.error, CommitTimeoutError)
+    harness.partition.release()
+    assert isinstance(harness.sink.answers(1)[0], AppendResult)
 
 
 def test_an_error_of_the_reader_comes_after_all_answers(harness: Harness) -> None:

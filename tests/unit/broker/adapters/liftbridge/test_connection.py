@@ -20,8 +20,17 @@ from broker.adapters.liftbridge.connection import ClientConnection, Workers
 from broker.adapters.liftbridge.guard import Guard
 from broker.adapters.liftbridge.http2 import Http2Limits, prefixed
 from broker.adapters.liftbridge.statuses import Code, status_of
-from broker.adapters.liftbridge.targets import BrokerTargets, LookUps
+from broker.adapters.liftbridge.targets import (
+    BrokerTargets,
+    LookUps,
+    PublishTarget,
+    PublishTargets,
+)
 from broker.errors import HeadwaterError
+from broker.model.ids import StreamUuid
+from broker.model.stream import Stream, StreamConfig
+from broker.ports.partition import PartitionWriter
+from broker.ports.subjects import SubjectPublisher
 from broker.wire.liftbridge import api_pb2 as api
 from simkit.brokers.memory_broker import MemoryBroker
 
@@ -63,11 +72,41 @@ def test_a_publisher_of_a_busy_broker_is_told_to_try_again() -> None:
     assert status_of(error).code is Code.UNAVAILABLE
 
 
+class Silence:
+    """A partition, and a NATS server, that take every message and answer none."""
+
+    def __init__(self) -> None:
+        self.taken_count = 0
+
+    def known(self, stream: str, partition: int) -> PublishTarget:
+        """See ``PublishTargets``."""
+        config = StreamConfig(subject=stream)
+        uuid = StreamUuid("00000000-0000-4000-8000-000000000001")
+        found = Stream(name=stream, uuid=uuid, config=config, created_us=0, table_name="t")
+        return PublishTarget(found, partition, cast("PartitionWriter", self))
+
+    def rests(self, stream: str, partition: int) -> bool:
+        """See ``PublishTargets``."""
+        return False
+
+    def submit_records(self, *arguments: object, **named: object) -> None:
+        """See ``PartitionWriter``."""
+        self.taken_count += 1
+
+    def ask(self, *arguments: object) -> Callable[[], None]:
+        """See ``SubjectPublisher``."""
+        self.taken_count += 1
+        return lambda: None
+
+
 class Wire(asyncio.Transport):
     """Joins a client of h2 and the service's connection."""
 
-    def __init__(self, *, window_bytes: int = 3 * _SIZE) -> None:
+    def __init__(
+        self, *, window_bytes: int = 3 * _SIZE, targets: PublishTargets | None = None
+    ) -> None:
         super().__init__()
+        self.may_close = False
         self.client = h2.connection.H2Connection(h2.config.H2Configuration(header_encoding="utf-8"))
         self.trailers: list[dict[str, str]] = []
         self.client.initiate_connection()
@@ -78,8 +117,8 @@ class Wire(asyncio.Transport):
             unary={"/proto.API/DeleteStream": lambda _: b""},
             metadata=lambda *_: b"",
             subscribe=lambda *_: None,
-            targets=BrokerTargets(MemoryBroker()),
-            subjects=None,
+            targets=targets or BrokerTargets(MemoryBroker()),
+            subjects=cast("SubjectPublisher", Silence()),
             forget=lambda _: None,
             guard=Guard(Gate("liftbridge", None)),
         )
@@ -89,8 +128,8 @@ class Wire(asyncio.Transport):
         """Nothing waits here."""
 
     def close(self) -> None:
-        """The service has refused the client."""
-        raise AssertionError("the service closed the connection")
+        """The service has refused the client, or closes itself."""
+        assert self.may_close, "the service closed the connection"
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Take what the service sends."""
@@ -103,15 +142,23 @@ class Wire(asyncio.Transport):
         told, self.trailers = self.trailers, []
         return told
 
-    def call(self, path: str, data: bytes) -> None:
-        """Begin a call, send data, and give the call up."""
+    def begin(self, path: str, data: bytes, *, ends: bool = False) -> int:
+        """Begin a call with a deadline and send data, all that there is if it ``ends``."""
         number = self.client.get_next_available_stream_id()
         names = (":method", "POST"), (":scheme", "http"), (":path", path), (":authority", "test")
-        self.client.send_headers(number, [*names, ("content-type", "application/grpc")])
+        more = ("content-type", "application/grpc"), ("grpc-timeout", "1H")
+        self.client.send_headers(number, [*names, *more])
         step = self.client.max_outbound_frame_size
         for start in range(0, len(data), step):
             self.client.send_data(number, data[start : start + step])
+        if ends:
+            self.client.end_stream(number)
         self.service.data_received(self.client.data_to_send())
+        return number
+
+    def call(self, path: str, data: bytes) -> None:
+        """Begin a call, send data, and give the call up."""
+        number = self.begin(path, data)
         with suppress(h2.exceptions.StreamClosedError):  # by the service, which refused it
             self.client.reset_stream(number)
         self.service.data_received(self.client.data_to_send())
@@ -150,6 +197,39 @@ def test_a_request_without_a_record_is_refused_by_its_size(path: str) -> None:
         (told,) = wire.statuses()
         assert told["grpc-status"] == str(int(Code.RESOURCE_EXHAUSTED))
         assert "262144 bytes" in told["grpc-message"]
+
+    asyncio.run(main())
+
+
+_TO_SUBJECT = prefixed(api.PublishToSubjectRequest(subject="s").SerializeToString())
+
+
+@pytest.mark.parametrize(
+    ("path", "data", "code"),
+    [
+        ("/proto.API/Publish", _WHOLE, Code.DEADLINE_EXCEEDED),
+        ("/proto.API/PublishToSubject", _TO_SUBJECT, Code.DEADLINE_EXCEEDED),
+        ("/proto.API/Publish", _WHOLE[:-1], Code.UNAVAILABLE),
+        ("/proto.API/PublishToSubject", _TO_SUBJECT[:-1], Code.UNAVAILABLE),
+        ("/proto.API/Subscribe", b"", Code.UNAVAILABLE),
+    ],
+    ids=["submitted", "given to NATS", "half a message", "half a request", "a reader"],
+)
+def test_a_server_that_closes_tells_which_message_may_be_stored(
+    path: str, data: bytes, code: Code
+) -> None:
+    """A publisher repeats a message after Unavailable, as nothing is stored then."""
+
+    async def main() -> None:
+        targets = Silence()
+        wire = Wire(targets=cast("PublishTargets", targets))
+        whole = code is Code.DEADLINE_EXCEEDED
+        wire.begin(path, data, ends=whole)
+        wire.may_close = True
+        wire.service.close()
+        (told,) = wire.statuses()
+        assert told["grpc-status"] == str(int(code))
+        assert targets.taken_count == (1 if whole and path.endswith("Publish") else 0)
 
     asyncio.run(main())
 

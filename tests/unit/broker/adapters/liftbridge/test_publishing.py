@@ -151,3 +151,35 @@ def test_all_below_the_minimum_isr_is_refused_at_once() -> None:
     ((told, status),) = rig.answers
     assert (rig.submitted_count, status.code) == (1, Code.UNAVAILABLE)
     assert told.asyncError.code == api.PublishAsyncError.INTERNAL
+
+
+class _Slow(Pace):
+    """A quota that is used up."""
+
+    def ask(self, size_bytes: int) -> int:
+        """Let nothing pass."""
+        return 10
+
+
+@pytest.mark.parametrize(("pace", "may_store"), [(Pace, True), (_Slow, False)])
+def test_a_message_that_waits_for_a_leader_may_be_stored_after_its_call(
+    pace: type[Pace], may_store: bool
+) -> None:
+    """A call that ends gives up only what its quota holds back; the wait for a leader goes on."""
+    rig = Rig(LOST)
+    later: list[Callable[[], None]] = []
+    rig.call_later = lambda delay_s, work: later.append(work)  # type: ignore[method-assign]
+    call = PublishCall(
+        cast("Any", rig),
+        cast("Any", rig),
+        lambda work: work(),
+        lambda *_: None,
+        pace(None, cast("Any", None), "publish"),
+    )
+    payload = api.PublishRequest(stream="s", value=b"x").SerializeToString()
+    call.take(RequestReader().read([payload], [1], 0))
+    assert call.may_store is may_store
+    call.end()
+    later.pop()()
+    assert rig.submitted_count == (2 if may_store else 0)
+    assert not call.may_store

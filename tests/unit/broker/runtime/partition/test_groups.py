@@ -14,6 +14,7 @@ from broker.core.message_ids import MessageIdWindow, digest_of
 from broker.errors import (
     NotLeaderError,
     PartitionsAddedError,
+    SequenceGapError,
     from_wire,
     may_be_stored,
     to_wire,
@@ -119,3 +120,19 @@ def test_records_whose_commit_nobody_sees_may_be_stored() -> None:
     assert told is not None
     assert may_be_stored(told)
     assert not may_be_stored(NotLeaderError("it is led elsewhere"))
+
+
+def test_a_batch_whose_commit_nobody_sees_may_be_stored() -> None:
+    """The next leader may refuse to look for it. A batch that the group refused is not stored."""
+    rows = pa.RecordBatch.from_pydict({"value": [b"v"]})
+    batch = replace(prepare(rows, now_us=NOW_US), producer_id=ProducerId(7), base_sequence=0)
+    heard: list[Any] = []
+    group = _group()
+    group.add(BatchesWrite([batch, replace(batch, base_sequence=5)], heard.extend, 1))
+    (answer,) = group.answers()
+    answer.abandon(NotLeaderError("this broker stopped leading"))
+    lost, refused = heard
+    assert isinstance(lost, NotLeaderError)
+    assert may_be_stored(lost)
+    assert isinstance(refused, SequenceGapError)
+    assert not may_be_stored(refused)

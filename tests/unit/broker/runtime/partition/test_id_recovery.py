@@ -184,3 +184,34 @@ def test_damage_that_the_reading_meets_fails_the_partition(rig: ReadingRig) -> N
     assert rig.driver.state is ReplicaState.FAILED
     assert "checksum" in str(waiting[0])
     assert rig.log.log_end == COUNT
+
+
+def test_records_without_ids_take_no_place_in_the_window() -> None:
+    """A stream's bound is a number of ids: a new leader knows as many as the one before."""
+    disk = SimDisk(random.Random(1))
+    before = DriverRig(disk.files(), dedup_ids_max=10)
+    first = before.put_ids([b"v"], ["id"])
+    before.put_ids([b"w"] * 20, [None] * 20)
+    before.turns.run()
+    before.close()
+    rig = DriverRig(disk.files(), epoch=2, clock=before.clock, dedup_ids_max=10)
+    again = rig.put_ids([b"v"], ["id"])
+    rig.turns.run()
+    assert (again[0].offsets[0], again[0].duplicates) == (first[0].offsets[0], {0})
+    rig.close()
+
+
+def test_a_reading_holds_no_more_ids_than_the_stream_allows() -> None:
+    """The ids beyond the bound are counted, as those that leave while a leader runs."""
+    disk = SimDisk(random.Random(1))
+    before = DriverRig(disk.files())
+    for number in range(COUNT):
+        before.put_ids([b"v"] * 600, [f"id-{number}-{one}" for one in range(600)])
+        before.turns.run()
+    before.close()
+    budget = IdBudget(slice_bytes=1)
+    rig = DriverRig(disk.files(), epoch=2, id_budget=budget, clock=before.clock, dedup_ids_max=10)
+    counts = rig.driver._local.retries.counts()
+    assert (rig.driver.state, counts.ids) == (ReplicaState.LEADING, 10)
+    assert counts.forgotten == COUNT * 600 - 10
+    rig.close()
