@@ -128,6 +128,7 @@ def test_a_log_that_is_cut_further_than_it_was_told_hears_again_what_is_committe
     (send,) = replica.step(LogTruncated(2))
     assert replica.high_watermark == 18
     assert isinstance(send, SendToReplica)
+    assert isinstance(send.message, FetchRequest)
     assert send.message.fetch_from == 18
 
 
