@@ -317,6 +317,7 @@ def test_a_log_that_begins_at_the_cold_end_knows_no_epochs_below_it(
 
     def replaced(_: LocalLog, start: Offset, prefix: LogPrefix) -> None:
         begun.append((start, prefix.epochs))
+        raise DiskFullError("the new log waits for room")
 
     monkeypatch.setattr(LocalLog, "replace", replaced)
     named: dict[str, Any] = {"leader": None, "candidate": A, "isr": frozenset()}
