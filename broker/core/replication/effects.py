@@ -102,10 +102,13 @@ class BeginLogAt:
     log ends below ``start``, or has others there. So without this effect the leader would give
     offsets of the table to other records. The new log has no epochs for the records below
     ``start``: the epochs of the present log may differ from the table's, and a follower that agreed
-    with them could keep records that were never committed. The state of producers is kept.
+    with them could keep records that were never committed. The state of producers is kept of the
+    records below ``kept_end``: from there on the present log's records are not the partition's, and
+    a producer that repeats one of them has to be told the truth.
     """
 
     start: Offset
+    kept_end: Offset
 
 
 @dataclass(frozen=True, slots=True)

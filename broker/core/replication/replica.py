@@ -260,7 +260,7 @@ class PartitionReplica:
             effects.append(ReportLostRecords(end, self._known))
             self._known = end
         if end < view.floor:
-            return [*effects, BeginLogAt(view.floor)]
+            return [*effects, BeginLogAt(view.floor, kept_end=end)]
         if end < facts.log_end:
             return [*effects, TruncateLog(end)]
         return [*effects, ProposeLeadership(view.leader_epoch)]

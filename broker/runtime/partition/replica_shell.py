@@ -370,8 +370,8 @@ class ReplicaShell:
                 self._truncate(end, self._replica.follower)
             case does.ResetLog(start, prefix):
                 self._reset(start, prefix)
-            case does.BeginLogAt(start):
-                self._begin_at(start)
+            case does.BeginLogAt(start, kept_end):
+                self._begin_at(start, kept_end)
             case does.RefuseLeadership(log_end, floor):
                 self._owner.fail(below_floor(self._name, log_end, floor))
             case does.ProposeIsr():
@@ -501,16 +501,18 @@ class ReplicaShell:
             self._committed.lower(start)
         self._replace(start, prefix)
 
-    def _begin_at(self, start: Offset) -> None:
+    def _begin_at(self, start: Offset, kept_end: Offset) -> None:
         """Replace the log by an empty one at the cold end, after an unclean election."""
-        log = self._local.log
         try:
-            producers = self._local.producers_before(log.log_end)
+            producers = self._local.producers_before(kept_end)
         except (NoRoomError, OverloadedError) as error:  # the candidate asks again later
             self._lacks(error)
             return
         _log.warning(
-            "log_begins_at_cold_end", partition=self._name, log_end=log.log_end, start=start
+            "log_begins_at_cold_end",
+            partition=self._name,
+            log_end=self._local.log_end,
+            start=start,
         )
         self._replace(start, LogPrefix(epochs=(), producers=producers))
 
@@ -556,7 +558,8 @@ class ReplicaShell:
             self._local.truncate(end)
         except (NoRoomError, OverloadedError) as error:
             _log.warning("truncation_waits", partition=self._name, reason=error.message)
-            self._owner.later(_AGAIN_MS, lambda: self._truncate(end, follower))
+            if follower is not None:  # a candidate confirms again soon, and cuts then
+                self._owner.later(_AGAIN_MS, lambda: self._truncate(end, follower))
             return
         if end < log_end:
             _log.info("log_truncated", partition=self._name, start=end, end=log_end)

@@ -557,7 +557,7 @@ def test_a_candidate_below_the_cold_end_begins_there_or_does_not_lead(floor: Any
     replica = PartitionReplica(
         me=A, broker_epoch=ONE, facts=lambda: facts[-1], lease_until_ms=1_000_000
     )
-    assert replica.step(ViewChanged(unclean, 1)) == [BeginLogAt(Offset(200))]
+    assert replica.step(ViewChanged(unclean, 1)) == [BeginLogAt(Offset(200), Offset(10))]
     assert replica.high_watermark == 0, "the old log is there, with other records"
     facts.append(replace(_facts(200), log_start=Offset(200)))
     effects = replica.step(LogTruncated(2))

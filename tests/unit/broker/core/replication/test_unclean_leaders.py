@@ -93,8 +93,8 @@ def test_records_that_another_leader_replaced_are_cut_before_the_candidate_confi
 def test_a_log_that_left_the_history_below_the_table_begins_at_the_tables_end() -> None:
     """Its end alone says nothing: [100, 150) of the table has other records than the log."""
     candidate = Candidate(_facts(160))
-    assert Candidate(_facts(160)).named(_view(101)) == [BeginLogAt(Offset(101))]
-    assert candidate.named(_view(150)) == [BeginLogAt(Offset(150))]
+    assert Candidate(_facts(160)).named(_view(101)) == [BeginLogAt(Offset(101), Offset(100))]
+    assert candidate.named(_view(150)) == [BeginLogAt(Offset(150), Offset(100))]
     assert candidate.replica.high_watermark == 100, "the old log is there, with other records"
     begun = candidate.changed(_facts(150, start=150, epochs=()))
     assert begun == [AdvanceHighWatermark(Offset(150)), CONFIRM]
@@ -108,7 +108,7 @@ def test_what_an_earlier_loss_took_is_shown_no_more() -> None:
     assert candidate.named(_view()) == [lost, TruncateLog(Offset(100))]
     assert candidate.replica.high_watermark == 100
     candidate = Candidate(_facts(160), high_watermark=160)
-    assert candidate.named(_view(150)) == [lost, BeginLogAt(Offset(150))]
+    assert candidate.named(_view(150)) == [lost, BeginLogAt(Offset(150), Offset(100))]
     candidate.changed(_facts(150, start=150, epochs=()))
     assert candidate.replica.high_watermark == 150
 
@@ -119,7 +119,7 @@ def test_a_cut_that_took_more_than_it_was_asked_to_is_looked_at_again() -> None:
     assert candidate.named(_view(95)) == [TruncateLog(Offset(100))]
     assert candidate.changed(_facts(93)) == [
         AdvanceHighWatermark(Offset(90)),
-        BeginLogAt(Offset(95)),
+        BeginLogAt(Offset(95), Offset(93)),
     ]
 
 

@@ -253,6 +253,33 @@ def _cut_waits(disk: SimDisk) -> tuple[DriverRig, PartitionView]:
     return rig, named
 
 
+@pytest.mark.parametrize(("replaced_from", "known"), [(0, 0), (1, 0), (2, 1)])
+def test_a_log_that_begins_anew_knows_no_batch_that_another_leader_replaced(
+    replaced_from: int, known: int
+) -> None:
+    """A repeat of such a batch would be acknowledged, and be nowhere."""
+    rig, led = _led_alone(SimDisk(random.Random(1)))
+    rig.put(b"of a producer", producer=7, sequence=0, policy=AckPolicy.LEADER)
+    rig.turns.run()
+    first = Leadership(leader_epoch=LeaderEpoch(1), lineage_id="1" * 32, start=Offset(0))
+    later = replace(first, leader_epoch=LeaderEpoch(2), start=Offset(replaced_from))
+    named = replace(_elected_unclean(led), leader_epoch=LeaderEpoch(3))
+    rig.view(replace(named, lineage=(first, replace(later, lineage_id="2" * 32))))
+    assert (rig.driver.reads.log_start, rig.driver.reads.log_end) == (10, 10)
+    assert rig.driver._local.retries.producers.expected(ProducerId(7)) == known
+
+
+def test_a_cut_that_waits_is_tried_as_often_as_the_candidate_confirms() -> None:
+    """Each try would else go on by itself, and there would be more with each confirmation."""
+    rig, _ = _cut_waits(SimDisk(random.Random(1)))
+    with capture_logs() as logs:
+        for _ in range(60):
+            rig.clock.advance(us=100_000)
+            rig.driver.replication.tick()
+            rig.turns.run()
+    assert 10 <= sum(one["event"] == "truncation_waits" for one in logs) <= 30
+
+
 def test_a_cut_that_waited_leaves_alone_what_the_leader_wrote_since() -> None:
     """The next view asked for the same cut, when there was room; the first one comes late."""
     disk = SimDisk(random.Random(1))
