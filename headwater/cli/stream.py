@@ -68,6 +68,7 @@ from headwater.cli.stream_purge_table import (
     DoomedTable,
     purge_table,
     records_in_table,
+    refuse_held,
 )
 from headwater.cli.stream_rotate_key import data_key_facts, rotate_key
 
@@ -361,6 +362,8 @@ def delete(
         if doomed is not None:
             doomed.ask_brokers(client)  # before the deletion: may it be asked after it?
             doomed.confirm(confirm, records=records_in_table(client, name))
+            if not despite_leases:
+                refuse_held(name, client.leases(name))  # a reader may have come meanwhile
         table = "It had no table." if with_table else _table_of(client, stream)
         deleted = client.delete_stream(name, stream_uuid=stream.uuid)
         done = None if doomed is None else doomed.purge(client)

@@ -93,13 +93,14 @@ class DoomedTable:
         Raises:
             HeldByLeaseError: readers hold it.
             InvalidRequestError: this process does not see the table that the broker names.
+            TableMismatchError: the table's folder has objects that are not the table's.
         """
         from tiering.purge.owner import TableOwner
 
         if not stream.config.tiering:
             return None
         if not despite_leases:
-            _refuse_held(stream.name, client.leases(stream.name))
+            refuse_held(stream.name, client.leases(stream.name))
         cut = client.cut(stream.name)
         client.drop_lease(cut.lease.lease_id)
         purger = _purger(server, cut.table_uri)
@@ -115,6 +116,7 @@ class DoomedTable:
                 f"({stream.uuid}). Nothing was deleted"
             )
         owner = TableOwner(stream_uuid=stream.uuid, stream=stream.name)
+        purger.require_own(owner)
         purger.require_delete()
         return cls(purger, owner, stream.name)
 
@@ -174,7 +176,7 @@ class DoomedTable:
         return f"Purged its table {console.plain(self.purger.uri)}: {deleted} deleted."
 
     def raise_unless_sure(self, done: TablePurged) -> None:
-        """Fail, after the outcome is written, if an object may come back.
+        """Fail, after the outcome is written, if an object may come back, or a hidden file stays.
 
         Raises:
             UnavailableError: run it again.
@@ -183,8 +185,8 @@ class DoomedTable:
             return
         reason = ", ".join(done.waiting_for) or "objects came back again and again"
         raise UnavailableError(
-            f"all objects of the table were deleted, but some may come back: {reason}. Run it "
-            f"again later: {self._command}"
+            "all objects of the table that a listing shows were deleted, but the purge is not "
+            f"over: {reason}. Run it again later: {self._command}"
         )
 
     @property
@@ -219,7 +221,8 @@ def _purger(server: Server, address: str) -> TablePurger:
     return TablePurger(location)
 
 
-def _refuse_held(name: str, leases: Sequence[HeldLease]) -> None:
+def refuse_held(name: str, leases: Sequence[HeldLease]) -> None:
+    """Raise HeldByLeaseError if readers hold records of the stream."""
     if not leases:
         return
     last = max(one.expires_us for one in leases)

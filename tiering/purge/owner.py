@@ -6,7 +6,9 @@ Any of them may be what is left after a purge that was interrupted, or of an upl
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Any, Final
@@ -15,10 +17,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from broker.codec.checksum import crc32c
-from broker.errors import CorruptDataError, ObjectCorruptError, TableMismatchError
+from broker.errors import (
+    CorruptDataError,
+    ObjectCorruptError,
+    ObjectMissingError,
+    TableMismatchError,
+)
 from broker.model.ids import StreamUuid, is_uuid
 from tiering.store.arrow_file import object_file
-from tiering.store.object_store import ObjectStore
+from tiering.store.object_store import ErasableStore, ObjectStore
 from tiering.table.commit_files import parsed_actions
 
 MARK_KEY: Final = "_headwater/purged.json"
@@ -27,6 +34,11 @@ _BYTES_MAX: Final = 16 * 1024
 _CLAIMS: Final = "_headwater/lineage/"
 _LOG: Final = "_delta_log/"
 _LOOKED_AT_MAX: Final = 8  # commits or files that are read
+_OF_A_TABLE: Final = re.compile(
+    r"(_delta_log|_headwater|_change_data)/.*|partition=[^/]*/[^/]*"
+    r"|\.{0,2}deletion_vector_[^/]*|\.[0-9a-f]{16}\.tmp|",  # "": what a console puts for a folder
+    re.DOTALL,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,13 +76,56 @@ def put_mark(store: ObjectStore, owner: TableOwner) -> None:
     """Put the mark: from now on the folder is that of a purge of this stream."""
     body = owner.encode()
     if store.put_if_absent(MARK_KEY, body, crc32c=crc32c(body)) is None:
-        (found,) = _marked(store)
-        if found.stream_uuid != owner.stream_uuid:
+        found = next(_marked(store), None)
+        if found is None or found.stream_uuid != owner.stream_uuid:
+            other = "another stream" if found is None else f"stream {found.stream_uuid}"
             raise TableMismatchError(
-                f"{store.config.uri} is purged as the table of stream {found.stream_uuid}, not of "
-                f"{owner.stream_uuid}",
+                f"{store.config.uri} is purged as the table of {other}, not of {owner.stream_uuid}",
                 uri=store.config.uri,
             )
+
+
+def require_marked(store: ErasableStore, owner: TableOwner) -> None:
+    """Check that the folder has the mark of this stream, and nothing of another; before each step.
+
+    If another stream has begun there, this purge's mark is taken back: the folder is not its own.
+
+    Raises:
+        TableMismatchError: another purge ended here, and a new stream may have the folder.
+    """
+    mark = next(_marked(store), None)
+    ours = mark is not None and mark.stream_uuid == owner.stream_uuid
+    others = {one.stream_uuid for one in (*_in_log(store), *_in_claims(store))}
+    if ours and others <= {owner.stream_uuid}:
+        return
+    if ours:
+        store.erase([MARK_KEY])
+    raise TableMismatchError(
+        f"another purge ended here: {store.config.uri} is no longer of stream {owner.stream_uuid}, "
+        "and a new stream may have it. Nothing more was deleted",
+        uri=store.config.uri,
+    )
+
+
+def belongs(key: str) -> bool:
+    """Tell whether an object of this key is of a stream's table, or of a key snapshot."""
+    return _OF_A_TABLE.fullmatch(key) is not None
+
+
+def require_own(store: ObjectStore, keys: Iterable[str]) -> None:
+    """Refuse to delete what is no part of a table, such as a job's table beneath the folder.
+
+    Raises:
+        TableMismatchError: one of the keys is not; it is named.
+    """
+    foreign = next((key for key in keys if not belongs(key)), None)
+    if foreign is not None:
+        raise TableMismatchError(
+            f"{store.config.uri} has {foreign}, which is no part of a stream's table. Move what "
+            "is not the table's to another place, with the tools of the store, and run this again",
+            uri=store.config.uri,
+            key=foreign,
+        )
 
 
 def decode_owner(body: bytes, key: str) -> TableOwner:
@@ -96,9 +151,8 @@ def _owner(uuid: object, stream: object = None) -> TableOwner | None:
 
 
 def _marked(store: ObjectStore) -> Iterator[TableOwner]:
-    for info in store.list(MARK_KEY):
-        if info.key == MARK_KEY:
-            yield decode_owner(store.get(MARK_KEY), MARK_KEY)
+    with suppress(ObjectMissingError):
+        yield decode_owner(store.get(MARK_KEY), MARK_KEY)
 
 
 def _in_claims(store: ObjectStore) -> Iterator[TableOwner]:

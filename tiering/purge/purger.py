@@ -15,7 +15,15 @@ from broker.errors import (
     TableMismatchError,
 )
 from tiering.keys.snapshot import folders_of
-from tiering.purge.owner import MARK_KEY, TableOwner, owner_of, put_mark
+from tiering.purge.owner import (
+    MARK_KEY,
+    TableOwner,
+    belongs,
+    owner_of,
+    put_mark,
+    require_marked,
+    require_own,
+)
 from tiering.purge.rounds import PurgeLook, PurgeRounds
 from tiering.store.location import StoreConfig, canonical_uri
 from tiering.store.object_store import ErasableStore
@@ -39,7 +47,7 @@ class TableSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TablePurged:
-    """What a purge did. Not ``sure``: something may come back, or has."""
+    """What a purge did. Not ``sure``: something may come back, or has, or could not be deleted."""
 
     objects_count: int
     sure: bool
@@ -74,6 +82,31 @@ class TablePurger:
                 total += info.size_bytes
         return TableSize(objects_count=objects, data_files_count=data, size_bytes=total)
 
+    def require_own(self, owner: TableOwner) -> None:
+        """Check that all there is to delete is this stream's; nothing is deleted.
+
+        Raises:
+            TableMismatchError: a folder is another stream's, or has objects that are no part of a
+                table, or objects and nothing that says whose they are.
+        """
+        found = self.owner()
+        if found is not None and found.stream_uuid != owner.stream_uuid:
+            raise TableMismatchError(
+                f"{self.uri} is of stream {found.stream or ''} with uuid {found.stream_uuid}, not "
+                f"of {owner.stream_uuid}: nothing was deleted",
+                uri=self.uri,
+            )
+        for store in self._stores(owner):
+            require_own(store, (info.key for info in store.list("")))
+        some = next(iter(self._table.list("")), None) if found is None else None
+        if some is not None:
+            raise TableMismatchError(
+                f"{self.uri} has {some.key}, and nothing there says whose it is: nothing was "
+                "deleted. Look at the folder with the tools of the store",
+                uri=self.uri,
+                key=some.key,
+            )
+
     def require_delete(self) -> None:
         """Try whether the store lets this process delete; nothing is deleted.
 
@@ -96,18 +129,21 @@ class TablePurger:
         that are deleted.
 
         Raises:
-            TableMismatchError: the folder is another stream's.
+            TableMismatchError: the folder is another stream's, became so meanwhile because another
+                purge ended, or has objects that are no part of a table.
             RemoteTierUnavailableError: the store refuses a delete, or does not answer.
         """
-        self._require_owner(owner)
-        put_mark(self._table, owner)
+        self.require_own(owner)
+        _mark(self._table, owner)
         rounds, total = PurgeRounds(), 0
         while True:
             waiting_for, found = ask(), 0
             for store in self._stores(owner) if rounds.may_delete(waiting_for) else ():
                 if store is not self._table:
-                    put_mark(store, owner)
+                    _mark(store, owner)
                 for keys in _pages(store):
+                    require_own(store, keys)
+                    require_marked(store, owner)
                     self._erase(store, keys)
                     found += len(keys)
                     told(total + found)
@@ -118,21 +154,22 @@ class TablePurger:
             elif step == "unsure":
                 return TablePurged(objects_count=total, sure=False, waiting_for=waiting_for)
             elif step == "finished":
-                for store in self._stores(owner):
-                    store.erase([MARK_KEY])
-                    store.erase_remains()
-                return TablePurged(objects_count=total, sure=True)
+                hidden = self._finish(owner)
+                return TablePurged(objects_count=total, sure=not hidden, waiting_for=hidden)
 
     # ------------------------------------------------------------------ inside
 
-    def _require_owner(self, owner: TableOwner) -> None:
-        found = self.owner()
-        if found is not None and found.stream_uuid != owner.stream_uuid:
-            raise TableMismatchError(
-                f"{self.uri} is of stream {found.stream or ''} with uuid {found.stream_uuid}, not "
-                f"of {owner.stream_uuid}: nothing was deleted",
-                uri=self.uri,
-            )
+    def _finish(self, owner: TableOwner) -> tuple[str, ...]:
+        """Erase what no listing shows, then the marks; return why a mark has to stay."""
+        for store in self._stores(owner):
+            require_marked(store, owner)
+            left = store.erase_remains(belongs)
+            if left:
+                more = "" if len(left) == 1 else f" and {len(left) - 1} more"
+                return (f"hidden files below {store.config.uri}: {left[0]}{more}",)
+            require_marked(store, owner)
+            store.erase([MARK_KEY])
+        return ()
 
     def _stores(self, owner: TableOwner) -> Iterator[ErasableStore]:
         """Yield the key snapshot's folders that are of this stream, then the table's."""
@@ -164,6 +201,11 @@ class TablePurger:
             uri=store.config.uri,
             left=left,
         ) from failed
+
+
+def _mark(store: ErasableStore, owner: TableOwner) -> None:
+    put_mark(store, owner)
+    require_marked(store, owner)  # a new stream may have got the folder just before
 
 
 def _pages(store: ErasableStore) -> Iterator[list[str]]:

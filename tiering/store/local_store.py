@@ -12,7 +12,7 @@ import errno
 import os
 import re
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from operator import attrgetter
 from pathlib import Path
@@ -28,7 +28,7 @@ from broker.errors import (
 from tiering.store.location import StoreConfig
 from tiering.store.object_store import ObjectInfo
 
-_TEMPORARY = re.compile(r"\.[0-9a-f]{16}\.tmp")
+_HIDDEN = re.compile(r"\..+\.(tmp|crc)")  # ours, and those of Hadoop's file system
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
@@ -134,15 +134,28 @@ class LocalStore:
             except OSError as cause:
                 raise _translated(cause, key) from cause
             with suppress(OSError):  # not empty, or gone
-                path.parent.rmdir()
+                while path != self._root:
+                    path = path.parent
+                    path.rmdir()
 
-    def erase_remains(self) -> None:
-        """Delete temporary files of killed processes, and empty folders, the root included."""
-        for folder, _, names in os.walk(self._root, topdown=False):
-            for name in filter(_TEMPORARY.fullmatch, names):
-                Path(folder, name).unlink(missing_ok=True)
+    def erase_remains(self, belongs: Callable[[str], bool], /) -> Sequence[str]:
+        """Delete temporary files of killed processes, checksums and empty folders; see the port."""
+        left = []
+        for folder, folders, names in os.walk(self._root, topdown=False):
+            links = {name for name in (*folders, *names) if Path(folder, name).is_symlink()}
+            for name in links.union(name for name in names if name.startswith(".")):
+                path = Path(folder, name)
+                key = path.relative_to(self._root).as_posix()
+                if name in links or not _HIDDEN.fullmatch(name) or not belongs(key):
+                    left.append(key)
+                    continue
+                try:
+                    path.unlink(missing_ok=True)
+                except OSError as cause:
+                    raise _translated(cause, key) from cause
             with suppress(OSError):  # not empty
                 Path(folder).rmdir()
+        return sorted(left)
 
     def under(self, path: str) -> LocalStore:
         """Return a store one folder down."""

@@ -10,7 +10,7 @@ errors of client libraries stay inside the adapters.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from broker.codec.checksum import crc32c
@@ -79,10 +79,11 @@ class ErasableStore(ObjectStore, Protocol):
     def erase(self, keys: Sequence[str]) -> None:
         """Delete objects of the caller that no table refers to; missing objects are no error."""
 
-    def erase_remains(self) -> None:
-        """Delete what no listing shows: temporary files and empty folders of a local directory.
+    def erase_remains(self, belongs: Callable[[str], bool], /) -> Sequence[str]:
+        """Delete what no listing of a local directory shows, and return what of that stays.
 
-        Nobody writes below the root any more.
+        Temporary files, checksums that other software keeps beside files, and empty folders go;
+        files only whose keys ``belongs`` accepts. Nobody writes below the root any more.
         """
 
     def under(self, path: str) -> ErasableStore:

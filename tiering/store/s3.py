@@ -186,8 +186,9 @@ class S3Store:
             place = {"Bucket": self._bucket, "Key": self._prefix + key}
             self._with_retries(partial(self._client.delete_object, **place), key)
 
-    def erase_remains(self) -> None:
+    def erase_remains(self, _belongs: Callable[[str], bool], /) -> Sequence[str]:
         """Do nothing: a bucket has objects only."""
+        return ()
 
     def under(self, path: str) -> S3Store:
         """Return the same bucket, one prefix down, over the same connections."""

@@ -8,13 +8,14 @@ import pty
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 import headwater
+from broker.codec.checksum import crc32c
 from broker.errors import HeadwaterError, StreamRecreatedError, UnknownStreamError
 from clusterkit.load import stored
 from crashkit.stage import Stage, staged
@@ -161,6 +162,38 @@ def test_a_person_at_a_terminal_is_asked_twice(stage: Stage, shipped: tuple[str,
     assert _keys(uri) == []
 
 
+def test_a_reader_that_comes_during_the_question_is_not_interrupted(
+    stage: Stage, shipped: tuple[str, str]
+) -> None:
+    """The person took a while; the leases are asked for again."""
+    uri, _ = shipped
+    leases: list[Any] = []
+
+    def come() -> None:
+        leases.append(stage.client.take_lease("s", owner="a-late-reader"))
+
+    assert "a-late-reader" in "".join(_at_terminal(stage, "y\n", come, "s\n").split())
+    assert stage.client.stream("s").name == "s"
+    assert len(_keys(uri)) > 20
+    stage.client.drop_lease(leases[0].lease_id)
+
+
+def test_a_table_beneath_the_folder_keeps_the_stream_and_its_table(
+    stage: Stage, shipped: tuple[str, str]
+) -> None:
+    """The command names it, and deletes nothing."""
+    uri, _ = shipped
+    foreign = "daily/_delta_log/00000000000000000000.json"
+    _store(uri).put_if_absent(foreign, b"{}", crc32c=crc32c(b"{}"))
+    before = _keys(uri)
+    told = _run(stage, "delete", "s", "--yes", "--purge-table", "--confirm", "s", exit_code=None)
+    assert told.exit_code
+    assert foreign in "".join(told.output.split())
+    assert stage.client.stream("s").name == "s"
+    assert _keys(uri) == before
+    _store(uri).erase([foreign])
+
+
 def test_a_purge_that_was_killed_goes_on_where_it_is_told_the_address(
     stage: Stage, shipped: tuple[str, str]
 ) -> None:
@@ -194,8 +227,13 @@ def test_a_stream_without_tiering_has_no_table_to_purge(stage: Stage) -> None:
     assert "had no table" in _run(stage, "delete", "s", "--yes", "--purge-table").output
 
 
-def _at_terminal(stage: Stage, answers: str) -> str:
-    """Run the command at a pseudo-terminal; return what it showed."""
+def _at_terminal(
+    stage: Stage, answers: str, at_name: Callable[[], None] | None = None, name: str = ""
+) -> str:
+    """Run the command at a pseudo-terminal; return what it showed.
+
+    ``at_name`` is called when it asks for the stream's name, which is answered by ``name``.
+    """
     ours, theirs = pty.openpty()
     words = ("stream", "delete", "s", "--purge-table", "--server", stage.broker.url)
     process = subprocess.Popen(
@@ -207,6 +245,10 @@ def _at_terminal(stage: Stage, answers: str) -> str:
     try:
         while piece := os.read(ours, 4096):
             shown += piece
+            if at_name is not None and b"Type the stream" in shown:
+                at_name()
+                at_name = None
+                os.write(ours, name.encode())
     except OSError:  # Linux: nobody has the other end any more
         pass
     os.close(ours)

@@ -15,7 +15,7 @@ from typing import Any, Final, cast
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from broker.errors import HeadwaterError
+from broker.errors import HeadwaterError, ObjectMissingError
 from broker.model.epochs import LeaderEpoch
 from broker.model.ids import PartitionId, PartitionNumber
 from broker.model.lineage import Leadership
@@ -25,7 +25,7 @@ from simkit.tier import hand_log
 from simkit.tier.source import make_stream
 from tiering.proof import proofs
 from tiering.proof.provenance import Provenance, Walk
-from tiering.purge.owner import TableOwner, decode_owner, owner_of
+from tiering.purge.owner import MARK_KEY, TableOwner, decode_owner, owner_of
 from tiering.read.parquet_source import ParquetObject, read_columns
 from tiering.ship import claims
 from tiering.store.location import StoreConfig
@@ -63,6 +63,16 @@ class _Store:
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
         """Yield the names that this folder was given."""
         yield from (self.head(one) for one in self._listed if start_after < one)
+
+
+class _UnmarkedFolder(_Store):
+    """A folder in which no purge is under way."""
+
+    def get(self, key: str, start: int | None = None, end: int | None = None) -> bytes:
+        """Return the bytes, but not for the mark of a purge."""
+        if key == MARK_KEY:
+            raise ObjectMissingError("no purge", key=key)
+        return super().get(key, start, end)
 
 
 # ------------------------------------------------------------------------------------- the log
@@ -223,7 +233,7 @@ def _claimed(data: bytes) -> object:
 
 def _folder_of(data: bytes) -> object:
     """Return whose a folder is whose only commit is ``data``."""
-    return owner_of(cast("Any", _Store(data, (delta_log.log_key(0),))))
+    return owner_of(cast("Any", _UnmarkedFolder(data, (delta_log.log_key(0),))))
 
 
 def _claim() -> bytes:
