@@ -42,9 +42,14 @@ def test_every_kind_of_command_says_whom_it_waits_for() -> None:
         try:
             for words, process in zip(COMMANDS, running, strict=True):
                 assert process.stderr is not None
-                first = process.stderr.readline()
-                expected = MORE_EXACT.get(words, f"waiting for {address}")
-                assert first == f"{expected} …\n", words
+                waiting = f"waiting for {address} …\n"
+                said = process.stderr.readline()
+                if words in MORE_EXACT:
+                    # On a busy machine two seconds go by before it knows what it waits for.
+                    said = process.stderr.readline() if said == waiting else said
+                    assert said == f"{MORE_EXACT[words]} …\n", words
+                else:
+                    assert said == waiting, words
         finally:
             for process in running:
                 process.kill()
