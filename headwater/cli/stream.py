@@ -367,14 +367,14 @@ def delete(
         table = "It had no table." if with_table else _table_of(client, stream)
         deleted = client.delete_stream(name, stream_uuid=stream.uuid)
         done = None if doomed is None else doomed.purge(client)
-    told = {} if doomed is None or done is None else {"purged": doomed.json_of(done)}
     if json:
+        told = {} if done is None else {"purged": done.facts}
         console.json_line({**_as_dict(deleted), **told})
     else:
-        table = console.plain(table) if doomed is None or done is None else doomed.said(done)
+        table = console.plain(table) if done is None else done.said
         console.say(f"Deleted [bold]{console.plain(name)}[/bold]. {table}")
-    if doomed is not None and done is not None:
-        doomed.raise_unless_sure(done)
+    if done is not None:
+        done.raise_unless_sure()
 
 
 def _table_of(client: Client, stream: Stream) -> str:

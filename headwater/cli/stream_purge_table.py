@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from broker.model.tiering import HeldLease
     from headwater.client import Client
     from tiering.purge.owner import TableOwner
-    from tiering.purge.purger import TablePurged, TablePurger
+    from tiering.purge.purger import TablePurged, TablePurger, TableSize
 
 ConfirmOption = Annotated[
     str | None,
@@ -70,13 +71,13 @@ def purge_table(
         doomed.confirm(confirm)
         done = doomed.purge(client)
     if json:
-        console.json_line({"stream": doomed.name, "table": doomed.json_of(done)})
+        console.json_line({"stream": doomed.name, "table": done.facts})
     else:
-        console.say(doomed.said(done))
-    doomed.raise_unless_sure(done)
+        console.say(done.said)
+    done.raise_unless_sure()
 
 
-@dataclass(slots=True)
+@dataclass
 class DoomedTable:
     """The table that is going to be purged, and its stream's name."""
 
@@ -147,47 +148,24 @@ class DoomedTable:
                 f"{given!r} is not the name of the stream, {self.name!r}: nothing was deleted"
             )
 
-    def purge(self, client: Client) -> TablePurged:
+    def purge(self, client: Client) -> DonePurge:
         """Delete the table; the stream is deleted."""
         console.note(
             f"[dim]If this is interrupted, go on with: {console.plain(self._command)}[/dim]"
         )
-        total = self.purger.size(self.owner).objects_count
-        with console.counting("deleting objects", total=total) as report:
-            return self.purger.run(
+        with console.counting("deleting objects", total=self._size.objects_count) as report:
+            purged = self.purger.run(
                 self.owner,
                 ask=lambda: self.ask_brokers(client).waiting_for,
                 pause=threading.Event().wait,
                 told=report,
             )
+        return DonePurge(self.purger.uri, purged, self._command)
 
-    def json_of(self, done: TablePurged) -> dict[str, Any]:
-        """Return the outcome for scripts."""
-        return {
-            "address": self.purger.uri,
-            "objects": done.objects_count,
-            "finished": done.sure,
-            "waiting_for": list(done.waiting_for),
-        }
-
-    def said(self, done: TablePurged) -> str:
-        """Return the outcome for people."""
-        deleted = counted(done.objects_count, "object")
-        return f"Purged its table {console.plain(self.purger.uri)}: {deleted} deleted."
-
-    def raise_unless_sure(self, done: TablePurged) -> None:
-        """Fail, after the outcome is written, if an object may come back, or a hidden file stays.
-
-        Raises:
-            UnavailableError: run it again.
-        """
-        if done.sure:
-            return
-        reason = ", ".join(done.waiting_for) or "objects came back again and again"
-        raise UnavailableError(
-            "all objects of the table that a listing shows were deleted, but the purge is not "
-            f"over: {reason}. Run it again later: {self._command}"
-        )
+    @cached_property
+    def _size(self) -> TableSize:
+        """What there was to delete when it was first asked: a listing of the whole table."""
+        return self.purger.size(self.owner)
 
     @property
     def _command(self) -> str:
@@ -195,13 +173,52 @@ class DoomedTable:
         return shlex.join(words)
 
     def _warning(self, records: int | None) -> str:
-        size = self.purger.size(self.owner)
+        size = self._size
         what = "" if records is None else f"{counted(records, 'record')} in "
         return (
             f"This deletes {what}{counted(size.data_files_count, 'data file')}, "
             f"{counted(size.objects_count, 'object')} with {format_bytes(size.size_bytes)} in all, "
             f"at {self.purger.uri}, for good. Saved cuts of the stream, reads as of an earlier "
             "moment, cursors and positions of groups on it end."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DonePurge:
+    """What became of a table, as the command tells it."""
+
+    uri: str
+    purged: TablePurged
+    command: str  # by which it goes on
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The outcome for scripts."""
+        return {
+            "address": self.uri,
+            "objects": self.purged.objects_count,
+            "finished": self.purged.sure,
+            "waiting_for": list(self.purged.waiting_for),
+        }
+
+    @property
+    def said(self) -> str:
+        """The outcome for people."""
+        deleted = counted(self.purged.objects_count, "object")
+        return f"Purged its table {console.plain(self.uri)}: {deleted} deleted."
+
+    def raise_unless_sure(self) -> None:
+        """Fail, after the outcome is written, if an object may come back, or a hidden file stays.
+
+        Raises:
+            UnavailableError: run it again.
+        """
+        if self.purged.sure:
+            return
+        reason = ", ".join(self.purged.waiting_for) or "objects came back again and again"
+        raise UnavailableError(
+            "all objects of the table that a listing shows were deleted, but the purge is not "
+            f"over: {reason}. Run it again later: {self.command}"
         )
 
 

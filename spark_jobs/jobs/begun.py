@@ -68,12 +68,15 @@ def finish(
         InvalidRequestError: the backfill would begin below a range that may be the beginning.
         HeadwaterError: as for an append.
     """
-    for _ in range(_ATTEMPTS_MAX - 1):
+    attempts = 1
+    while True:
         try:
             return _finished(spark, target, source, pins, report, firsts=firsts, begins=begins)
         except StaleWatermarkError as error:
+            if attempts == _ATTEMPTS_MAX:
+                raise
+            attempts += 1
             report.progress("trying again", error=type(error).__name__)
-    return _finished(spark, target, source, pins, report, firsts=firsts, begins=begins)
 
 
 def _finished(

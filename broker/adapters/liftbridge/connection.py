@@ -34,7 +34,7 @@ from broker.adapters.liftbridge.subjects import publish_to_subject, send_to_inbo
 from broker.adapters.liftbridge.subscribing import CallSink, Subscriber
 from broker.adapters.liftbridge.targets import LookUps, PublishTargets
 from broker.errors import HeadwaterError
-from broker.model.access import NOBODY, Caller
+from broker.model.access import NOBODY, RESOURCE_CHARS_MAX, Caller, told
 from broker.model.subjects import is_literal
 from broker.ports.subjects import SubjectPublisher
 from broker.ports.system import Clock
@@ -48,7 +48,6 @@ _PUBLISH_ASYNC: Final = SERVICE + "PublishAsync"
 _PUBLISHING: Final = (_PUBLISH, _PUBLISH_ASYNC)
 _SUBSCRIBE: Final = SERVICE + "Subscribe"
 _TO_SUBJECT: Final = SERVICE + "PublishToSubject"
-_INBOX_CHARS_MAX: Final = 1024
 _METADATA: Final = SERVICE + "FetchMetadata"
 _DEADLINE: Final = Status(Code.DEADLINE_EXCEEDED, "the deadline of the call has passed")
 _CLOSING: Final = Status(Code.UNAVAILABLE, "the server is closing")
@@ -476,8 +475,8 @@ def _check_publish(guard: Guard, caller: Caller, messages: Sequence[Published]) 
         inbox = one.envelope.ack_inbox
         if not inbox:
             continue
-        if len(inbox) > _INBOX_CHARS_MAX or not is_literal(inbox):
-            text = f"ackInbox {inbox[:_INBOX_CHARS_MAX]!r} is no subject that can be published to"
+        if len(inbox) > RESOURCE_CHARS_MAX or not is_literal(inbox):
+            text = f"ackInbox {told(inbox)!r} is no subject that can be published to"
             raise StatusError(Code.INVALID_ARGUMENT, text)
         guard.inbox(caller, inbox)
 

@@ -37,10 +37,9 @@ class GroupReaders:
         Raises:
             StatusError: the group is at a later epoch.
         """
-        place = self._groups.find(group)
         entered = GroupReading((group, stream_uuid, partition), epoch)
         with self._lock:
-            present = self._check(entered, 0 if place is None else place.epoch)
+            present = self._check(entered)
             if present is not None:
                 present.replaced = True
             self._readings[entered.key] = entered
@@ -48,15 +47,13 @@ class GroupReaders:
 
     def refuse_former(self, group: str, stream_uuid: str, partition: int, epoch: int) -> None:
         """Raise what :meth:`enter` would raise now; nothing is replaced."""
-        place = self._groups.find(group)
         with self._lock:
-            asked = GroupReading((group, stream_uuid, partition), epoch)
-            self._check(asked, 0 if place is None else place.epoch)
+            self._check(GroupReading((group, stream_uuid, partition), epoch))
 
-    def _check(self, asked: GroupReading, group_epoch: int) -> GroupReading | None:
+    def _check(self, asked: GroupReading) -> GroupReading | None:
         """Return who reads now; raises StatusError if the group is at a later epoch."""
-        present = self._readings.get(asked.key)
-        newest = max(present.epoch if present else 0, group_epoch)
+        place, present = self._groups.find(asked.key[0]), self._readings.get(asked.key)
+        newest = max(present.epoch if present else 0, place.epoch if place else 0)
         if asked.epoch < newest:
             raise StatusError(
                 Code.FAILED_PRECONDITION, "Consumer is not currently assigned this partition"

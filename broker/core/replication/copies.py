@@ -45,7 +45,7 @@ class FollowerCopies:
             return  # it comes late
         copy.newest_id, at, before = request.request_id, request.fetch_from, copy.end
         grows = before is not None and at >= before
-        copy.end = at if at == 0 or at >= self._sparse_end() or grows else None
+        copy.end = at if grows or at == 0 or at >= self._sparse_end() else None
         if at != before or at >= log_end:
             copy.moved_ms = now_ms
 

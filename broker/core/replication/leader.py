@@ -304,8 +304,10 @@ class PartitionLeader:
         records, and only those below the high watermark are compacted.
         """
         follower, view = request.follower, self._view
-        counts = self.isr | self._proposed | (view.eligible if view is not None else frozenset())
-        if follower in counts or not self.copies.lacks_tombstones(request):
+        counts = follower in self.isr or follower in self._proposed
+        if view is not None:
+            counts = counts or follower in view.eligible
+        if counts or not self.copies.lacks_tombstones(request):
             return SendRecords(follower, request, self.high_watermark)
         answer = self._refused_fetch(request, "below_start")
         return SendToReplica(follower, replace(answer, start=Offset(0), prefix=NO_PREFIX))

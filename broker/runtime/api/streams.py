@@ -376,8 +376,7 @@ class Streams:
     def knows(self, stream_uuid: StreamUuid) -> tuple[bool, bool]:
         """Tell whether this broker's metadata has a stream, and whether it has its deletion."""
         state = self._metadata.state
-        present = any(one.uuid == stream_uuid for one in state.streams.values())
-        return present, stream_uuid in state.deleted
+        return stream_uuid in state.partitions, stream_uuid in state.deleted
 
     def get(self, name: str) -> Stream:
         """See ``StreamsApi.get``. Waits for newer metadata if the stream is not known here."""

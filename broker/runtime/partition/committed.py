@@ -24,8 +24,8 @@ class CommittedEnd:
         self.wake()
 
     def lower(self, end: Offset) -> None:
-        """Move the end back: an unclean election lost committed records."""
-        self.end = end
+        """Move the end back to ``end``, if it is above: this log has no committed record there."""
+        self.end = min(end, self.end)
 
     def wait_above(self, above: Offset, timeout_ms: int) -> Offset:
         """Block until the end exceeds ``above`` or time is up; return the end.

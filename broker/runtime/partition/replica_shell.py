@@ -497,8 +497,7 @@ class ReplicaShell:
         _log.warning(
             "log_begins_anew", partition=self._name, log_end=self._local.log.log_end, start=start
         )
-        if start < self._committed.end:
-            self._committed.lower(start)
+        self._committed.lower(start)
         self._replace(start, prefix)
 
     def _begin_at(self, start: Offset, kept_end: Offset) -> None:
@@ -553,7 +552,7 @@ class ReplicaShell:
         end = max(end, self._local.log.log_start)
         try:
             if (cut := batch_start(self._local.log, end)) < end:
-                self._committed.lower(min(cut, self._committed.end))
+                self._committed.lower(cut)
                 end = cut
             self._local.truncate(end)
         except (NoRoomError, OverloadedError) as error:
