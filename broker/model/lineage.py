@@ -34,13 +34,15 @@ class Leadership:
     leader_epoch: LeaderEpoch
     lineage_id: str  # 32 hexadecimal digits, drawn at random by the process that begins to lead
     start: Offset  # log end when the leadership began; earlier leaderships wrote all below it
+    before: LeaderEpoch = LeaderEpoch(0)  # noqa: RUF009 - that wrote ``start - 1``; 0: not told
 
     def __post_init__(self) -> None:
         """Refuse impossible values: they may come from a disk or from another broker."""
-        if not is_lineage_id(self.lineage_id) or self.start < 0 or self.leader_epoch < 0:
+        numbers = (self.start, self.leader_epoch, self.before)
+        if not is_lineage_id(self.lineage_id) or min(numbers) < 0:
             raise InvalidRequestError(
                 f"not a start of leadership: epoch {self.leader_epoch}, id {self.lineage_id!r}, "
-                f"start {self.start}"
+                f"start {self.start}, behind a record of epoch {self.before}"
             )
 
 
@@ -92,8 +94,9 @@ def common_end(lineage: Sequence[Leadership], epochs: EpochHistory, end: Offset)
     """Return up to which offset, at most ``end``, a log surely has the records of a history.
 
     ``epochs`` is of the log, which must reach to ``end``. A leadership stored everything from its
-    start on, until a later one began at or below that. Two logs with the same leader epoch at an
-    offset are equal up to that offset. 0 is also the answer if the lineage has forgotten too much.
+    start on, until a later one began at or below that, or stored nothing: then the record before a
+    later one's start is of an older epoch. Two logs with the same leader epoch at an offset are
+    equal up to that offset. 0 is also the answer if the lineage has forgotten too much.
     """
     for one in reversed(lineage):
         epoch, epoch_end = epochs.end_of(one.leader_epoch, end)
@@ -101,6 +104,9 @@ def common_end(lineage: Sequence[Leadership], epochs: EpochHistory, end: Offset)
         if epoch == one.leader_epoch and common > one.start:
             return common
         end = min(end, one.start)
+        before = min(epochs.end_of(one.before, end)[1], end)
+        if one.before and before and epochs.epoch_of(Offset(before - 1)) == one.before:
+            return before
     return Offset(0)
 
 

@@ -206,7 +206,16 @@ def _confirm_leader(state: MetadataState, present: PartitionState, command: Conf
         return InvalidRequestError(f"not a lineage id: {command.lineage_id!r}")
     if not 0 <= command.log_end <= OFFSET_MAX:
         return InvalidRequestError(f"a log end must be 0 to {OFFSET_MAX}, not {command.log_end}")
-    return rules.leader_confirmed(present, lineage_id=command.lineage_id, log_end=command.log_end)
+    if not 0 <= command.log_epoch < command.leader_epoch:
+        return InvalidRequestError(
+            f"a log's epoch must be 0, or below {command.leader_epoch}, not {command.log_epoch}"
+        )
+    return rules.leader_confirmed(
+        present,
+        lineage_id=command.lineage_id,
+        log_end=command.log_end,
+        log_epoch=command.log_epoch,
+    )
 
 
 def begin_leaderships(state: MetadataState, command: BeginLeaderships) -> Applied:
@@ -223,7 +232,8 @@ def begin_leaderships(state: MetadataState, command: BeginLeaderships) -> Applie
             return state, Rejected(_not_leader(present, command.broker))
         if present.leader_epoch != one.leadership.leader_epoch:
             return state, Rejected(stale_leader(present, one.leadership.leader_epoch))
-        led = rules.with_leadership(present, one.leadership.lineage_id, one.leadership.start)
+        begun = one.leadership
+        led = rules.with_leadership(present, begun.lineage_id, begun.start, begun.before)
         after = put(after, one.stream_uuid, one.partition, led)
     return after, {}
 

@@ -171,7 +171,8 @@ class NameCandidate:
 class ConfirmLeader:
     """The candidate is ready and becomes leader, in the leader epoch in which it was named.
 
-    The candidate draws ``lineage_id`` at random. ``log_end`` is the end of its log.
+    The candidate draws ``lineage_id`` at random. ``log_end`` is the end of its log, and
+    ``log_epoch`` the leader epoch of the record before it; 0: there is none.
     """
 
     stream_uuid: StreamUuid
@@ -181,6 +182,7 @@ class ConfirmLeader:
     leader_epoch: LeaderEpoch
     lineage_id: str = ""
     log_end: Offset = Offset(0)  # noqa: RUF009 - a plain number
+    log_epoch: LeaderEpoch = LeaderEpoch(0)  # noqa: RUF009 - a plain number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

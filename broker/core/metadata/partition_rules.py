@@ -54,22 +54,27 @@ def first_partition(
 
 def first_lineage(lineage_id: str) -> Lineage:
     """Return the lineage of a new partition: its first leader begins with an empty log."""
-    return begun((), _leadership(LeaderEpoch(1), lineage_id, Offset(0)))
+    first = Leadership(leader_epoch=LeaderEpoch(1), lineage_id=lineage_id, start=Offset(0))
+    return begun((), first)
 
 
-def with_leadership(partition: PartitionState, lineage_id: str, start: Offset) -> PartitionState:
+def with_leadership(
+    partition: PartitionState,
+    lineage_id: str,
+    start: Offset,
+    before: LeaderEpoch = LeaderEpoch(0),  # noqa: B008 - a plain number
+) -> PartitionState:
     """Return the partition after its leader has begun to lead, in the present epoch.
 
-    A second call in the same epoch changes nothing: an epoch has one start of leadership.
+    ``start`` and ``before`` are as in :class:`~broker.model.lineage.Leadership`. A second call in
+    the same epoch changes nothing: an epoch has one start of leadership.
     """
     if partition.lineage and partition.lineage[-1].leader_epoch >= partition.leader_epoch:
         return partition
-    leadership = _leadership(partition.leader_epoch, lineage_id, start)
+    leadership = Leadership(
+        leader_epoch=partition.leader_epoch, lineage_id=lineage_id, start=start, before=before
+    )
     return replace(partition, lineage=begun(partition.lineage, leadership))
-
-
-def _leadership(leader_epoch: LeaderEpoch, lineage_id: str, start: Offset) -> Leadership:
-    return Leadership(leader_epoch=leader_epoch, lineage_id=lineage_id, start=start)
 
 
 def members(partition: PartitionState) -> tuple[BrokerId, ...]:
@@ -194,9 +199,9 @@ def candidate_named(partition: PartitionState, candidate: BrokerId) -> Partition
 
 
 def leader_confirmed(
-    partition: PartitionState, *, lineage_id: str, log_end: Offset
+    partition: PartitionState, *, lineage_id: str, log_end: Offset, log_epoch: LeaderEpoch
 ) -> PartitionState:
-    """Return the partition led by its candidate, whose log ends at ``log_end``."""
+    """Return the partition led by its candidate; its log is as in ``ConfirmLeader``."""
     leader = partition.candidate
     assert leader is not None, "only a candidate is confirmed"
     isr = partition.isr
@@ -211,7 +216,7 @@ def leader_confirmed(
         last_known_leader=None,
     )
     if lineage_id:  # absent from a journal that was written before there were lineages
-        led = with_leadership(led, lineage_id, log_end)
+        led = with_leadership(led, lineage_id, log_end, log_epoch)
     return bumped(_reassigned(led))
 
 

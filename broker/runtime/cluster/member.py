@@ -460,9 +460,12 @@ class MemberLinks:
         """See ``ReplicaLinks.propose_isr``."""
         self._member.proposals.isr(self._address.partition_id, wanted, answered)
 
-    def confirm_leader(self, leader_epoch: LeaderEpoch, log_end: Offset) -> None:
+    def confirm_leader(
+        self, leader_epoch: LeaderEpoch, log_end: Offset, log_epoch: LeaderEpoch
+    ) -> None:
         """See ``ReplicaLinks.confirm_leader``."""
-        self._member.proposals.leader(self._address.partition_id, leader_epoch, log_end)
+        proposals = self._member.proposals
+        proposals.leader(self._address.partition_id, leader_epoch, log_end, log_epoch)
 
     def report_leader(self, leader_epoch: LeaderEpoch) -> None:
         """See ``ReplicaLinks.report_leader``."""

@@ -60,7 +60,13 @@ class MemberProposals:
             heard,
         )
 
-    def leader(self, partition_id: PartitionId, leader_epoch: LeaderEpoch, log_end: Offset) -> None:
+    def leader(
+        self,
+        partition_id: PartitionId,
+        leader_epoch: LeaderEpoch,
+        log_end: Offset,
+        log_epoch: LeaderEpoch,
+    ) -> None:
         """Propose that a candidate leads; the leadership gets a random lineage id."""
         confirmed = partition_id, leader_epoch
         if confirmed in self._confirming:
@@ -75,6 +81,7 @@ class MemberProposals:
                 leader_epoch=leader_epoch,
                 lineage_id=uuid.uuid4().hex,
                 log_end=log_end,
+                log_epoch=log_epoch,
             ),
             lambda _: self._confirming.discard(confirmed),
         )

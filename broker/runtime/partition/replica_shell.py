@@ -70,8 +70,10 @@ class ReplicaLinks(Protocol):
     def propose_isr(self, wanted: does.ProposeIsr, answered: Callable[[bool], None]) -> None:
         """Propose an ISR; call ``answered`` on any thread, unless the outcome is unknown."""
 
-    def confirm_leader(self, leader_epoch: LeaderEpoch, log_end: Offset) -> None:
-        """Confirm to the controller that this candidate is ready; ``log_end`` is its log end."""
+    def confirm_leader(
+        self, leader_epoch: LeaderEpoch, log_end: Offset, log_epoch: LeaderEpoch
+    ) -> None:
+        """Confirm to the controller that this candidate is ready; its log is as it says."""
 
     def report_leader(self, leader_epoch: LeaderEpoch) -> None:
         """Report to the controller that the leader does not answer."""
@@ -107,9 +109,12 @@ class AloneLinks:
         """Fail: the ISR of a lone broker is always itself."""
         raise AssertionError(f"a broker alone proposes no ISR: {wanted} {answered}")
 
-    def confirm_leader(self, leader_epoch: LeaderEpoch, log_end: Offset) -> None:
+    def confirm_leader(
+        self, leader_epoch: LeaderEpoch, log_end: Offset, log_epoch: LeaderEpoch
+    ) -> None:
         """Fail: a lone broker is never a candidate."""
-        raise AssertionError(f"a broker alone is no candidate of {leader_epoch} at {log_end}")
+        where = f"{log_end} of {log_epoch}"
+        raise AssertionError(f"a broker alone is no candidate of {leader_epoch} at {where}")
 
     def report_leader(self, leader_epoch: LeaderEpoch) -> None:
         """Fail: a lone broker follows no leader."""
@@ -400,7 +405,9 @@ class ReplicaShell:
         except (NoRoomError, OverloadedError) as error:
             self._lacks(error)
             return
-        self._links.confirm_leader(leader_epoch, self._local.log.synced_end)
+        log = self._local.log
+        end = log.synced_end
+        self._links.confirm_leader(leader_epoch, end, log.epochs.epoch_of(Offset(end - 1)))
 
     def _send_records(self, effect: does.SendRecords) -> None:
         try:

@@ -40,7 +40,9 @@ class QuietLinks:
     def propose_isr(self, wanted: ProposeIsr, answered: Callable[[bool], None]) -> None:
         """Nobody answers."""
 
-    def confirm_leader(self, leader_epoch: LeaderEpoch, log_end: Offset) -> None:
+    def confirm_leader(
+        self, leader_epoch: LeaderEpoch, log_end: Offset, log_epoch: LeaderEpoch
+    ) -> None:
         """Keep it."""
         self.confirmed.append(log_end)
 

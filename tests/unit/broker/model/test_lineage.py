@@ -21,8 +21,13 @@ from broker.model.lineage import (
 from broker.model.offsets import Offset
 
 
-def _leadership(epoch: int, start: int) -> Leadership:
-    return Leadership(leader_epoch=LeaderEpoch(epoch), lineage_id=_id(epoch), start=Offset(start))
+def _leadership(epoch: int, start: int, before: int = 0) -> Leadership:
+    return Leadership(
+        leader_epoch=LeaderEpoch(epoch),
+        lineage_id=_id(epoch),
+        start=Offset(start),
+        before=LeaderEpoch(before),
+    )
 
 
 def _id(number: int) -> str:
@@ -119,6 +124,19 @@ def test_what_no_later_leader_replaced_is_undisputed(
     lineage = tuple(_leadership(*one) for one in history)
     log = EpochHistory.of([(LeaderEpoch(1), Offset(0))])
     assert undisputed_end(lineage, log, start=Offset(start), end=Offset(150)) == undisputed
+
+
+def test_a_leader_that_stored_nothing_disputes_nothing() -> None:
+    """Leader 2 had fewer records and stored none: the next one began behind those of epoch 1."""
+    lineage = (_leadership(1, 0), _leadership(2, 100), _leadership(3, 150, before=1))
+    log = EpochHistory.of([(LeaderEpoch(1), Offset(0))])
+    assert common_end(lineage, log, Offset(150)) == 150
+    assert common_end(lineage, log, Offset(170)) == 150
+    assert common_end(lineage, log, Offset(120)) == 120
+    led = EpochHistory.of([(LeaderEpoch(one), Offset(at)) for one, at in [(1, 0), (2, 100)]])
+    assert common_end(lineage, led, Offset(150)) == 100, "records of epoch 2 were left behind"
+    stored = (*lineage[:2], _leadership(3, 150, before=2))
+    assert common_end(stored, log, Offset(150)) == 100
 
 
 def test_a_log_that_followed_two_leaders_has_the_records_of_both() -> None:

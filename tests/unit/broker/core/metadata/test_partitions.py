@@ -414,14 +414,17 @@ def test_each_start_of_leadership_is_in_the_lineage_once() -> None:
     )  # fmt: skip
     confirm = ConfirmLeader(
         **AT, broker=B, broker_epoch=cluster.epoch(B), leader_epoch=cluster.one().leader_epoch,
-        lineage_id="b" * 32, log_end=Offset(40),
+        lineage_id="b" * 32, log_end=Offset(40), log_epoch=LeaderEpoch(1),
     )  # fmt: skip
     assert isinstance(cluster.refused(replace(confirm, lineage_id="b")), InvalidRequestError)
+    for epoch in (-1, confirm.leader_epoch):
+        wrong = replace(confirm, log_epoch=LeaderEpoch(epoch))
+        assert isinstance(cluster.refused(wrong), InvalidRequestError)
     assert isinstance(cluster.refused(replace(confirm, log_end=Offset(-1))), InvalidRequestError)
     cluster.do(confirm)
     newest = cluster.one().lineage[-1]
-    assert (newest.leader_epoch, newest.lineage_id, newest.start) == (
-        cluster.one().leader_epoch, "b" * 32, 40,
+    assert (newest.leader_epoch, newest.lineage_id, newest.start, newest.before) == (
+        cluster.one().leader_epoch, "b" * 32, 40, 1,
     )  # fmt: skip
     assert len(cluster.one().lineage) == 2
     cluster.refused(replace(confirm, lineage_id="c" * 32))

@@ -36,8 +36,8 @@ def test_a_confirmation_is_proposed_once_until_it_is_answered() -> None:
     proposals = MemberProposals(BrokerId("b"), metadata)
     for _ in range(3):
         for partition_id in (P, Q):
-            proposals.leader(partition_id, LeaderEpoch(4), Offset(7))
-    proposals.leader(P, LeaderEpoch(5), Offset(7))
+            proposals.leader(partition_id, LeaderEpoch(4), Offset(7), LeaderEpoch(3))
+    proposals.leader(P, LeaderEpoch(5), Offset(7), LeaderEpoch(3))
     confirmed = [
         (one.partition, one.leader_epoch)
         for one, _ in metadata.proposed
@@ -45,5 +45,5 @@ def test_a_confirmation_is_proposed_once_until_it_is_answered() -> None:
     ]
     assert confirmed == [(0, 4), (1, 4), (0, 5)]
     metadata.proposed[0][1](OverloadedError("too many wait"))
-    proposals.leader(P, LeaderEpoch(4), Offset(7))
+    proposals.leader(P, LeaderEpoch(4), Offset(7), LeaderEpoch(3))
     assert len(metadata.proposed) == 4

@@ -102,7 +102,9 @@ class Links:
     def propose_isr(self, wanted: ProposeIsr, answered: Callable[[bool], None]) -> None:
         """Say nothing."""
 
-    def confirm_leader(self, leader_epoch: LeaderEpoch, log_end: Offset) -> None:
+    def confirm_leader(
+        self, leader_epoch: LeaderEpoch, log_end: Offset, log_epoch: LeaderEpoch
+    ) -> None:
         """Say nothing."""
 
     def report_leader(self, leader_epoch: LeaderEpoch) -> None:
