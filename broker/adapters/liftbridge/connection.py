@@ -23,6 +23,7 @@ from broker.adapters.liftbridge.http2 import (
     Event,
     GrpcConnection,
     HalfClosed,
+    Messages,
     MessagesArrived,
     prefixed,
 )
@@ -399,7 +400,7 @@ class ClientConnection(asyncio.Protocol):
             full = f"this broker has {self._config.subscriptions_max} subscriptions, its limit"
             self._finish(number, Status(Code.UNAVAILABLE, f"{full}: subscribe at another broker"))
 
-    def _deliver(self, number: int, messages: bytes) -> None:
+    def _deliver(self, number: int, messages: Messages) -> None:
         call = self._calls.get(number)
         if call is None or call.sink is None:
             return

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from broker.adapters.access.gate import Gate
 from broker.adapters.access.pace import Pace
+from broker.adapters.liftbridge.http2 import Messages
 from broker.adapters.liftbridge.stream_calls import Listing, Unary, decode
 from broker.adapters.liftbridge.subscribing import Subscriber
 from broker.adapters.liftbridge.targets import PublishTarget, PublishTargets
@@ -196,7 +197,7 @@ class _Watched:
         self._check()
         return self._sink.stopped()
 
-    def send(self, messages: bytes) -> None:
+    def send(self, messages: Messages) -> None:
         """See ``Subscriber.send``; raises AccessError as :meth:`stopped`."""
         if self._pace.wait(len(messages), self.stopped):
             self._sink.send(messages)

@@ -39,6 +39,8 @@ _SENT_BYTES_MAX: Final = 1024 * 1024  # of one frame of h2, before it is cut for
 _SAFE_IN_TEXT: Final = " !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~"  # not percent-encoded
 _PREFIX: Final = struct.Struct(">BI")  # of each message: its compression, and its length
 PREFIX_BYTES: Final = _PREFIX.size
+Messages = bytes | memoryview
+"""Messages of one call, each with its prefix, joined."""
 _CONTENT_TYPE: Final = re.compile(rb"application/grpc($|[+;])")  # not grpc-web
 _TIMEOUT: Final = re.compile(rb"([0-9]{1,8})([HMSmun])")
 _TIMEOUT_MS: Final = {
@@ -337,8 +339,8 @@ class GrpcConnection:
                 call, [(b":status", b"200"), (b"content-type", b"application/grpc")]
             )
 
-    def send(self, call: int, messages: bytes) -> None:
-        """Send messages, each with its prefix, joined; what the window refuses waits."""
+    def send(self, call: int, messages: Messages) -> None:
+        """Send messages; what the window refuses waits."""
         found = self._calls.get(call)
         if found is None or found.status is not None:
             return

@@ -15,10 +15,10 @@ from functools import lru_cache
 from typing import Final
 
 _PREFIX: Final = struct.Struct(">BI")  # of a message of gRPC: not compressed, and its length
-_OFFSET_TAG: Final = b"\x08"  # field 1, a varint
-_KEY_TAG: Final = b"\x12"  # field 2, bytes
-_VALUE_TAG: Final = b"\x1a"  # field 3, bytes
-_STAMP_TAG: Final = b"\x20"  # field 4, a varint
+OFFSET_TAG: Final = b"\x08"  # field 1, a varint
+KEY_TAG: Final = b"\x12"  # field 2, bytes
+VALUE_TAG: Final = b"\x1a"  # field 3, bytes
+STAMP_TAG: Final = b"\x20"  # field 4, a varint
 # Of Ack, and of PublishResponse, in which an Ack lies.
 _ACK_OFFSET_TAG: Final = b"\x20"  # field 4, a varint
 _ACK_INBOX_TAG: Final = b"\x2a"  # field 5, a string
@@ -26,10 +26,10 @@ _ACK_ID_TAG: Final = b"\x32"  # field 6, a string
 _ACK_RECEIVED_TAG: Final = b"\x40"  # field 8, a varint
 _RESPONSE_ACK_TAG: Final = b"\x0a"  # field 1, a message
 _RESPONSE_ID_TAG: Final = b"\x1a"  # field 3, a string
-_BITS: Final = 7  # of a varint's byte
-_LOW_NUMBERS: Final = 1 << 2 * _BITS
+VARINT_BITS: Final = 7  # of a varint's byte
+_LOW_NUMBERS: Final = 1 << 2 * VARINT_BITS
 _LOW_PARTS: Final = [
-    bytes((low & 0x7F | 0x80, low >> _BITS | 0x80)) for low in range(_LOW_NUMBERS)
+    bytes((low & 0x7F | 0x80, low >> VARINT_BITS | 0x80)) for low in range(_LOW_NUMBERS)
 ]  # the first two bytes of a varint that goes on
 
 
@@ -54,12 +54,12 @@ def lay_out(
         data, name, offset = value or b"", key or b"", varint(offset_number)
         if (len(offset), len(stamp), len(data), len(name)) != sizes:
             sizes = len(offset), len(stamp), len(data), len(name)
-            value_field = _field(_VALUE_TAG, len(data))
-            key_field = _field(_KEY_TAG, len(name)) if name else b""
-            fields = len(_OFFSET_TAG) + len(_STAMP_TAG) + len(value_field) + len(key_field)
-            begin = _PREFIX.pack(0, sum(sizes) + fields + len(common)) + _OFFSET_TAG
+            value_field = field_begin(VALUE_TAG, len(data))
+            key_field = field_begin(KEY_TAG, len(name)) if name else b""
+            fields = len(OFFSET_TAG) + len(STAMP_TAG) + len(value_field) + len(key_field)
+            begin = _PREFIX.pack(0, sum(sizes) + fields + len(common)) + OFFSET_TAG
         parts += (
-            begin, offset, _STAMP_TAG, stamp, value_field, data, key_field, name, common,
+            begin, offset, STAMP_TAG, stamp, value_field, data, key_field, name, common,
         )  # fmt: skip
     return b"".join(parts)
 
@@ -85,11 +85,11 @@ def lay_out_answers(
         ident, to, number = name.encode(), inbox.encode(), varint(offset)
         if (len(number), len(ident), len(to)) != sizes:  # the parts between are the same otherwise
             sizes = len(number), len(ident), len(to)
-            id_field = _field(_ACK_ID_TAG, len(ident)) if ident else b""
-            inbox_field = _field(_ACK_INBOX_TAG, len(to)) if to else b""
-            id_again = _field(_RESPONSE_ID_TAG, len(ident)) if ident else b""
+            id_field = field_begin(_ACK_ID_TAG, len(ident)) if ident else b""
+            inbox_field = field_begin(_ACK_INBOX_TAG, len(to)) if to else b""
+            id_again = field_begin(_RESPONSE_ID_TAG, len(ident)) if ident else b""
             ack_bytes = len(head) + sum(sizes) + len(id_field) + len(inbox_field)
-            ack_field = _field(_RESPONSE_ACK_TAG, ack_bytes)
+            ack_field = field_begin(_RESPONSE_ACK_TAG, ack_bytes)
             whole = len(ack_field) + ack_bytes + len(id_again) + len(ident)
             begin = _PREFIX.pack(0, whole) + ack_field
         found.append(join((begin, head, number, id_field, ident, inbox_field, to, id_again, ident)))
@@ -97,17 +97,17 @@ def lay_out_answers(
 
 
 @lru_cache(maxsize=4096)
-def _field(tag: bytes, size: int) -> bytes:
-    """Return the beginning of a field of bytes."""
+def field_begin(tag: bytes, size: int) -> bytes:
+    """Return the begin of a field of bytes, up to the bytes."""
     return tag + varint(size)
 
 
 def varint(number: int) -> bytes:
     """Return a number that is not negative as a varint, sooner if others had its higher bits."""
-    if number < 1 << _BITS:
+    if number < 1 << VARINT_BITS:
         return bytes((number,))
     if number < _LOW_NUMBERS:
-        return bytes((number & 0x7F | 0x80, number >> _BITS))
+        return bytes((number & 0x7F | 0x80, number >> VARINT_BITS))
     return _LOW_PARTS[number % _LOW_NUMBERS] + _high_part(number // _LOW_NUMBERS)
 
 

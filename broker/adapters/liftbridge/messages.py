@@ -13,7 +13,8 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from broker.adapters.liftbridge.http2 import prefixed
+from broker.adapters.liftbridge.http2 import Messages, prefixed
+from broker.adapters.liftbridge.laid_columns import lay_out_columns
 from broker.adapters.liftbridge.laid_messages import lay_out
 from broker.adapters.liftbridge.publish_requests import Published
 from broker.codec.schema import HEADERS_TYPE, ROW_SCHEMA
@@ -30,11 +31,13 @@ COLUMNS: Final = (
     "reply_subject",
 )
 SCHEMA: Final = pa.schema([ROW_SCHEMA.field(name) for name in COLUMNS])
+_COLUMNS_ROWS_MIN: Final = 200  # fewer take less time one after another
+_STAMP_US_MAX: Final = (2**63 - 1) // NS_PER_US
 
 
 def encode_rows(
     rows: pa.RecordBatch, *, stream: str, partition: int, reverse: bool = False
-) -> bytes:
+) -> Messages:
     """Return rows of :data:`SCHEMA` as messages, each with its prefix, joined."""
     if reverse:
         rows = rows.take(pa.array(range(rows.num_rows - 1, -1, -1), pa.int64()))
@@ -45,7 +48,7 @@ def encode_rows(
     return encoded
 
 
-def _laid_out(rows: pa.RecordBatch, stream: str, partition: int) -> bytes | None:
+def _laid_out(rows: pa.RecordBatch, stream: str, partition: int) -> Messages | None:
     """Return rows that differ in offset, time, key and value only; None: they differ in more."""
     keys, headers, subjects, replies = (rows.column(place) for place in (2, 4, 5, 6))
     count = rows.num_rows
@@ -57,11 +60,20 @@ def _laid_out(rows: pa.RecordBatch, stream: str, partition: int) -> bytes | None
     common = wire.Message(stream=stream, partition=partition, subject=subject)
     common.headers["subject"] = subject.encode()
     common.headers["reply"] = b""
+    stamps_us, has_keys = rows.column(1).cast(pa.int64()), keys.null_count < count
+    if count >= _COLUMNS_ROWS_MIN and pc.max(stamps_us).as_py() <= _STAMP_US_MAX:
+        return lay_out_columns(
+            common.SerializeToString(),
+            rows.column(0).to_numpy(),
+            stamps_us.to_numpy() * NS_PER_US,
+            keys if has_keys else None,
+            rows.column(3),
+        )
     return lay_out(
         common.SerializeToString(),
         rows.column(0).to_pylist(),
-        [NS_PER_US * one for one in rows.column(1).cast(pa.int64()).to_pylist()],
-        [None] * count if keys.null_count == count else keys.to_pylist(),
+        [NS_PER_US * one for one in stamps_us.to_pylist()],
+        keys.to_pylist() if has_keys else [None] * count,
         rows.column(3).to_pylist(),
     )
 

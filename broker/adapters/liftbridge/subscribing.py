@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import Final, Protocol
 
 from broker.adapters.liftbridge.group_readers import GroupReaders, GroupReading
-from broker.adapters.liftbridge.http2 import prefixed
+from broker.adapters.liftbridge.http2 import Messages, prefixed
 from broker.adapters.liftbridge.messages import NS_PER_US, SCHEMA, encode_rows
 from broker.adapters.liftbridge.statuses import Code, StatusError
 from broker.adapters.reading.rows import RowRange, read_rows
@@ -46,14 +46,14 @@ class Subscriber(Protocol):
     def stopped(self) -> bool:
         """Whether the subscriber has gone, or the service closes."""
 
-    def send(self, messages: bytes) -> None:
+    def send(self, messages: Messages) -> None:
         """Send messages with their prefixes; blocks while the subscriber takes nothing."""
 
 
 class CallSink:
     """Hands messages of a subscription's thread to the event loop, a bounded number of bytes."""
 
-    def __init__(self, bytes_max: int, deliver: Callable[[bytes], None]) -> None:
+    def __init__(self, bytes_max: int, deliver: Callable[[Messages], None]) -> None:
         self._bytes_max = bytes_max
         self._deliver = deliver
         self._changed = threading.Condition()
@@ -64,7 +64,7 @@ class CallSink:
         """See ``Subscriber.stopped``."""
         return self._stopped
 
-    def send(self, messages: bytes) -> None:
+    def send(self, messages: Messages) -> None:
         """See ``Subscriber.send``. The subscription's thread."""
         with self._changed:
             self._changed.wait_for(lambda: self._under_way < self._bytes_max or self._stopped)
@@ -129,7 +129,7 @@ class _Member:
         """See ``Subscriber.stopped``."""
         return self.reading.replaced or self._sink.stopped()
 
-    def send(self, messages: bytes) -> None:
+    def send(self, messages: Messages) -> None:
         """See ``Subscriber.send``."""
         self._sink.send(messages)
 

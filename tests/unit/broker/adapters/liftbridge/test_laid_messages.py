@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from broker.adapters.liftbridge.http2 import PREFIX_BYTES
+from broker.adapters.liftbridge.laid_columns import lay_out_columns
 from broker.adapters.liftbridge.laid_messages import (
     lay_out,
     lay_out_answers,
@@ -54,6 +57,27 @@ def test_messages_are_those_of_protobuf(seed: int) -> None:
         assert data[0] == 0
         assert wire.Message.FromString(data[PREFIX_BYTES:]) == expected
     assert not laid
+
+
+@pytest.mark.parametrize("seed", seeds(20))
+def test_columns_give_the_same_messages(seed: int) -> None:
+    """Numbers of every length in any order, slices of columns, null, empty and long data."""
+    draw = random.Random(seed)
+    count = draw.randrange(1, 300)
+    offsets = sorted(draw.choice(NUMBERS) for _ in range(count))
+    if draw.random() < 0.5:
+        offsets.reverse()
+    stamps = draw.choices(NUMBERS[draw.randrange(len(NUMBERS)) :], k=count)
+    sizes = draw.sample([0, 1, 100, 127, 128, 20_000], draw.randrange(1, 7))
+    values = [draw.choice([None, draw.randbytes(draw.choice(sizes))]) for _ in range(count)]
+    keys = [draw.choice([None, b"", draw.randbytes(draw.choice(sizes))]) for _ in range(count)]
+    before = draw.randrange(3)
+    columns = [pa.array([b"else"] * before + one, pa.binary())[before:] for one in (keys, values)]
+    numbers = np.array(offsets), np.array(stamps)
+    laid = lay_out_columns(b"common", *numbers, *columns)
+    assert bytes(laid) == lay_out(b"common", offsets, stamps, keys, values)
+    without = lay_out_columns(b"", *numbers, None, columns[1])
+    assert bytes(without) == lay_out(b"", offsets, stamps, [None] * count, values)
 
 
 @pytest.mark.parametrize("seed", seeds(20))

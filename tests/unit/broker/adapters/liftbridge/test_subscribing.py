@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from broker.adapters.liftbridge.group_readers import GroupReaders
+from broker.adapters.liftbridge.http2 import Messages
 from broker.adapters.liftbridge.statuses import Code, StatusError, status_of
 from broker.adapters.liftbridge.subscribing import subscribe
 from broker.codec.record_batch import prepare
@@ -41,11 +42,11 @@ class _Sink:
         """See ``Subscriber.stopped``."""
         return False
 
-    def send(self, messages: bytes) -> None:
+    def send(self, messages: Messages) -> None:
         """See ``Subscriber.send``."""
         while messages:
             end = _PREFIX_BYTES + int.from_bytes(messages[1:_PREFIX_BYTES], "big")
-            self.messages.append(message_pb2.Message.FromString(messages[_PREFIX_BYTES:end]))
+            self.messages.append(message_pb2.Message.FromString(bytes(messages[_PREFIX_BYTES:end])))
             messages = messages[end:]
             if len(self.messages) == self._at:
                 self._act()
