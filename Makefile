@@ -148,6 +148,9 @@ $(LIFTBRIDGE_STAMP): $(ROOT)/tests/peers/python/requirements.lock
 		--requirement tests/peers/python/requirements.lock
 	touch $@
 
+.PHONY: liftbridge-python
+liftbridge-python: $(LIFTBRIDGE_STAMP) ## make the environment of python-liftbridge; `make test` runs its tests if it is there
+
 .PHONY: test-liftbridge
 test-liftbridge: $(STAMP) $(LIFTBRIDGE_STAMP) ## run unmodified Liftbridge clients, Go's and Python's, on one broker and on three
 	@cd $(ROOT)

@@ -24,7 +24,7 @@ def go_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def old_python() -> Path:
     """Return the interpreter of python-liftbridge's own environment; skip where it is not made."""
     if not PYTHON.exists():
-        pytest.skip("python-liftbridge has no environment yet: `make test-liftbridge` makes it")
+        pytest.skip("python-liftbridge has no environment yet: `make liftbridge-python` makes it")
     return PYTHON
 
 
