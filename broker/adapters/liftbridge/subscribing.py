@@ -35,6 +35,7 @@ from broker.ports.partition import PartitionHandle
 from broker.wire.liftbridge import api_pb2 as api
 
 _READ_BYTES: Final = 512 * 1024
+_ROWS_MAX: Final = 16 * 1024  # of one piece: a batch may have four million empty records
 _IDLE_CHECK_MS: Final = 200  # how late a subscriber's end is noticed
 _NO_PARTITION: Final = "No such partition"
 _REVERSE_RECORDS: Final = 1000  # read forwards, and sent backwards, at a time
@@ -162,7 +163,9 @@ def _send(
             for rows, mark in read_rows(
                 api_, wanted, idle_check_ms=_IDLE_CHECK_MS, check_stop=stop
             ):
-                sink.send(encode_rows(rows, stream=stream.name, partition=request.partition))
+                for start in range(0, rows.num_rows, _ROWS_MAX):
+                    some = rows.slice(start, _ROWS_MAX)
+                    sink.send(encode_rows(some, stream=stream.name, partition=request.partition))
                 position = mark.end_offset
             break
         except ExpiredError:

@@ -6,13 +6,14 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
+import pyarrow as pa
 import pytest
 
 from broker.adapters.liftbridge.group_readers import GroupReaders
 from broker.adapters.liftbridge.http2 import Messages
 from broker.adapters.liftbridge.statuses import Code, StatusError, status_of
 from broker.adapters.liftbridge.subscribing import subscribe
-from broker.codec.record_batch import prepare
+from broker.codec.record_batch import PreparedBatch, prepare
 from broker.errors import ExpiredError, NotLeaderError, ShuttingDownError
 from broker.model.offsets import Offset
 from broker.model.stream import StreamConfig
@@ -65,10 +66,32 @@ def broker() -> Iterator[MemoryBroker]:
 
 def _put(broker: MemoryBroker, number: int) -> None:
     """Store one record, at a time of its own."""
+    _store(broker, prepare(numbered(number, 1), now_us=1_000 + number))
+
+
+def _store(broker: MemoryBroker, batch: PreparedBatch) -> None:
     stored = threading.Event()
-    batch = prepare(numbered(number, 1), now_us=1_000 + number)
     broker.partitions.handle("s", 0).submit([batch], lambda _: stored.set())
     assert stored.wait(10)
+
+
+def test_a_batch_of_very_many_small_records_is_sent_in_pieces(broker: MemoryBroker) -> None:
+    """Four million empty records fit into a batch; as messages they are gigabytes."""
+    count = 40_000
+    rows = pa.RecordBatch.from_pydict({"value": pa.nulls(count, pa.binary())})
+    _store(broker, prepare(rows, now_us=2_000))
+    sizes: list[int] = []
+
+    class Counting(_Sink):
+        def send(self, messages: Messages) -> None:
+            """Count its bytes, too."""
+            sizes.append(len(messages))
+            super().send(messages)
+
+    sink = Counting(lambda: None)
+    assert subscribe(broker, _EARLIEST, sink, cast("Any", None)) == "Stop offset reached"
+    assert sink.offsets == [*range(5 + count)]
+    assert max(sizes) < sum(sizes) / 2
 
 
 @pytest.mark.parametrize("is_late", [False, True])
