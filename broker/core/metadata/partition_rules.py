@@ -59,10 +59,7 @@ def first_lineage(lineage_id: str) -> Lineage:
 
 
 def with_leadership(
-    partition: PartitionState,
-    lineage_id: str,
-    start: Offset,
-    before: LeaderEpoch = LeaderEpoch(0),  # noqa: B008 - a plain number
+    partition: PartitionState, lineage_id: str, start: Offset, before: LeaderEpoch
 ) -> PartitionState:
     """Return the partition after its leader has begun to lead, in the present epoch.
 

@@ -88,7 +88,7 @@ def test_a_batch_of_very_many_small_records_is_sent_in_pieces(broker: MemoryBrok
             sizes.append(len(messages))
             super().send(messages)
 
-    sink = Counting(lambda: None)
+    sink = Counting()
     assert subscribe(broker, _EARLIEST, sink, cast("Any", None)) == "Stop offset reached"
     assert sink.offsets == [*range(5 + count)]
     assert max(sizes) < sum(sizes) / 2
