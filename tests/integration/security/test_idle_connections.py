@@ -49,10 +49,13 @@ def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
         pytest.skip("this test holds more connections than this shell may have")
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 4 * LIMIT), hard))
     process = BrokerProcess(
-        tmp_path / "broker", nats_url="", lake=str(tmp_path / "lake"), forked=False
+        tmp_path / "broker",
+        nats_url="",
+        lake=str(tmp_path / "lake"),
+        forked=False,
+        descriptors_max=LIMIT,
     )
     process.start()
-    resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (LIMIT, LIMIT))
     try:
         process.wait_ready()
         yield process

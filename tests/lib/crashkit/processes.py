@@ -25,6 +25,8 @@ from headwater.client import Client
 from headwater.local import embedded
 
 _SHIM = Path(embedded.__file__).with_name("exec_with_parent.py")
+# This process sets no limit of its own for its child: it may hold more files than that already.
+_LIMITED = ("sh", "-c", 'ulimit -n "$0" && exec "$@"')
 READY_TIMEOUT_S = 60.0
 _POLL_S = 0.02
 
@@ -42,9 +44,15 @@ class BrokerProcess:
         settings: Mapping[str, Mapping[str, Any]] | None = None,
         data_dir: Path | None = None,
         forked: bool = True,
+        descriptors_max: int | None = None,
     ) -> None:
-        """Plan a broker. A forked one starts with less CPU than ``python -m broker``, its twin."""
+        """Plan a broker. A forked one starts with less CPU than ``python -m broker``, its twin.
+
+        With ``descriptors_max`` it may open so many files, from its first instruction on.
+        """
+        assert not (forked and descriptors_max), "a limit is set by a process of its own"
         self._forked = forked
+        self._limit = [] if descriptors_max is None else [*_LIMITED, str(descriptors_max)]
         folder.mkdir(parents=True, exist_ok=True)
         self.data_dir = data_dir or folder / "data"
         self.log_path = folder / "broker.log"
@@ -90,7 +98,7 @@ class BrokerProcess:
         shim = [sys.executable, "-I", "-S", str(_SHIM), str(os.getpid())]
         with self.log_path.open("ab") as sink:
             self._process = subprocess.Popen(
-                [*shim, *command],
+                [*self._limit, *shim, *command],
                 stdin=subprocess.DEVNULL,
                 stdout=sink,
                 stderr=subprocess.STDOUT,
