@@ -219,6 +219,7 @@ class Batches:
                 pause_s = random.uniform(0, _BACKOFF_S * 2**failures)  # noqa: S311  (no secret)
                 if self._report.stop.event.wait(pause_s):
                     raise
+                self._follow_pin()  # it may be that another run decodes in another way by now
 
     def _follow_pin(self) -> None:
         """Use the newest pin: another run may have added columns."""

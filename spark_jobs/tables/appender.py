@@ -7,7 +7,8 @@ Only the table decides what is appended: no checkpoint of a job, no name of a qu
 appenders have one name (a second one, a killed one, a paused one that wakes up late), exactly one
 commits a range, and the others get a typed error. Rejected rows go to a second table. That table is
 committed first, so that every row is in one of the two tables. Its claims also note the transform:
-if an append dies between the two commits, another transform may not judge the same rows again.
+if an append dies between the two commits, another transform may not judge the same rows again. Both
+tables are in the term of one transform; what another one has planned before is not committed.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import logging
 import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,6 +27,7 @@ from broker.errors import (
     InvalidRequestError,
     OverlapError,
     SchemaMismatchError,
+    StaleWatermarkError,
     TableMismatchError,
 )
 from broker.model.offsets import OffsetRange
@@ -51,6 +54,7 @@ if TYPE_CHECKING:
 RECORDS_PER_TASK_MAX: Final = 1_000_000
 RECORDS_PER_TASK_MIN: Final = 50_000  # with fewer, a second task costs more than it saves
 RECORDS_HERE_MAX: Final = 5_000  # so few are written in this process, faster than in a Spark job
+_TERMS_MAX: Final = 10  # if others begin terms at the same time
 
 Run = Callable[[AppendWork, Sequence[SliceWork]], list[SliceDone]]
 
@@ -165,13 +169,9 @@ class Appender:
             RemoteTierUnavailableError: the outcome is unknown; a second call finds out.
             HeadwaterError: a task failed to read the stream.
         """
-        main = self._planned(self._main, ranges, self._row_schema(), self._optional())
-        self._history.require(main.state.mine, uri=main.table.target.uri)
+        main, rejects = self._planned_both(ranges)
         if not main.ranges:
             return Appended(version=main.state.snapshot.version, ranges={})
-        others = main.state.claims.others(main.table.target.app, self._source.stream_uuid)
-        plan.require_apart(main.ranges, others)
-        rejects = self._planned_rejects(main)
         parts = self._parts(main, rejects)
         work = AppendWork(
             source=self._source,
@@ -254,6 +254,30 @@ class Appender:
         wanted = plan.cut(wanted, state.mine)  # columns were added meanwhile, or rows appended
         return _Planned(
             table=table, state=state, fit=fit, ranges=wanted, output=self._output(table, state, fit)
+        )
+
+    def _planned_both(self, ranges: Mapping[int, OffsetRange]) -> tuple[_Planned, _Planned | None]:
+        """Plan both tables, in one term of this transform; without a range, only the main one."""
+        for _ in range(_TERMS_MAX):
+            main = self._planned(self._main, ranges, self._row_schema(), self._optional())
+            self._history.require(main.state.mine, uri=main.table.target.uri)
+            if not main.ranges:
+                return main, None
+            others = main.state.claims.others(main.table.target.app, self._source.stream_uuid)
+            plan.require_apart(main.ranges, others)
+            rejects = self._planned_rejects(main)
+            if rejects is None or self._number is None:
+                return main, rejects
+            term = plan.next_term(main.state.term, rejects.state.term, self._number)
+            if term is None:
+                return main, rejects
+            with suppress(StaleWatermarkError):  # another one was first: look again
+                if main.state.term != term:
+                    main.table.enter(main.state, term)
+                rejects.table.enter(rejects.state, term)
+        raise StaleWatermarkError(
+            f"appends that decode in another way began {_TERMS_MAX} times in a row while this one "
+            f"was to begin, all for {self._main.target.uri}. Nothing of it was written"
         )
 
     def _planned_rejects(self, main: _Planned) -> _Planned | None:

@@ -3,7 +3,8 @@
 A *claim* is what the transactions of an appender state: its range of a partition, and the number of
 its rows. The fence: files are written for the watermarks of one version. They are committed on that
 version, or on a later one that has exactly these watermarks and still has the columns for which the
-files were written. Otherwise the appender has lost the race and raises a typed error.
+files were written, and is still in the same term of a transform. Otherwise the appender has lost
+the race and raises a typed error.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
+from uuid import uuid4
 
 from broker.errors import (
     ObjectMissingError,
@@ -29,7 +31,7 @@ from broker.model.offsets import OffsetRange
 from spark_jobs.tables import plan, schema_match
 from spark_jobs.tables.file_writer import WrittenFile
 from spark_jobs.tables.model import POSITIONS_DEFAULT, Source, Target
-from spark_jobs.tables.plan import AppendClaim, AppendClaims
+from spark_jobs.tables.plan import AppendClaim, AppendClaims, TransformTerm
 from spark_jobs.tables.row_counts import FileRows, check_rows
 from spark_jobs.tables.schema_match import Fit
 from tiering.read.lake import storage_options_of
@@ -55,6 +57,7 @@ class State:
     snapshot: AppendSnapshot
     claims: AppendClaims
     mine: Mapping[int, AppendClaim]
+    term: TransformTerm
 
 
 class CommittingTable:
@@ -92,6 +95,7 @@ class CommittingTable:
         """
         app, uuid = self._target.app, self._source.stream_uuid
         ids = [each for number in partitions for each in plan.all_ids(app, uuid, number)]
+        ids += plan.term_ids(app, uuid)
         snapshot = self._table.find(ids)
         self._require_progress(snapshot)
         if snapshot is None:
@@ -106,7 +110,12 @@ class CommittingTable:
                 found=uuid,
             )
         self._prove(snapshot, claims)
-        return State(snapshot=snapshot, claims=claims, mine=claims.mine(app, uuid))
+        return State(
+            snapshot=snapshot,
+            claims=claims,
+            mine=claims.mine(app, uuid),
+            term=claims.term(app, uuid),
+        )
 
     def ensure(self, rows: pa.Schema, partitions: Iterable[int]) -> State:
         """Return the newest version; create a table for such rows if there is none.
@@ -185,14 +194,15 @@ class CommittingTable:
         """Add files and move watermarks, all or nothing; return the version, which is durable.
 
         Raises:
-            StaleWatermarkError: the watermarks or the columns differ from those for which the files
-                were written. Nothing was committed.
+            StaleWatermarkError: the watermarks, the columns or the term differ from those for which
+                the files were written. Nothing was committed.
             OverlapError: an appender of another name has appended some of these offsets.
             RemoteTierUnavailableError: the outcome is unknown; the next append finds out.
         """
         app, uuid = self._target.app, self._source.stream_uuid
 
         def transactions(state: State) -> dict[str, int]:
+            plan.require_term(planned.term, state.term)
             plan.require_unmoved(planned.mine, state.mine, ranges)
             plan.require_apart(ranges, state.claims.others(app, uuid))
             self._require_shape(planned, state, fit)
@@ -203,6 +213,26 @@ class CommittingTable:
         text = f"headwater {app} {_ranges_text(ranges)}"
         return self._committed(
             planned, files, transactions, commit_id=commit_id, note=note, text=text
+        )
+
+    def enter(self, planned: State, term: TransformTerm) -> None:
+        """Put the table into a term, durably, if it is still in that of ``planned``.
+
+        Raises:
+            StaleWatermarkError: it is in another term by now.
+            RemoteTierUnavailableError: the outcome is unknown.
+        """
+        number_id, transform_id = plan.term_ids(self._target.app, self._source.stream_uuid)
+        assert term.transform is not None, "a transform begins a term"
+        moves = {number_id: term.number, transform_id: term.transform}
+
+        def transactions(state: State) -> dict[str, int]:
+            plan.require_term(planned.term, state.term)
+            return moves
+
+        text = f"headwater {self._target.app} term {term.number}"
+        self._committed(
+            planned, [], transactions, commit_id=f"term/{uuid4().hex}", note=moves, text=text
         )
 
     def replace(

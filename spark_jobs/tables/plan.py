@@ -18,6 +18,9 @@ _APP_ID: Final = re.compile(
     rf"{PREFIX}/(?P<app>[^/]+)/(?P<uuid>[^/]+)/(?P<partition>\d{{1,9}})"
     r"(?P<what>/start|/rows|/lineage_high|/lineage_low|/transform|/transform_end)?\Z"
 )
+_TERM_ID: Final = re.compile(
+    rf"{PREFIX}/(?P<app>[^/]+)/(?P<uuid>[^/]+)/(?P<what>term|term_transform)\Z"
+)
 _HALF: Final = 1 << 64  # a lineage id has 128 bits, and a transaction's version 64 with a sign
 
 
@@ -33,10 +36,27 @@ class AppendClaim:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TransformTerm:
+    """The transform by which rows go to a pair of tables, decoded and rejected, for some time.
+
+    A term ends when another transform begins the next one. Both tables hold the term, and a commit
+    to either of them needs that of its plan. So nothing of an earlier term is committed later.
+    """
+
+    number: int = 0  # grows; 0: no transform has begun one
+    transform: int | None = None  # see :func:`transform_number`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AppendClaims:
     """Every claim in a table version, by (app, stream uuid, partition)."""
 
     of: Mapping[tuple[str, str, int], AppendClaim] = field(default_factory=dict)
+    terms: Mapping[tuple[str, str], TransformTerm] = field(default_factory=dict)
+
+    def term(self, app: str, uuid: str) -> TransformTerm:
+        """Return the present term of one appender of one stream."""
+        return self.terms.get((app, uuid), TransformTerm())
 
     def mine(self, app: str, uuid: str) -> dict[int, AppendClaim]:
         """Return the claims of one appender of one stream, by partition."""
@@ -73,6 +93,11 @@ def transform_ids(app: str, uuid: str, partition: int) -> tuple[str, str]:
     return f"{end}/transform", f"{end}/transform_end"
 
 
+def term_ids(app: str, uuid: str) -> tuple[str, str]:
+    """Return the transaction ids of a term's number, and of its transform's."""
+    return f"{PREFIX}/{app}/{uuid}/term", f"{PREFIX}/{app}/{uuid}/term_transform"
+
+
 def all_ids(app: str, uuid: str, partition: int) -> tuple[str, ...]:
     """Return every transaction id that a claim may have."""
     return (
@@ -100,7 +125,11 @@ def claims_of(transactions: Mapping[str, int]) -> AppendClaims:
         TableMismatchError: a claim is incomplete or not valid.
     """
     found: dict[tuple[str, str, int], dict[str, int]] = {}
+    terms: dict[tuple[str, str], dict[str, int]] = {}
     for app_id, number in transactions.items():
+        term = _TERM_ID.match(app_id)
+        if term is not None:
+            terms.setdefault((term["app"], term["uuid"]), {})[term["what"]] = number
         match = _APP_ID.match(app_id)
         if match is not None:
             key = (match["app"], match["uuid"], int(match["partition"]))
@@ -121,7 +150,43 @@ def claims_of(transactions: Mapping[str, int]) -> AppendClaims:
             # An old build moves the end and leaves the number of an earlier append.
             transform=parts.get("/transform") if parts.get("/transform_end") == end else None,
         )
-    return AppendClaims(of=claims)
+    return AppendClaims(
+        of=claims,
+        terms={
+            key: TransformTerm(number=parts.get("term", 0), transform=parts.get("term_transform"))
+            for key, parts in terms.items()
+        },
+    )
+
+
+def next_term(
+    decoded: TransformTerm, rejected: TransformTerm, transform: int
+) -> TransformTerm | None:
+    """Return the term that both tables have to be in before a transform appends; None: they are.
+
+    If the decoded table is in a term of this transform already, and the rejected one is not yet, it
+    is that term.
+    """
+    if decoded.transform == transform and decoded.number > rejected.number:
+        return decoded
+    if decoded == rejected and decoded.transform == transform:
+        return None
+    return TransformTerm(number=max(decoded.number, rejected.number) + 1, transform=transform)
+
+
+def require_term(planned: TransformTerm, found: TransformTerm) -> None:
+    """Check that a table is still in the term for which the files were written.
+
+    Raises:
+        StaleWatermarkError: another transform has begun a term. Facts: expected, found.
+    """
+    if planned != found:
+        raise StaleWatermarkError(
+            "an append that decodes in another way (another schema, or other limits) has begun "
+            "while rows were written for the same table. Nothing of this append was committed",
+            expected=planned.number,
+            found=found.number,
+        )
 
 
 def cut(

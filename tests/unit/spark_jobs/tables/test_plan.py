@@ -34,6 +34,11 @@ def held(start: int, end: int, rows: int) -> AppendClaim:
     return replace(claim(start, end, rows), lineage_id=LINEAGES[0])
 
 
+def term(number: int, transform: int | None) -> plan.TransformTerm:
+    """Return a term."""
+    return plan.TransformTerm(number=number, transform=transform)
+
+
 def _without_lineages(moves: dict[str, int]) -> dict[str, int]:
     return {app_id: end for app_id, end in moves.items() if "/lineage_" not in app_id}
 
@@ -146,6 +151,40 @@ def test_moved_watermarks_are_stale() -> None:
         assert (stale.value.partition, stale.value.expected) == (0, 5)
     with pytest.raises(StaleWatermarkError):
         plan.require_unmoved({}, {0: claim(0, 1)}, moving)
+
+
+def test_a_term_is_that_of_both_tables() -> None:
+    """Another transform begins a higher one; what was begun in one table only is completed."""
+    none, first, second = plan.TransformTerm(), term(1, 7), term(2, 8)
+    assert plan.next_term(none, none, 7) == first
+    assert plan.next_term(first, none, 7) == first
+    assert plan.next_term(first, none, 8) == second
+    assert plan.next_term(first, first, 7) is None
+    assert plan.next_term(first, first, 8) == second
+    assert plan.next_term(second, first, 8) == second
+    assert plan.next_term(second, first, 7) == term(3, 7)
+    # The decoded table was removed or rolled back, the rejected one was not.
+    assert plan.next_term(none, second, 8) == term(3, 8)
+    assert plan.next_term(first, second, 7) == term(3, 7)
+    assert plan.next_term(first, term(1, 8), 7) == term(2, 7)
+
+
+def test_a_term_is_read_from_the_transactions() -> None:
+    """It is of one appender and one stream; a table of an older build is in none."""
+    number_id, transform_id = plan.term_ids("a", UUID)
+    claims = plan.claims_of({number_id: 3, transform_id: 77})
+    assert claims.term("a", UUID) == term(3, 77)
+    assert claims.term("b", UUID) == claims.term("a", OTHER) == plan.TransformTerm()
+    assert claims.of == {}
+
+
+@pytest.mark.parametrize("found", [(2, 8), (3, 7), (0, None)])
+def test_rows_of_an_earlier_term_are_stale(found: tuple[int, int | None]) -> None:
+    """Also if the same transform has begun a later one: others may have judged in between."""
+    plan.require_term(term(1, 7), term(1, 7))
+    with pytest.raises(StaleWatermarkError) as stale:
+        plan.require_term(term(1, 7), term(*found))
+    assert (stale.value.expected, stale.value.found) == (1, found[0])
 
 
 def test_appenders_of_two_names_keep_apart() -> None:
