@@ -17,6 +17,7 @@ from broker.errors import (
     ForeignHistoryError,
     OffsetOutOfRangeError,
     RemoteTierUnavailableError,
+    TableMismatchError,
 )
 from broker.model.ids import PartitionId, PartitionNumber, StreamUuid
 from broker.model.offsets import Offset, OffsetRange
@@ -30,6 +31,7 @@ from tiering.config import Observer, TieringConfig
 from tiering.keys.snapshot import latest_table
 from tiering.proof.history import ProvedEnds, newest_range, require_ours
 from tiering.proof.proofs import prove
+from tiering.purge.owner import TableOwner, reserve
 from tiering.read.certify import prove_partition, require_sound
 from tiering.read.lake import Lake
 from tiering.read.reader import read_rows
@@ -40,7 +42,7 @@ from tiering.ship.uploader import Uploader
 from tiering.store.table_keys import keys_at
 from tiering.table.delta_log import commit_digest
 from tiering.table.delta_table import DeltaStreamTable
-from tiering.table.table import TableSnapshot
+from tiering.table.table import TableSnapshot, recreated_table_name, table_path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,8 +262,18 @@ class Tiering:
         return [self._status(source) for source in self._catalog.sources(stream)]
 
     def table_name_for(self, name: str, uuid: str, namespace: str) -> str:
-        """Choose the table folder of a new stream; see the port."""
-        return self._lake.table_name_for(name, uuid, namespace)
+        """Reserve the table folder of a new stream; see the port."""
+        lake = self._lake
+        owner = TableOwner(stream_uuid=StreamUuid(uuid), stream=name)
+        folders = (name, recreated_table_name(name, uuid))
+        for folder in folders:
+            if reserve(lake.store.under(table_path(namespace, folder)), owner):
+                return folder
+        raise TableMismatchError(
+            f"the folders {' and '.join(folders)} in {lake.uri}/{namespace} are of other streams: "
+            f"create {name!r} again, or under another name",
+            uri=lake.uri,
+        )
 
     def is_shipping(self, stream_uuid: StreamUuid) -> bool:
         """Tell whether this broker may be writing to a stream's table; see the port."""

@@ -197,7 +197,15 @@ class RemoteLog(Protocol):
         """Return how far each partition is shipped."""
 
     def table_name_for(self, name: str, uuid: str, namespace: str) -> str:
-        """Choose the table folder of a new stream: its name, or ``<name>-<uuid8>`` if taken."""
+        """Reserve the table folder of a new stream: its name, or ``<name>-<uuid8>`` if taken.
+
+        A folder that holds any object counts as taken, even if it holds a ledger and no table. The
+        same stream may ask again.
+
+        Raises:
+            TableMismatchError: both folders are of other streams.
+            RemoteTierUnavailableError: the lake does not answer.
+        """
 
     def is_shipping(self, stream_uuid: StreamUuid) -> bool:
         """Tell whether this broker may be writing to a stream's table now, deleted or not. Quick.

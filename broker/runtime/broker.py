@@ -145,7 +145,7 @@ class Broker:
             defaults=StreamDefaults(
                 leader=self._me,
                 namespace=name.namespace,
-                table_name=lambda *of: self.cold.table_name(*of),  # noqa: PLW0108 - made below
+                table_name=lambda stream: self.cold.table_name(stream),  # noqa: PLW0108 - made below
             ),
             replicas=self.replicas,
             follow=self.reconcile,

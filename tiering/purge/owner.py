@@ -1,4 +1,4 @@
-"""Whose a table's folder is: by its purge mark, its Delta log, a claim, or the footer of a file.
+"""Whose a table's folder is: by a purge mark, a reservation, its Delta log, a claim, or a file.
 
 Any of them may be what is left after a purge that was interrupted, or of an upload that came late.
 """
@@ -29,6 +29,7 @@ from tiering.store.object_store import ErasableStore, ObjectStore
 from tiering.table.commit_files import parsed_actions
 
 MARK_KEY: Final = "_headwater/purged.json"
+RESERVED_KEY: Final = "_headwater/stream.json"
 _FORMAT: Final = 1
 _BYTES_MAX: Final = 16 * 1024
 _CLAIMS: Final = "_headwater/lineage/"
@@ -49,7 +50,7 @@ class TableOwner:
     stream: str | None = None
 
     def encode(self) -> bytes:
-        """Return the purge mark of this stream: the same bytes each time."""
+        """Return the purge mark or the reservation of this stream: the same bytes each time."""
         return json.dumps({"v": _FORMAT, **asdict(self)}, sort_keys=True).encode() + b"\n"
 
 
@@ -61,7 +62,7 @@ def owner_of(store: ObjectStore) -> TableOwner | None:
         ObjectCorruptError: a mark or a claim cannot be read.
         RemoteTierUnavailableError: the store does not answer.
     """
-    found = [*_marked(store), *_in_log(store), *_in_claims(store)] or list(_in_files(store))
+    found = [*_marked(store), *_begun(store)] or list(_in_files(store))
     uuids = {one.stream_uuid for one in found}
     if len(uuids) > 1:
         raise TableMismatchError(
@@ -70,6 +71,20 @@ def owner_of(store: ObjectStore) -> TableOwner | None:
             uri=store.config.uri,
         )
     return next((one for one in found if one.stream is not None), next(iter(found), None))
+
+
+def reserve(store: ObjectStore, owner: TableOwner) -> bool:
+    """Take a folder for a new stream, if there is nothing in it; repeating it is harmless.
+
+    A listing alone does not show that a folder is free: what another stream puts there may be on
+    its way, for example the claim of a leadership of a stream that was deleted meanwhile.
+
+    Returns whether the folder is the stream's.
+    """
+    if any(info.key != RESERVED_KEY for info in islice(store.list(""), 2)):
+        return False
+    body = owner.encode()
+    return store.put_if_absent(RESERVED_KEY, body, crc32c=crc32c(body)) is not None
 
 
 def put_mark(store: ObjectStore, owner: TableOwner) -> None:
@@ -95,7 +110,7 @@ def require_marked(store: ErasableStore, owner: TableOwner) -> None:
     """
     mark = next(_marked(store), None)
     ours = mark is not None and mark.stream_uuid == owner.stream_uuid
-    others = {one.stream_uuid for one in (*_in_log(store), *_in_claims(store))}
+    others = {one.stream_uuid for one in _begun(store)}
     if ours and others <= {owner.stream_uuid}:
         return
     if ours:
@@ -150,9 +165,16 @@ def _owner(uuid: object, stream: object = None) -> TableOwner | None:
     )
 
 
-def _marked(store: ObjectStore) -> Iterator[TableOwner]:
+def _marked(store: ObjectStore, key: str = MARK_KEY) -> Iterator[TableOwner]:
     with suppress(ObjectMissingError):
-        yield decode_owner(store.get(MARK_KEY), MARK_KEY)
+        yield decode_owner(store.get(key), key)
+
+
+def _begun(store: ObjectStore) -> Iterator[TableOwner]:
+    """Yield the streams that have begun in the folder."""
+    yield from _marked(store, RESERVED_KEY)
+    yield from _in_log(store)
+    yield from _in_claims(store)
 
 
 def _in_claims(store: ObjectStore) -> Iterator[TableOwner]:

@@ -19,7 +19,7 @@ from tiering.store.location import StoreConfig, canonical_uri
 from tiering.store.object_store import ObjectStore, require_conditional_put
 from tiering.store.opening import open_for_reading, open_store
 from tiering.table.delta_table import DeltaStreamTable
-from tiering.table.table import CLUSTER_NAME, recreated_table_name, table_path
+from tiering.table.table import CLUSTER_NAME, table_path
 
 _KEPT_MAX: Final = 64
 _KEPT: Final[dict[StoreConfig, DeltaStreamTable]] = {}  # the one used last is at the end
@@ -101,16 +101,6 @@ class Lake:
         else:
             store = open_store(self.config.at(wanted))
         return table_in(store)
-
-    def table_name_for(self, name: str, uuid: str, namespace: str) -> str:
-        """Choose a new stream's table folder: its name, or ``<name>-<uuid8>`` if that is taken.
-
-        A folder that holds any object counts as taken, even if it holds a ledger and no table.
-        """
-        store = self._store.under(table_path(namespace, name))
-        if next(iter(store.list("")), None) is None:
-            return name
-        return recreated_table_name(name, uuid)
 
 
 def kept_table(location: StoreConfig | str) -> DeltaStreamTable:

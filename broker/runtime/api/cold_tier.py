@@ -59,11 +59,11 @@ class ColdTier:
         """Use this lake; call before the broker starts."""
         self._remote = remote
 
-    def table_name(self, name: str, stream_uuid: StreamUuid, namespace: str) -> str:
-        """Return the name of a new stream's table."""
+    def table_name(self, stream: Stream) -> str:
+        """Return the name of a new stream's table; see ``RemoteLog.table_name_for``."""
         if self._remote is None:
-            return name
-        return self._remote.table_name_for(name, stream_uuid, namespace)
+            return stream.name
+        return self._remote.table_name_for(stream.name, stream.uuid, stream.namespace)
 
     def table_state(self, stream: Stream) -> TableState:
         """Return the newest state of a stream's table; an empty one if it has no table.

@@ -66,7 +66,7 @@ ACTIVITY_CONFIG: Final = StreamConfig(
 AUDIT_CONFIG: Final = StreamConfig(subject=AUDIT_STREAM)
 _log = structlog.get_logger(__name__)
 
-TableName = Callable[[str, StreamUuid, str], str]  # of a new stream: name, uuid, namespace
+TableName = Callable[[Stream], str]  # of a new stream's table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,17 +145,12 @@ class Streams:
         with self._change:
             present = self._metadata.state.streams.get(name)
             stream_uuid = StreamUuid(present.uuid if present else str(uuid.uuid4()))
-            table_name = (
-                present.table_name
-                if present
-                else defaults.table_name(name, stream_uuid, defaults.namespace)
-            )
             stream = Stream(
                 name=name,
                 uuid=stream_uuid,
                 config=config,
                 created_us=self._clock.now_us(),
-                table_name=table_name,
+                table_name=present.table_name if present else name,
                 namespace=defaults.namespace,
                 data_keys=self._data_keys(name, stream_uuid, config, present),
             )
@@ -170,6 +165,9 @@ class Streams:
                 assignment=self._membership.place(config),
                 min_isr=max(1, config.min_isr),
             )
+            if config.tiering and present is None:
+                self._refuse_in_vain(command)  # before a folder of the lake is reserved for it
+                command = replace(command, stream=self._with_table(stream))
             reply = self._metadata.propose(command)
             if exclusive and not reply["created"]:
                 raise StreamExistsError(f"stream {name!r} already exists", stream=name)
@@ -240,7 +238,7 @@ class Streams:
 
     def _alter(self, name: str, changes: Mapping[str, Any], *, dry_run: bool) -> AlteredStream:
         before = self.get(name)
-        altered = AlteredStream(before, self._altered(before, changes))
+        altered = AlteredStream(before, self._altered(before, changes, dry_run=dry_run))
         self._refuse_lower_min_isr(altered)
         command = self._command_of(altered)
         grows = isinstance(command, AddPartitions)
@@ -278,13 +276,16 @@ class Streams:
         elif config.auto_pause_ms is not None or config.compact:
             raise_level(self._metadata, FEATURE_LEVEL_STREAMS)
 
-    def _altered(self, stream: Stream, changes: Mapping[str, Any]) -> Stream:
+    def _altered(self, stream: Stream, changes: Mapping[str, Any], *, dry_run: bool) -> Stream:
         config = StreamConfig.from_dict({**stream.config.to_dict(), **changes})
         stream = stream.grown(config.partitions)
-        if config.tiering and not stream.config.tiering:  # a table of this name may exist by now
-            table_name = self._defaults.table_name(stream.name, stream.uuid, stream.namespace)
-            stream = replace(stream, table_name=table_name)
+        if config.tiering and not stream.config.tiering and not dry_run:
+            stream = self._with_table(stream)
         return replace(stream, config=config)
+
+    def _with_table(self, stream: Stream) -> Stream:
+        """Return a stream with the folder of its table, which is reserved in the lake now."""
+        return replace(stream, table_name=self._defaults.table_name(stream))
 
     def _refuse_lower_min_isr(self, altered: AlteredStream) -> None:
         rows = self._metadata.state.partitions.get(altered.before.uuid, ())
@@ -292,7 +293,7 @@ class Streams:
         if refused is not None:
             raise refused
 
-    def _refuse_in_vain(self, command: AlterStream | AddPartitions) -> None:
+    def _refuse_in_vain(self, command: CreateStream | AlterStream | AddPartitions) -> None:
         """Raise the error that the metadata would answer, without a proposal."""
         state = self._metadata.state
         level = max(state.feature_level, FEATURE_LEVEL_ACCESS)

@@ -17,6 +17,7 @@ from broker.errors import (
     HistoryClaimedError,
     OffsetOutOfRangeError,
     RemoteTierUnavailableError,
+    TableMismatchError,
     TableRolledBackError,
     UnknownStreamError,
 )
@@ -425,6 +426,25 @@ def test_a_recreated_stream_gets_a_table_of_its_own(rig: Rig) -> None:
     rig.tiering.flush(second, timeout_ms=20_000)
     assert rig.tiering.table_state(first).ranges[0].end == 3
     assert rig.tiering.table_state(second).ranges[0].end == 4
+
+
+def test_a_folder_is_a_streams_before_anything_is_in_it(rig: Rig) -> None:
+    """The claim of a stream that was deleted meanwhile is on its way: the next one has another.
+
+    Once the folder looked free, and the claim that came late was taken for that of a copy: the new
+    stream took no writes for ever.
+    """
+    name_for = rig.tiering.table_name_for
+    first, uuid = make_stream(), "11111111-2222-3333-4444-555555555555"
+    assert name_for("orders", first.uuid, "default") == "orders"
+    assert name_for("orders", uuid, "default") == "orders-11111111"
+    for _ in range(2):
+        assert name_for("orders", first.uuid, "default") == "orders", "a repeated call"
+        assert name_for("orders", uuid, "default") == "orders-11111111"
+    assert name_for("orders-11111111", first.uuid, "default") == f"orders-11111111-{first.uuid[:8]}"
+    lost = "11111111-9999-3333-4444-555555555555"
+    with pytest.raises(TableMismatchError, match="orders-11111111"):
+        name_for("orders", lost, "default")
 
 
 def test_flush_of_a_stream_that_is_not_ours_is_refused(rig: Rig) -> None:

@@ -107,7 +107,7 @@ WITH_LAKE: Final = (
 )
 # The first seed that is known to show it, if that is not 0.
 FIRST_SEEDS: Final[dict[str, int]] = {
-    "old_partitions_begin_anew": 2,
+    "old_partitions_begin_anew": 6,
     "added_partitions_are_not_served": 18,
     "leases_hold_what_there_was": 17,
     "replaced_leaders_get_leases": 56,

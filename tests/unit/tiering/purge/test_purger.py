@@ -19,7 +19,15 @@ from broker.errors import (
 from broker.model.ids import StreamUuid
 from simkit.tier.lab import TierLab
 from tiering.purge import purger as purger_module
-from tiering.purge.owner import MARK_KEY, TableOwner, owner_of, put_mark
+from tiering.purge.owner import (
+    MARK_KEY,
+    RESERVED_KEY,
+    TableOwner,
+    owner_of,
+    put_mark,
+    require_marked,
+    reserve,
+)
 from tiering.purge.purger import TablePurger
 from tiering.store.local_store import LocalStore
 from tiering.store.location import StoreConfig
@@ -82,7 +90,7 @@ def test_everything_of_the_stream_goes_and_nothing_else(lab: TierLab) -> None:
     assert size.data_files_count == 5, "those of the key snapshot, too"
     assert _keys(lab) == others
     assert not lab.table.store.config.root.exists(), "no folder and no temporary file is left"
-    assert lab.lake.table_name_for(lab.stream.table_name, OTHER.stream_uuid, "default")
+    assert reserve(lab.table.store, OTHER), "the next stream of the name gets it"
 
 
 @pytest.mark.parametrize("deletes", [1, 6, 11])
@@ -106,8 +114,7 @@ def test_a_purge_that_was_killed_is_continued(
         try:
             _run(_purger(lab), _owner(lab))
         except KeyboardInterrupt:
-            name = lab.lake.table_name_for(lab.stream.table_name, OTHER.stream_uuid, "default")
-            assert name != lab.stream.table_name, "no new stream gets the folder meanwhile"
+            assert not reserve(lab.table.store, OTHER), "no new stream gets the folder meanwhile"
             assert _purger(lab).owner() == _owner(lab)
             with pytest.raises(ObjectMissingError):
                 lab.lake.table_at(lab.table.uri).snapshot(99)
@@ -121,6 +128,21 @@ def test_a_table_of_another_stream_is_not_touched(lab: TierLab) -> None:
     with pytest.raises(TableMismatchError):
         _run(_purger(lab), OTHER)
     assert _keys(lab) == before
+
+
+def test_a_reservation_says_whose_a_folder_is(lab: TierLab) -> None:
+    """Before anything else is in it. A purge of another stream that went on there ends."""
+    store = lab.lake.store.under("default/new")
+    assert owner_of(store) is None
+    assert reserve(store, OTHER)
+    assert [one.key for one in store.list("")] == [RESERVED_KEY]
+    assert owner_of(store) == OTHER
+    put_mark(store, _owner(lab))
+    with pytest.raises(TableMismatchError, match="a new stream may have it"):
+        require_marked(store, _owner(lab))
+    assert [one.key for one in store.list("")] == [RESERVED_KEY]
+    with pytest.raises(TableMismatchError, match="of stream"):
+        TablePurger(store.config).require_own(_owner(lab))
 
 
 def test_a_folder_of_two_streams_is_refused(lab: TierLab) -> None:
