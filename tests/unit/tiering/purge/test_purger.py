@@ -132,7 +132,7 @@ def test_a_table_of_another_stream_is_not_touched(lab: TierLab) -> None:
 
 def test_a_reservation_says_whose_a_folder_is(lab: TierLab) -> None:
     """Before anything else is in it. A purge of another stream that went on there ends."""
-    store = lab.lake.store.under("default/new")
+    store = open_store(StoreConfig.from_env(f"{lab.lake.uri}/default/new"))
     assert owner_of(store) is None
     assert reserve(store, OTHER)
     assert [one.key for one in store.list("")] == [RESERVED_KEY]
