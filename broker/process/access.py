@@ -12,14 +12,17 @@ from typing import TYPE_CHECKING, Final
 
 from broker.adapters.access.gate import Gate
 from broker.config import AccessConfig, BrokerConfig, unguarded_doors
+from broker.core.access.replies import ReplyAddresses
 from broker.core.access.static_tokens import TOKEN_BYTES, is_token, make_token
 from broker.errors import InvalidConfigError, UnauthenticatedError
 from broker.model.secret import Secret
+from broker.model.stream import Stream
 from broker.model.subjects import replication_subjects
 from broker.ports.access import AuditSink, Authenticator
 from broker.ports.system import Clock
 from broker.runtime.api.access import Access
 from broker.runtime.api.identities import OWNER, OwnerToken
+from broker.runtime.ingest.nats_partition import TakesAnswers
 from broker.runtime.metadata.metadata_log import WaitingMetadata
 
 if TYPE_CHECKING:
@@ -116,7 +119,6 @@ def make_access(
     admins = list(settings.admin_names())
     if settings.owner_token_file:
         admins.append(OWNER)
-    over_nats = config.cluster.replica_transport == "nats"
     return Access(
         metadata,
         clock,
@@ -126,8 +128,25 @@ def make_access(
         authenticators=authenticators,
         certificates=settings.certificates,
         policy=(lambda: None) if policy is None else policy.policy,
-        brokers_subjects=replication_subjects(config.node.cluster) if over_nats else (),
+        brokers_subjects=_brokers_subjects(config),
     )
+
+
+def reply_rule(config: BrokerConfig, metadata: WaitingMetadata) -> TakesAnswers:
+    """Return what tells whether publishers on NATS get answers at an address. One thread."""
+    addresses = ReplyAddresses(_brokers_subjects(config), guarded=config.access.enabled)
+
+    def takes(stream: Stream, address: bytes) -> bool:
+        state = metadata.state
+        text = address.decode("utf-8", "replace")
+        return addresses.takes(stream, text, streams=state.streams, tenants=state.tenants)
+
+    return takes
+
+
+def _brokers_subjects(config: BrokerConfig) -> tuple[str, ...]:
+    over_nats = config.cluster.replica_transport == "nats"
+    return replication_subjects(config.node.cluster) if over_nats else ()
 
 
 def metrics_guard(

@@ -45,6 +45,7 @@ from broker.process.access import (
     no_grants_yet,
     read_files,
     read_policy,
+    reply_rule,
     require_guarded,
 )
 from broker.process.activity import begin_activity, encode_event
@@ -436,7 +437,10 @@ class _Daemon:
         if not self._config.nats.url:
             return
         ingest = NatsIngest(
-            clock=SystemClock(), decode_publish=decode_publish, encode_ack=encode_ack
+            clock=SystemClock(),
+            decode_publish=decode_publish,
+            encode_ack=encode_ack,
+            takes_answers=reply_rule(self._config, node.metadata),
         )
         transport = NatsTransport(
             self._config.nats,

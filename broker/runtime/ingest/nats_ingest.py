@@ -32,7 +32,12 @@ from broker.model.ids import StreamUuid
 from broker.model.stream import Stream
 from broker.ports.partition import PartitionWriter, RecordsOutcome
 from broker.ports.system import Clock
-from broker.runtime.ingest.nats_partition import Answers, IngestStats, PartitionIngest
+from broker.runtime.ingest.nats_partition import (
+    Answers,
+    IngestStats,
+    PartitionIngest,
+    TakesAnswers,
+)
 
 _SID_BASE: Final = 1 << 20  # far above the subscription ids of a client library
 _STALL_POLL_S: Final = 0.02  # other writers use the queue too, so it may drain at any time
@@ -97,8 +102,10 @@ class NatsIngest:
         decode_publish: DecodePublish,
         encode_ack: Callable[[Ack], bytes],
         limits: IngestLimits | None = None,
+        takes_answers: TakesAnswers = lambda _stream, _address: True,
     ) -> None:
         """Prepare; :meth:`attach` the connection before :meth:`start`."""
+        self._takes_answers = takes_answers
         self._clock = clock
         self._decode_publish = decode_publish
         self._encode_ack = encode_ack
@@ -160,7 +167,7 @@ class NatsIngest:
         present = self._by_stream.get(stream.uuid, [])
         kept = [one for one in present if logs.get(one.number) is one.writes]
         new = [
-            PartitionIngest(stream, number, writes, next(self._sids))
+            PartitionIngest(stream, number, writes, next(self._sids), self._takes_answers)
             for number, writes in sorted(logs.items())
             if all(one.number != number for one in kept)
         ]

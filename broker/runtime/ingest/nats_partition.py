@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 import pyarrow as pa
 import structlog
@@ -28,6 +29,9 @@ from broker.model.stream import Stream
 from broker.ports.partition import PartitionWriter, RecordsOutcome
 
 _log = structlog.get_logger(__name__)
+
+_INBOX: Final = b"_INBOX."  # most addresses are a client's own inbox: these are not asked about
+TakesAnswers = Callable[[Stream, bytes], bool]  # whether a stream's publishers get answers there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,9 +84,17 @@ class _Counters:
 class PartitionIngest:
     """The ingest of one partition. Owner: the event loop."""
 
-    def __init__(self, stream: Stream, number: int, writes: PartitionWriter, sid: int) -> None:
+    def __init__(
+        self,
+        stream: Stream,
+        number: int,
+        writes: PartitionWriter,
+        sid: int,
+        takes_answers: TakesAnswers = lambda _stream, _address: True,
+    ) -> None:
         """Take over a partition that this broker leads; ``sid`` is its subscription id."""
         self.number = number
+        self._takes_answers = takes_answers
         self.writes = writes
         self.subject = stream.config.partition_subject(number)
         self.configure(stream)
@@ -154,6 +166,7 @@ class PartitionIngest:
             messages += [
                 (reply, encode(offsets[row], epoch, duplicate=row in duplicates))
                 for row, reply in records.replies.items()
+                if self._answers(reply)
             ]
         for row, opened in records.opened.items():
             self._ack(opened, offsets[row], answers, AckError.OK)
@@ -212,7 +225,9 @@ class PartitionIngest:
 
     def _count_error(self, error: HeadwaterError, rows: int) -> bool:
         """Count by error class; return whether to log: at 1, 2, 4, 8 ... errors of the class."""
-        kind = type(error).__name__
+        return self._count(type(error).__name__, rows)
+
+    def _count(self, kind: str, rows: int) -> bool:
         before = self.counters.errors.get(kind, 0)
         self.counters.errors[kind] = before + rows
         return before.bit_length() != (before + rows).bit_length()
@@ -226,9 +241,24 @@ class PartitionIngest:
     ) -> None:
         if replies:
             body = self._pubacks.encode_error(error)
-            answers.messages += [(reply, body) for reply in replies.values()]
+            answers.messages += [
+                (reply, body) for reply in replies.values() if self._answers(reply)
+            ]
         for one in opened.values():
             self._ack(one, Offset(0), answers, _ack_error(error))
+
+    def _answers(self, address: bytes) -> bool:
+        """Tell whether an answer may go to this address; count and log it if not."""
+        if address.startswith(_INBOX) or self._takes_answers(self.stream, address):
+            return True
+        if self._count("RefusedReplyAddress", 1):
+            _log.warning(
+                "answers_withheld",
+                stream=self.stream.name,
+                partition=self.number,
+                address=address.decode("ascii", "replace"),
+            )
+        return False
 
     def _ack(self, opened: Opened, offset: Offset, answers: Answers, error: AckError) -> None:
         """Answer an AckInbox. The caller has waited until the ack policy allows it."""
@@ -237,9 +267,9 @@ class PartitionIngest:
         if publish.ack_policy is AckPolicy.NONE or not inbox:
             return
         if not is_publish_subject(inbox):
-            self.counters.errors["InvalidAckInbox"] = (
-                self.counters.errors.get("InvalidAckInbox", 0) + 1
-            )
+            self._count("InvalidAckInbox", 1)
+            return
+        if not self._answers(inbox):
             return
         ack = Ack(
             stream=self.stream.name,

@@ -367,6 +367,32 @@ def test_an_ack_inbox_is_told_liftbridges_code(error: HeadwaterError, code: wire
     play(story())
 
 
+@pytest.mark.parametrize("refused", [None, DiskFullError("no room")])
+def test_addresses_of_others_get_no_answer(refused: HeadwaterError | None) -> None:
+    """Neither a PubAck nor an ack of an envelope, of a stored or of a refused message."""
+
+    async def story() -> None:
+        scene = Scene()
+        scene.ingest._takes_answers = lambda stream, address: (stream.name, address) == ("a", b"ok")
+        await scene.start()
+        (sid,) = scene.link.subjects
+        message = wire.Message(value=b"x", ackInbox="not.mine", offset=-1, ackPolicy=wire.ALL)
+        value = envelope.encode(EnvelopeKind.PUBLISH, message.SerializeToString())
+        replies = {1: b"not.mine", 2: b"ok", 3: b"_INBOX.x"}
+        if refused is not None:
+            scene.logs["a"].refusals = [refused]
+        batch = MessageBatch(sid, [value, b"1", b"2", b"3"], [(0, b"a")], replies)
+        assert scene.ingest.received([batch]) is None
+        if refused is None:
+            scene.logs["a"].complete()
+        await soon(lambda: bool(scene.link.sent))
+        assert set(scene.link.answers()) == {"ok", "_INBOX.x"}
+        errors = scene.ingest.stats()[0].errors_total
+        assert errors["RefusedReplyAddress"] == 2
+
+    play(story())
+
+
 def test_a_message_that_comes_with_the_subscriptions_confirmation_is_stored() -> None:
     """The partition is known before the server is asked."""
 
