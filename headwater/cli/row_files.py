@@ -8,6 +8,7 @@ import errno
 import io
 import json
 import os
+import secrets
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -52,12 +53,15 @@ def write(form: str, batches: Iterator[pa.RecordBatch], output: Path | None, bin
 
 @contextmanager
 def _complete_file(path: Path) -> Iterator[BinaryIO]:
-    """Write a file beside the target and rename it at the end, so a partial file is never read."""
-    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    """Write a file beside the target and rename it at the end, so a partial file is never read.
+
+    Nobody can guess the partial file's name and put a link there before.
+    """
+    partial = path.with_name(f".{path.name}.partial-{secrets.token_hex(8)}")
     try:
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-        with partial.open("wb") as sink:
+        with partial.open("xb") as sink:
             yield sink
         partial.replace(path)
     except OSError as error:
