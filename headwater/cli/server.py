@@ -28,7 +28,7 @@ from headwater.cli.discovery import (
 from headwater.cli.failures import EXIT_TRY_LATER
 from headwater.local import embedded, owner_token
 from headwater.local.owner_token import token_path
-from headwater.local.private_files import open_lock
+from headwater.local.private_files import UMASK, make_private_folder, open_lock
 from headwater.local.runtime_file import DEFAULT_DATA_DIR, FILE_NAME, RuntimeFile
 
 if TYPE_CHECKING:
@@ -147,8 +147,10 @@ def up(
     _refuse_a_daemons_folder(data)
     if data.exists() and not data.is_dir():
         raise InvalidConfigError(f"--data {data} is a file: give a folder, or a new name for one")
-    data.mkdir(parents=True, exist_ok=True)
+    make_private_folder(data)
     with ExitStack() as stack:
+        # Libraries make files by themselves, such as the commits of a table.
+        stack.callback(os.umask, os.umask(UMASK))
         stack.enter_context(_only_one(data))
         stack.enter_context(console.waiting("starting: NATS first, then the broker and its logs"))
         count = up_cluster.refuse_other_kind(data, brokers)
@@ -188,6 +190,7 @@ def _run_one(
     config: BrokerConfig, data: Path, children: list[embedded.EmbeddedServer], moto: str | None
 ) -> int:
     """Run a single broker in this process; stop the broker if NATS or the throw-away S3 ends."""
+    make_private_folder(Path(config.node.data_dir))
     stopping, all_alive = threading.Event(), threading.Event()
     all_alive.set()
     watch = partial(_watch, children, stopping, all_alive)

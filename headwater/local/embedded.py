@@ -27,6 +27,7 @@ from typing import Final, Self
 
 from broker.errors import InvalidConfigError, UnavailableError
 from headwater.extras import install_hint
+from headwater.local.private_files import UMASK, make_private_folder, open_log, write_private
 from headwater.local.runtime_file import RuntimeFile
 
 LOOPBACK: Final = "127.0.0.1"
@@ -168,9 +169,9 @@ def start_nats(folder: Path, *, port: int = 0) -> EmbeddedServer:
         UnavailableError: the server ended, or was not ready in time; the message has its log.
     """
     binary = nats_server_binary()
-    folder.mkdir(parents=True, exist_ok=True)
+    make_private_folder(folder)
     config, log = folder / "nats-server.conf", folder / "nats-server.log"
-    config.write_text(_nats_config(folder, port), encoding="utf-8")
+    write_private(config, _nats_config(folder, port))
     for stale in folder.glob("nats-server_*.ports"):  # a killed server does not remove its file
         stale.unlink(missing_ok=True)
     process = spawn([binary, "--config", str(config)], log)
@@ -200,7 +201,7 @@ def start_moto(folder: Path, *, bucket: str, port: int = 0) -> EmbeddedServer:
     """
     if importlib.util.find_spec("moto") is None or importlib.util.find_spec("flask") is None:
         raise InvalidConfigError(f"moto is not installed. {install_hint('demo')}")
-    folder.mkdir(parents=True, exist_ok=True)
+    make_private_folder(folder)
     server = _start_moto_on_free_port(folder) if port == 0 else _start_moto_once(folder, port)
     try:
         # On a busy machine a new server may be too slow for a request's time, so it is asked again.
@@ -219,10 +220,10 @@ def start_up(data: Path, *options: str) -> EmbeddedServer:
     Raises:
         UnavailableError: the server ended, or was not ready in time; the message has its log.
     """
-    data.mkdir(parents=True, exist_ok=True)
+    make_private_folder(data)
     log = data / "up.log"
     command = [sys.executable, "-m", "headwater.cli.main", "up", "--data", str(data), *options]
-    process = spawn(command, log)
+    process = spawn(command, log, umask=-1)  # as in a terminal
     server = EmbeddedServer(
         name="headwater up",
         address="",
@@ -303,16 +304,23 @@ def _start_moto_once(folder: Path, port: int) -> EmbeddedServer:
     return server
 
 
-def spawn(command: list[str], log: Path) -> subprocess.Popen[bytes]:
-    """Start a child in its own session: Ctrl-C reaches only this process, which stops the child."""
+def spawn(command: list[str], log: Path, *, umask: int = UMASK) -> subprocess.Popen[bytes]:
+    """Start a child in its own session: Ctrl-C reaches only this process, which stops the child.
+
+    The log is for this user only, and by its umask what the child makes is, too; -1: as here.
+
+    Raises:
+        InvalidConfigError: a symbolic link or another user's file is at the log's place.
+    """
     shim = [sys.executable, "-I", "-S", str(_SHIM), str(os.getpid())]
-    with log.open("ab") as sink:
+    with open_log(log) as sink:
         return subprocess.Popen(  # noqa: S603  # fixed programs, no shell
             [*shim, *command],
             stdin=subprocess.DEVNULL,
             stdout=sink,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            umask=umask,
         )
 
 

@@ -26,7 +26,7 @@ from headwater.local.embedded import (
     spawn,
     wait_ready,
 )
-from headwater.local.private_files import write_private
+from headwater.local.private_files import make_private_folder, write_private
 
 _PLAN: Final = "cluster.json"
 _VOTERS: Final = "controllers"  # a key of the plan; no broker has this id
@@ -198,7 +198,7 @@ def plan_cluster(
             there are both a cluster and the data directory of a single broker.
     """
     refuse_size(count)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_private_folder(folder)
     path = folder / _PLAN
     if path.exists():
         plan = _read_plan(path)
@@ -294,12 +294,7 @@ def _write_plan(path: Path, plan: _Plan) -> None:
     body: dict[str, Any] = {one: [at.peer, at.flight, at.http] for one, at in plan.ports.items()}
     if plan.voters:
         body[_VOTERS] = list(plan.voters)
-    partial = path.with_suffix(".json.tmp")
-    with partial.open("w", encoding="utf-8") as file:
-        file.write(json.dumps(body) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    write_private(path, json.dumps(body) + "\n")
     _sync_folder(path.parent)
 
 

@@ -64,7 +64,7 @@ def test_the_user_needs_no_more_words_and_others_are_refused(
 ) -> None:
     """Commands and clients of this folder find the token; without it each door refuses.
 
-    With it an administrator limits what others use.
+    With it an administrator limits what others use. Every file of the server is the user's only.
     """
     assert stat.S_IMODE(token_path(tmp_path / DEFAULT_DATA_DIR).stat().st_mode) == 0o600
     run("stream", "create", "orders", "--puback")
@@ -72,6 +72,8 @@ def test_the_user_needs_no_more_words_and_others_are_refused(
         with client.producer("orders") as producer:
             producer.send([b"one"]).result(20)
         assert AccessCalls(client).whoami().via == "owner"
+    run("tier", "flush", "orders")
+    assert open_to_others(tmp_path / DEFAULT_DATA_DIR) == []
 
     run("token", "create", "ann", "-o", "ann.token")
     (token,) = [json.loads(line) for line in run("token", "list", "--json").splitlines()]
@@ -101,6 +103,13 @@ def test_the_user_needs_no_more_words_and_others_are_refused(
         assert run("token", "list", "--json") == ""
         with pytest.raises(UnauthenticatedError):
             reader.streams()
+
+
+def open_to_others(data: Path) -> list[Path]:
+    """Return the data directory, and what is in it, as far as other users have a right there."""
+    with_bits = [path for path in (data, *data.rglob("*")) if path.lstat().st_mode & 0o077]
+    assert (data / "nats" / "nats-server.log").exists()
+    return with_bits
 
 
 def hold_back(up: RuntimeFile, ann: str) -> None:
