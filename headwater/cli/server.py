@@ -144,10 +144,7 @@ def up(
     lake = _usable_lake(s3, data)
     if brokers is not None:
         refuse_size(brokers)
-    _refuse_a_daemons_folder(data)
-    if data.exists() and not data.is_dir():
-        raise InvalidConfigError(f"--data {data} is a file: give a folder, or a new name for one")
-    make_private_folder(data)
+    _make_data_folder(data)
     with ExitStack() as stack:
         # Libraries make files by themselves, such as the commits of a table.
         stack.callback(os.umask, os.umask(UMASK))
@@ -301,6 +298,18 @@ def _run_broker(config: BrokerConfig, data: Path, moto: str | None) -> int:
             stack.enter_context(console.working("stopping: what was accepted is being stored"))
 
         return daemon.run(config, on_ready=ready, on_stopping=stopping)
+
+
+def _make_data_folder(data: Path) -> None:
+    """Make the directory for this user only, or take the one that is there.
+
+    Raises:
+        InvalidConfigError: it is a file, a broker's own data folder, or another user's folder.
+    """
+    _refuse_a_daemons_folder(data)
+    if data.exists() and not data.is_dir():
+        raise InvalidConfigError(f"--data {data} is a file: give a folder, or a new name for one")
+    make_private_folder(data)
 
 
 def _refuse_a_daemons_folder(data: Path) -> None:
