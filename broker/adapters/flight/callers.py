@@ -27,7 +27,16 @@ class _CallHeaders(flight.ServerMiddleware):  # type: ignore[misc]  # pyarrow ha
 
 
 class KeepHeaders(flight.ServerMiddlewareFactory):  # type: ignore[misc]  # pyarrow has no types
-    """Makes a middleware for each call."""
+    """Makes a middleware for each call.
+
+    A header with a byte that is not ASCII, whichever header it is, ends the call before
+    :meth:`start_call`. pyarrow decodes all headers for any middleware that is written in Python, in
+    ``_flight.pyx``: ``_server_middleware_start_call`` calls ``convert_headers``, and turns only a
+    FlightError into a status of its own. Both are C functions that cannot be replaced, and a Flight
+    method in Python gets the headers in no other way. So the caller gets INVALID_ARGUMENT with
+    pyarrow's traceback, instead of a typed error, and the audit has no note. The traceback names
+    pyarrow's own lines and one byte, no value of a header. The call has done nothing.
+    """
 
     def start_call(self, _info: Any, headers: Any) -> _CallHeaders:
         """Keep the header, if it came once."""
