@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from broker.errors import EnvelopeError
+from broker.errors import EnvelopeError, InvalidRequestError
 from broker.model.ids import StreamUuid
 from broker.model.offsets import Offset
 
@@ -20,6 +20,7 @@ SESSION_MS_MIN: Final = 1_000
 SESSION_MS_MAX: Final = 3_600_000
 MEMBER_STREAMS_MAX: Final = 1_000
 COMMIT_WRITES_MAX: Final = 1_000  # positions in one commit
+NAME_BYTES_MAX: Final = 256  # of a group, a member or a cursor
 NO_LEADER_EPOCH: Final = -1  # of a position that no record was read for
 
 
@@ -162,6 +163,18 @@ def _told(what: str) -> Iterator[None]:
         yield
     except (KeyError, TypeError, ValueError, AttributeError) as cause:
         raise EnvelopeError(f"the JSON is not {what}: {cause!r}") from cause
+
+
+def check_name(text: str, what: str) -> str:
+    """Return a name of a group, a member or a cursor that may be new; raises InvalidRequestError.
+
+    People read the names on terminals, so a name has no control characters.
+    """
+    if not text.isprintable() or not 0 < len(text.encode(errors="replace")) <= NAME_BYTES_MAX:
+        raise InvalidRequestError(
+            f"{what} must be a printable text of 1 to {NAME_BYTES_MAX} bytes", field=what
+        )
+    return text
 
 
 def partition_key(stream_uuid: str, partition: int) -> str:

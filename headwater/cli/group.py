@@ -36,7 +36,7 @@ def list_(*, server: ServerOption = None, json: JsonOption = False) -> None:
       headwater group list
     """
     with connect(find_server(server)) as client:
-        found = [client.describe_group(name) for name in client.groups()]
+        found = _described(client, client.groups())
     if json:
         for one in found:
             console.json_line(_summary(one))
@@ -211,10 +211,25 @@ def delete(
         found = client.describe_group(group)
         if not yes:
             console.asking()
-            question = f"Forget the positions of group {group} in {', '.join(_streams(found))}?"
+            shown = console.harmless(group)
+            question = f"Forget the positions of group {shown} in {', '.join(_streams(found))}?"
             typer.confirm(question, abort=True, err=True)
         client.delete_group(group)
     console.say(f"{console.plain(group)} deleted.")
+
+
+def _described(client: Client, names: Sequence[str]) -> list[GroupDescription]:
+    """Return the groups; a remark names each one that cannot be described."""
+    from broker.errors import InvalidRequestError, UnknownGroupError
+
+    found = []
+    for name in names:
+        try:
+            found.append(client.describe_group(name))
+        except (InvalidRequestError, UnknownGroupError) as error:
+            why = console.plain(error.message)
+            console.note(f"Group {console.plain(repr(name))} is left out: {why}")
+    return found
 
 
 def _summary(found: GroupDescription) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from broker.errors import InvalidRequestError
 from broker.model.groups import (
     COMMIT_WRITES_MAX,
     MEMBER_STREAMS_MAX,
+    NAME_BYTES_MAX,
     NO_LEADER_EPOCH,
     SESSION_MS_MAX,
     SESSION_MS_MIN,
@@ -30,12 +31,24 @@ from broker.model.groups import (
 from broker.model.offsets import OFFSET_MAX
 from broker.model.stream import PARTITIONS_MAX
 
-_NAME_BYTES_MAX: Final = 256
+_STORED_CHARACTERS_MAX: Final = 256
 _One = TypeVar("_One")
 
 
 def _text(field: str) -> Check:
-    return lambda value: short_text(value, field, bytes_max=_NAME_BYTES_MAX)
+    return lambda value: short_text(value, field, bytes_max=NAME_BYTES_MAX)
+
+
+def _stored_group(value: object) -> str:
+    """Return the name of a group that exists; older metadata may have names that none may be now.
+
+    An operator has to see such a group, and to delete it.
+    """
+    if not isinstance(value, str) or not 0 < len(value) <= _STORED_CHARACTERS_MAX:
+        raise InvalidRequestError(
+            f"group must be a text of 1 to {_STORED_CHARACTERS_MAX} characters", field="group"
+        )
+    return value
 
 
 def _number(field: str, high: int, *, low: int = 0) -> Check:
@@ -47,7 +60,7 @@ def _flag(field: str) -> Check:
 
 
 def _owner(value: object) -> str:
-    return "" if value == "" else short_text(value, "owner", bytes_max=_NAME_BYTES_MAX)
+    return "" if value == "" else short_text(value, "owner", bytes_max=NAME_BYTES_MAX)
 
 
 def _streams(value: object) -> list[str]:
@@ -163,7 +176,7 @@ GROUP_ACTIONS: Final[Mapping[str, ActionSpec]] = {
     "describe_group": ActionSpec(
         "Describe a consumer group. {group} -> {group, kind, epoch, coordinator, members, "
         "partitions}.",
-        {"group": _text("group")},
+        {"group": _stored_group},
         {},
     ),
     "reset_group": ActionSpec(
@@ -174,7 +187,7 @@ GROUP_ACTIONS: Final[Mapping[str, ActionSpec]] = {
     ),
     "delete_group": ActionSpec(
         "Forget the positions of a group without members. {group} -> {}.",
-        {"group": _text("group")},
+        {"group": _stored_group},
         {},
     ),
 }

@@ -22,14 +22,25 @@ from broker.core.metadata.commands import (
     SetCursors,
 )
 from broker.core.metadata.group_positions import cursor_of
-from broker.core.metadata.group_state import GroupState, MemberState, group_named_by
+from broker.core.metadata.group_state import (
+    GROUP_CURSOR_PREFIX,
+    GroupState,
+    MemberState,
+    group_named_by,
+)
 from broker.core.metadata.member_apply import lacks_claims
 from broker.core.metadata.state import (
     FEATURE_LEVEL_LIFTBRIDGE,
     FEATURE_LEVEL_RECREATED,
     MetadataState,
 )
-from broker.errors import GroupChangedError, HeadwaterError, UnknownGroupError
+from broker.errors import (
+    GroupChangedError,
+    HeadwaterError,
+    InvalidRequestError,
+    UnknownGroupError,
+)
+from broker.model.groups import check_name
 from broker.model.ids import BrokerId
 from broker.ports.groups import GroupPlace
 from broker.ports.system import Clock
@@ -54,6 +65,7 @@ class Cursors:
 
     def set(self, cursor_id: str, stream: str, partition: int, offset: int) -> None:
         """See ``CursorsApi.set``."""
+        _check_cursor(cursor_id, stream)
         raise_level(self._metadata, FEATURE_LEVEL_LIFTBRIDGE)
         if group_named_by(cursor_id) is not None:
             raise_level_if_known(self._metadata, FEATURE_LEVEL_RECREATED)
@@ -145,6 +157,10 @@ class Groups:
 
     def join(self, group: str, member: str, streams: Sequence[str]) -> GroupPlace:
         """See ``GroupsApi.join``."""
+        check_name(group, "group")
+        check_name(member, "member")
+        for one in streams:
+            check_name(one, "stream")
         raise_level(self._metadata, FEATURE_LEVEL_LIFTBRIDGE)
         command = JoinGroup(
             group=group,
@@ -229,6 +245,20 @@ class Groups:
     def _candidate(self, silent: BrokerId) -> BrokerId:
         """Return the broker to coordinate a group, other than ``silent``."""
         return candidate(self._metadata.state, self._me, silent, protocol=_PROTOCOL)
+
+
+def _check_cursor(cursor_id: str, stream: str) -> None:
+    """Raise InvalidRequestError for a cursor that nobody may set.
+
+    The rule is not in the metadata's ``apply``: a broker of an older build has no such rule, and
+    all brokers must apply a command alike.
+    """
+    if cursor_id == GROUP_CURSOR_PREFIX:
+        raise InvalidRequestError(
+            f"the cursor id {GROUP_CURSOR_PREFIX} names no group", field="cursor_id"
+        )
+    check_name(cursor_id.removeprefix(GROUP_CURSOR_PREFIX), "cursor_id")
+    check_name(stream, "stream")
 
 
 def candidate(state: MetadataState, me: BrokerId, silent: BrokerId, *, protocol: str) -> BrokerId:

@@ -21,7 +21,12 @@ from broker.core.metadata.commands import (
     ResetPositions,
 )
 from broker.core.metadata.group_positions import is_lost, position_of
-from broker.core.metadata.group_state import GROUP_CURSOR_PREFIX, GroupState, MemberState
+from broker.core.metadata.group_state import (
+    GROUP_CURSOR_PREFIX,
+    GroupState,
+    MemberState,
+    group_named_by,
+)
 from broker.core.metadata.member_rules import stale_member, unknown_group
 from broker.core.metadata.state import FEATURE_LEVEL_STREAMS, MetadataState
 from broker.errors import NotCoordinatorError, StaleClaimError
@@ -162,9 +167,9 @@ class Members:
         """See ``MembersApi.groups``."""
         self._confirm(0)
         state = self._metadata.state
-        prefix = GROUP_CURSOR_PREFIX
-        cursors = [one.removeprefix(prefix) for one in state.cursors if one.startswith(prefix)]
-        return sorted({*state.groups, *state.positions, *cursors})
+        by_cursor = map(group_named_by, state.cursors)
+        named = [one for one in by_cursor if one is not None]
+        return sorted({*state.groups, *state.positions, *named})
 
     def describe(self, group: str) -> GroupDescription:
         """See ``MembersApi.describe``."""

@@ -102,3 +102,16 @@ def test_what_a_member_cannot_choose_is_refused(orders: Run, options: tuple[str,
     """Its place is the group's, and its partitions are given to it."""
     assert orders("subscribe", "orders", "--group", "g", *options).exit_code == 2
     assert orders("subscribe", "orders", "--member", "m").exit_code == 2
+
+
+def test_the_list_goes_on_past_a_group_that_cannot_be_described(
+    orders: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A remark names it; the others are listed, and the command has succeeded."""
+    orders("subscribe", "orders", "--group", "g", "-n", "1")
+    monkeypatch.setattr(Client, "groups", lambda _: ["", "a\x1b[2Jb", "g"])
+    listed = orders("group", "list", "--json")
+    assert listed.exit_code == 0, listed.output
+    assert [json.loads(one)["group"] for one in listed.stdout.splitlines()] == ["g"]
+    assert "a\\x1b[2Jb" in listed.stderr
+    assert "\x1b[2J" not in listed.output
