@@ -3,17 +3,21 @@
 An event is a past-tense identifier (``segment_sealed``), its keys are words of the glossary. On a
 terminal it is a coloured line, elsewhere one JSON object per line, always on stderr: stdout belongs
 to commands. Values under a key that names a secret are never written, a ``Secret`` has no text, and
-a traceback shows no values of local variables.
+a traceback shows no values of local variables. On a terminal no text, of whoever it is, has control
+characters.
 """
 
 from __future__ import annotations
 
+import io
 import logging
 import sys
 from collections.abc import MutableMapping
 from typing import Any, Final, Literal, TextIO
 
 import structlog
+
+from broker.model.harmless import harmless
 
 _SECRET_WORDS: Final = ("password", "secret", "token", "credential", "authorization", "creds")
 _REDACTED: Final = "***"
@@ -24,6 +28,7 @@ _LEVELS: Final = {
     "error": logging.ERROR,
 }
 _TRACEBACKS: Final = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
+_TEXTS_OF_LINES: Final = ("exception", "stack")  # tracebacks
 # Libraries log a lot: only their warnings and errors are written.
 _FOREIGN_LEVEL: Final = logging.WARNING
 
@@ -48,9 +53,10 @@ def configure_logging(
     ]
     rendering: list[Any] = (
         [
+            _make_harmless,
             structlog.dev.ConsoleRenderer(
-                colors=sink.isatty(), exception_formatter=structlog.dev.plain_traceback
-            )
+                colors=sink.isatty(), exception_formatter=_write_traceback
+            ),
         ]
         if console
         else [
@@ -88,3 +94,28 @@ def _redact(
         if any(word in key.lower() for word in _SECRET_WORDS):
             event[key] = _REDACTED
     return event
+
+
+def _make_harmless(
+    _logger: Any, _method: str, event: MutableMapping[str, Any]
+) -> MutableMapping[str, Any]:
+    """Escape the control characters of every text: the renderer escapes only some texts.
+
+    JSON needs no such step, because it escapes them itself.
+    """
+    return {harmless(key, kept=""): _harmless_value(key, one) for key, one in event.items()}
+
+
+def _harmless_value(key: str, value: Any) -> Any:
+    if key == "exc_info":  # of _write_traceback
+        return value
+    if isinstance(value, str):
+        return harmless(value, kept="\n\t" if key in _TEXTS_OF_LINES else "")
+    shown = repr(value)  # which the renderer writes, and in which nested texts are escaped
+    return value if shown.isprintable() else harmless(shown, kept="")
+
+
+def _write_traceback(sink: TextIO, exc_info: Any) -> None:
+    text = io.StringIO()
+    structlog.dev.plain_traceback(text, exc_info)
+    sink.write(harmless(text.getvalue()))

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, Final
 from rich.console import Console
 from rich.markup import escape
 
+from broker.model.harmless import harmless
+
 if TYPE_CHECKING:
     from rich.progress import Progress
 
@@ -56,16 +58,6 @@ def line(text: str) -> None:
     """Write one line to stdout exactly as it is; on a terminal without control characters."""
     _activity.shown()
     sys.stdout.write((harmless(text) if sys.stdout.isatty() else text) + "\n")
-
-
-def harmless(text: str) -> str:
-    """Return ``text`` with control characters as escapes: a terminal would obey them.
-
-    A record's value may come from anyone, and move the cursor, hide lines or answer for the user.
-    """
-    if text.isprintable():
-        return text
-    return "".join(one if one.isprintable() or one in "\n\t" else repr(one)[1:-1] for one in text)
 
 
 def flush() -> None:

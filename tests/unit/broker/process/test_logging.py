@@ -115,3 +115,55 @@ def test_a_secret_in_a_fact_is_not_written() -> None:
         "connected", config={"x": [Secret("hunter2")]}, one=Secret("hunter2")
     )
     assert "hunter2" not in sink.getvalue()
+
+
+class _Odd:
+    """A value whose own text is not escaped."""
+
+    def __repr__(self) -> str:
+        return f"odd {_EVIL}"
+
+
+_EVIL = "g\x1b]0;PWNED\x07\x1b[2J\x9b31m\u202e"
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"group": _EVIL},
+        {"reason": f"a blank {_EVIL}"},
+        {_EVIL: 1},
+        {"names": [_EVIL, {_EVIL: (_EVIL,)}]},
+        {"error": ValueError(_EVIL)},
+        {"odd": _Odd()},
+        {"raw": _EVIL.encode()},
+        {"line": f"x\n2026-11-28 [info] false_line{_EVIL}"},
+    ],
+    ids=["text", "blank", "key", "nested", "error", "object", "bytes", "line"],
+)
+def test_a_terminal_gets_no_control_characters(facts: dict[str, object]) -> None:
+    """Names of tenants are in the log, and a terminal would obey their escape sequences."""
+    sink = io.StringIO()
+    configure_logging(stream=sink, format="console")
+    structlog.get_logger().info("group_member_expelled", **facts)
+    text = sink.getvalue()
+    assert text.removesuffix("\n").isprintable()
+    assert "group_member_expelled" in text
+
+
+def test_events_tracebacks_and_other_libraries_have_none_either() -> None:
+    """Only the line ends of tracebacks stay."""
+    sink = io.StringIO()
+    configure_logging(stream=sink, format="console")
+    structlog.get_logger().info(f"event {_EVIL}", stack=f"one\ntwo {_EVIL}")
+    logging.getLogger("library").warning("foreign %s\nend", _EVIL)
+    try:
+        raise ValueError(_EVIL)
+    except ValueError:
+        structlog.get_logger().error("failed", exc_info=True)
+        logging.getLogger("library").exception("failed, too")
+    text = sink.getvalue()
+    assert text.replace("\n", "").isprintable()
+    assert text.count("PWNED") == 5
+    assert text.splitlines()[2].startswith("two")
+    assert text.count("Traceback") == 2
