@@ -2,11 +2,12 @@
 
 The two files are loaded and checked as a whole. Files that cannot be used, or of which a line would
 be skipped or fail later, are refused: at the start, and while the daemon runs the policy from
-before stays. A model that allows what no line names is refused, too.
+before stays. A model that allows a subject that no line names is refused, too.
 """
 
 from __future__ import annotations
 
+import secrets
 import threading
 from pathlib import Path
 from typing import Final
@@ -23,7 +24,9 @@ _log = structlog.get_logger(__name__)
 _FILE_BYTES_MAX: Final = 1024 * 1024
 _LINES_MAX: Final = 1_000  # a question that was not asked before evaluates each: 3 to 5 us a line
 _ALLOWS_BY_DEFAULT: Final = "!some(where (p_eft == deny))"
-_PROBE: Final = ("headwater:probe", "headwater:probe", "headwater:probe")
+_SEES_NO_DENY: Final = "some(where (p_eft == allow))"
+_EFFECTS: Final = ("allow", "deny")
+_FALSE: Final = "1 == 2"  # of a field that may hold an expression
 
 
 class CasbinPolicy:
@@ -41,11 +44,19 @@ class CasbinPolicy:
             _require_known(parsed)
             adapter = _Lines(lines)
             self._enforcer = casbin.Enforcer(parsed, adapter)
-            self._enforcer.enforce(*_PROBE)
+            everything = self._enforcer.enforce(_unknown(), _unknown(), _unknown())
+            others = _allows_others(model)
         except InvalidConfigError:
             raise
         except Exception as cause:  # they have no base class of errors
             raise InvalidConfigError(f"casbin refuses the model or the policy: {cause}") from cause
+        if others:
+            raise InvalidConfigError(
+                "the model allows everybody what a line allows somebody, or what no line allows: "
+                "its matchers must compare r.sub with p.sub, and its effect must need a line"
+            )
+        if everything:
+            raise InvalidConfigError("with this policy everybody may do everything")
         self._principals = frozenset(adapter.principals)
 
     def allows(self, principal: str, resource: str, act: str) -> bool:
@@ -128,6 +139,8 @@ class _Lines(Adapter):  # type: ignore[misc]  # casbin has no types
             wanted = len(rules.tokens) if kind[0] == "p" else rules.value.count("_")
             if len(fields) != wanted or not all(fields):
                 raise InvalidConfigError(f"a line {kind!r} has {wanted} fields, not so {line!r}")
+            if kind[0] == "p":
+                _require_effect(model, dict(zip(rules.tokens, fields, strict=True)), line)
             self.principals.add(fields[0])
 
 
@@ -146,6 +159,37 @@ def _require_known(model: casbin.Model) -> None:
             "the effect of the model allows what no line denies; take one that allows what a line "
             "allows, such as some(where (p.eft == allow))"
         )
+
+
+def _require_effect(model: casbin.Model, fields: dict[str, str], line: str) -> None:
+    """Refuse a line whose effect casbin would ignore: a denial that is none."""
+    effects = [one for token, one in fields.items() if token.endswith("_eft")]
+    if any(one not in _EFFECTS for one in effects):
+        raise InvalidConfigError(f"the effect of a line is allow or deny, not so {line!r}")
+    if "deny" in effects and model.model["e"]["e"].value == _SEES_NO_DENY:
+        raise InvalidConfigError(
+            f"the effect of the model looks at no denial, so this line would deny nothing: {line!r}"
+        )
+
+
+def _unknown() -> str:
+    """Return a name that no line has, and in which no matcher sees a pattern."""
+    return f"x{secrets.token_hex(16)}"
+
+
+def _allows_others(model: str) -> bool:
+    """Tell whether a policy of one line, about one subject, allows others something.
+
+    The line is made here: a line of the site may say on purpose that everybody may do something.
+    """
+    parsed = casbin.Enforcer.new_model(text=model)
+    subject, thing, act = (_unknown() for _ in range(3))
+    named = {"sub": subject, "obj": thing, "act": act, "eft": "allow", "priority": "1"}
+    tokens = (one.removeprefix("p_") for one in parsed.model["p"]["p"].tokens)
+    line = [named.get(one, _FALSE) for one in tokens]
+    enforcer = casbin.Enforcer(parsed, _Lines(", ".join(["p", *line])))
+    rests = ((thing, act), (thing, _unknown()), (_unknown(), act), (_unknown(), _unknown()))
+    return any(enforcer.enforce(_unknown(), *rest) for rest in rests)
 
 
 def _text(path: Path) -> str:

@@ -217,10 +217,8 @@ p, operators, cluster:cluster, admin
 
 def test_rules_that_no_policy_changes(tmp_path: Path) -> None:
     """Nobody without a proof, nobody into the audit, no subject of others' requests."""
-    anything = MODEL.replace(
-        "r.sub == p.sub && r.obj == p.obj && r.act == p.act", "r.act != 'admin'"
-    )
-    site = Site(tmp_path, anything, "p, x, x, x\n")
+    anything = MODEL.replace(EXACTLY, "keyMatch(r.sub, p.sub) && r.act != 'admin'")
+    site = Site(tmp_path, anything, "p, ann*, x, x\n")
     judge = PolicyJudge(site.files.policy())
     assert judge.decide("ann", "publish", Resource("stream", "s")) is ALLOWED
     for principal, action, resource in (
@@ -291,9 +289,92 @@ def test_files_that_would_be_misread_are_refused(model: str, lines: str, told: s
         CasbinPolicy(model, lines)
 
 
+DENY_MODEL: Final = MODEL.replace("p = sub, obj, act", "p = sub, obj, act, eft").replace(
+    "some(where (p.eft == allow))",
+    "some(where (p.eft == allow)) && !some(where (p.eft == deny))",
+)
+
+
+@pytest.mark.parametrize(
+    "matcher",
+    [
+        "True",
+        "1 == 1",
+        "'a' == 'a'",
+        "r.sub != p.sub",
+        "r.obj == p.obj && r.act == p.act",
+        "r.act == p.act",
+        "r.obj == p.obj",
+        "r.sub != ''",
+        f"({EXACTLY}) || r.act == 'Subscribe' || True",
+    ],
+)
+@pytest.mark.parametrize("model", [MODEL, DENY_MODEL], ids=["allow", "deny"])
+def test_a_model_that_allows_those_whom_no_line_names_is_refused(model: str, matcher: str) -> None:
+    """On things and acts that lines name, or on any."""
+    line = "p, alice, orders, Publish" + (", allow" if model is DENY_MODEL else "")
+    assert CasbinPolicy(model, line).allows("alice", "orders", "Publish")
+    with pytest.raises(InvalidConfigError, match="everybody"):
+        CasbinPolicy(model.replace(EXACTLY, matcher), line)
+
+
+@pytest.mark.parametrize(
+    "effect",
+    [
+        "!some(where (p.eft == deny))",
+        "!some(where (p.eft==deny))",
+        "! some(where (p.eft == deny))",
+        "priority(p.eft) || allow",
+        "some(where (p.eft == allow)) || !some(where (p.eft == deny))",
+    ],
+)
+def test_an_effect_that_allows_without_a_line_is_refused(effect: str) -> None:
+    """In each way of writing it, and those that casbin does not know."""
+    model = MODEL.replace("some(where (p.eft == allow))", effect)
+    with pytest.raises(InvalidConfigError):
+        CasbinPolicy(model, LIFTBRIDGE)
+
+
+def test_a_line_may_say_that_everybody_may() -> None:
+    """Then the line allows it, and not the model."""
+    model = MODEL.replace("r.sub == p.sub", "keyMatch(r.sub, p.sub)")
+    policy = CasbinPolicy(model, "p, *, public, Subscribe\n")
+    assert policy.allows("mallory", "public", "Subscribe")
+    assert not policy.allows("mallory", "orders", "Subscribe")
+    for field in ("obj", "act"):
+        model = model.replace(f"r.{field} == p.{field}", f"keyMatch(r.{field}, p.{field})")
+    with pytest.raises(InvalidConfigError, match="everything"):
+        CasbinPolicy(model, "p, *, *, *\n")
+
+
+def test_expressions_in_lines_are_taken() -> None:
+    """A model that evaluates a field of its lines can be probed, too."""
+    model = MODEL.replace("p = sub,", "p = sub_rule,").replace("r.sub == p.sub", "eval(p.sub_rule)")
+    policy = CasbinPolicy(model, "p, r.sub == 'ann', orders, Publish\n")
+    assert policy.allows("ann", "orders", "Publish")
+    assert not policy.allows("bob", "orders", "Publish")
+
+
+@pytest.mark.parametrize("effect", ["denied", "Deny", "allowed", "ALLOW", "1"])
+def test_an_effect_that_casbin_would_ignore_is_refused(effect: str) -> None:
+    """A denial with a typing error would deny nothing."""
+    lines = "p, alice, orders, Publish, allow\np, alice, orders, Publish, {}\n"
+    assert not CasbinPolicy(DENY_MODEL, lines.format("deny")).allows("alice", "orders", "Publish")
+    with pytest.raises(InvalidConfigError, match="allow or deny"):
+        CasbinPolicy(DENY_MODEL, lines.format(effect))
+
+
+def test_a_denial_that_the_model_does_not_look_at_is_refused() -> None:
+    """It would deny nothing, either."""
+    model = MODEL.replace("p = sub, obj, act", "p = sub, obj, act, eft")
+    assert CasbinPolicy(model, "p, a, b, c, allow\n").allows("a", "b", "c")
+    with pytest.raises(InvalidConfigError, match="no denial"):
+        CasbinPolicy(model, "p, a, b, c, allow\np, a, b, c, deny\n")
+
+
 def test_a_matcher_that_fails_allows_nothing() -> None:
     """The log says why."""
-    matcher = "1 / (r.sub == 'headwater:probe') > 0"  # only the question of the start has an answer
+    matcher = "1 / (r.act != 'Publish') > 0 && r.sub == p.sub"  # has an answer at the start
     policy = CasbinPolicy(MODEL.replace("r.sub == p.sub", matcher), LIFTBRIDGE)
     with capture_logs() as lines:
         assert not policy.allows("ann", "foo", "Publish")
