@@ -159,6 +159,12 @@ class AccessApi(Protocol):
     def stream_of_lease(self, lease_id: str) -> str | None:
         """Return the name of the stream that a lease is on; None if there is no such lease."""
 
+    def stream_of_uuid(self, stream_uuid: str) -> str | None:
+        """Return the name of the stream with a uuid; None if there is no such stream."""
+
+    def consumes_some(self, caller: Caller) -> bool:
+        """Tell whether the caller may consume any stream, which need not exist any more."""
+
     # ------------------------------------------------------------------ changes
 
     def grant(self, grants: Sequence[Grant]) -> bool:

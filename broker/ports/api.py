@@ -266,8 +266,11 @@ class ColdTierApi(Protocol):
     def status(self, name: str) -> list[TierStatus]:
         """Return how far each partition is shipped to the table."""
 
-    def remains(self, stream_uuid: StreamUuid) -> StreamRemains:
-        """Return what this broker knows, by itself, of a stream that may be deleted. Quick."""
+    def remains(self, name: str, stream_uuid: StreamUuid) -> StreamRemains:
+        """Return what this broker knows, by itself, of a stream that may be deleted. Quick.
+
+        Of the stream of another name nothing is told: it is as if it were not there.
+        """
 
     def table_start(self, name: str, partition: int) -> Offset | None:
         """Return the first offset of a partition in the table; None if the table has no record."""

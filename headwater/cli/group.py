@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from broker.errors import UnknownStreamError
+from broker.model.harmless import harmless
 from headwater.cli import console
 from headwater.cli.discovery import connect, find_server
 from headwater.cli.options import JsonOption, ServerOption
@@ -211,7 +212,7 @@ def delete(
         found = client.describe_group(group)
         if not yes:
             console.asking()
-            shown = console.harmless(group)
+            shown = harmless(group)
             question = f"Forget the positions of group {shown} in {', '.join(_streams(found))}?"
             typer.confirm(question, abort=True, err=True)
         client.delete_group(group)

@@ -12,11 +12,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
 
 from broker.adapters.access.pace import Pace
-from broker.core.access.doors import DOORS, LEASED, Ask, CallRow
+from broker.core.access.doors import DOORS, Ask, CallRow
 from broker.errors import AccessDeniedError, AccessError
 from broker.model.access import CLUSTER, NOBODY, Caller, Kind, Resource, told
 from broker.model.quota import Flow
@@ -25,6 +26,17 @@ from broker.ports.access import AccessApi, AuditSink
 _RESOURCES_MAX: Final = 1024  # of one kind in a call
 _RESOURCES_TOLD_MAX: Final = 16
 _BEARER: Final = "bearer "
+_ANY_STREAM: Final = Resource("stream", "*")  # only who may use all streams may use one so named
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """One right on one resource that a call needs."""
+
+    ask: Ask
+    resource: Resource
+    by: str = ""  # how the request names the stream, if not by its name
+    found: bool = True
 
 
 class Gate:
@@ -180,7 +192,7 @@ class Gate:
         caller: Caller,
         call: str,
         row: CallRow | None,
-        resources: Sequence[tuple[Ask, Resource]],
+        resources: Sequence[_Asked],
     ) -> None:
         assert self._access is not None, "the gate is not open"
         if row is None:  # a call that was added without a row: nobody may make it
@@ -192,25 +204,53 @@ class Gate:
         if row.way == "open":
             return
         self._access.require_known(caller)
-        if any(n > _RESOURCES_MAX for n in Counter(one.kind for _, one in resources).values()):
+        if any(n > _RESOURCES_MAX for n in Counter(one.ask.kind for one in resources).values()):
             raise AccessDeniedError(
                 f"a {call} that names more than {_RESOURCES_MAX} resources of one kind is "
                 "nobody's to make",
                 principal=caller.principal,
             )
-        for ask, resource in resources:
-            self._access.require(caller, ask.action, resource, call)
+        for one in resources:
+            if one.by:
+                self._require_unnamed(caller, call, one)
+            else:
+                self._access.require(caller, one.ask.action, one.resource, call)
 
-    def _asked(self, row: CallRow, values: Mapping[str, Any]) -> tuple[tuple[Ask, Resource], ...]:
+    def _require_unnamed(self, caller: Caller, call: str, one: _Asked) -> None:
+        """Ask for a right on a stream that the request does not name.
+
+        The refusal is the same whether the stream is not there or may not be used. An unknown lease
+        may be one that has ended, or that this broker has not heard of yet: every reader may ask.
+        """
         assert self._access is not None, "the gate is not open"
-        if "lease_id" in values:
-            on = self._access.stream_of_lease(values["lease_id"])
-            values = {**values, LEASED: on}
+        if one.ask.by == "lease" and not one.found and self._access.consumes_some(caller):
+            return
+        try:
+            self._access.require(caller, one.ask.action, one.resource, call)
+        except AccessDeniedError:
+            raise AccessDeniedError(
+                f"{caller.principal!r} may not {one.ask.action} the stream of {one.by}, if there "
+                "is one",
+                principal=caller.principal,
+                action=one.ask.action,
+            ) from None
+
+    def _asked(self, row: CallRow, values: Mapping[str, Any]) -> tuple[_Asked, ...]:
         return tuple(
-            (ask, self._of(ask.kind, name))
+            self._named(ask, name)
             for ask in row.asks
             for name in islice(ask.names(values), _RESOURCES_MAX + 1)
         )
+
+    def _named(self, ask: Ask, name: str) -> _Asked:
+        assert self._access is not None, "the gate is not open"
+        if ask.by == "name":
+            return _Asked(ask, self._of(ask.kind, name))
+        by_lease = ask.by == "lease"
+        find = self._access.stream_of_lease if by_lease else self._access.stream_of_uuid
+        found = find(name)
+        resource = _ANY_STREAM if found is None else self._of("stream", found)
+        return _Asked(ask, resource, by=f"{ask.by} {told(name)}", found=found is not None)
 
     def _of(self, kind: Kind, name: str) -> Resource:
         assert self._access is not None, "the gate is not open"
@@ -218,12 +258,13 @@ class Gate:
             return self._access.stream(name)
         return Resource(kind, CLUSTER if kind == "cluster" else name)
 
-    def _note(
-        self, caller: Caller, call: str, resources: Sequence[tuple[Ask, Resource]], result: str
-    ) -> None:
+    def _note(self, caller: Caller, call: str, resources: Sequence[_Asked], result: str) -> None:
         if self._audit is None:
             return
-        named = [f"{one.kind}:{told(one.name)}" for _, one in resources[:_RESOURCES_TOLD_MAX]]
+        named = [
+            f"{one.ask.kind}:{told(one.resource.name)}" if one.found else one.by
+            for one in resources[:_RESOURCES_TOLD_MAX]
+        ]
         if len(resources) > _RESOURCES_TOLD_MAX:
             named.append(f"and {len(resources) - _RESOURCES_TOLD_MAX} more")
         self._audit.note(caller=caller, door=self._door, call=call, resources=named, result=result)

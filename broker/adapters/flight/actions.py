@@ -135,9 +135,8 @@ class StreamActions:
         return [_stream_dict(self._api.streams.delete(name))]
 
     def stream_remains(self, name: str, stream_uuid: StreamUuid) -> list[dict[str, Any]]:
-        """Return what this broker knows of a stream that may be deleted; the gate used its name."""
-        del name
-        return [dataclasses.asdict(self._api.cold.remains(stream_uuid))]
+        """Return what this broker knows of a stream that may be deleted."""
+        return [dataclasses.asdict(self._api.cold.remains(name, stream_uuid))]
 
     def take_lease(self, name: str, owner: str, ttl_ms: int) -> list[dict[str, Any]]:
         """Take a lease on the records that a stream has now."""

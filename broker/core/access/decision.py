@@ -96,6 +96,17 @@ class Judge:
         decide = self._remembered if may_be_remembered(resource) else self._decide
         return decide(principal, action, resource)
 
+    def consumes_some(
+        self,
+        principal: str,
+        streams: Iterable[Resource],  # noqa: ARG002 - grants tell; a policy has to be asked of each
+    ) -> bool:
+        """Tell whether ``principal`` may consume any stream, which need not exist."""
+        if self._administers(principal) or self._tenants.is_owner(principal):
+            return True
+        granted = self._of(principal)
+        return any(one.kind == "stream" and "consume" in one.actions for one in granted)
+
     def who_can(self, action: Action, resource: Resource) -> list[str]:
         """Return the principals that may do the action, sorted; ``*`` stands for everybody."""
         known = self._admins | self._grants.keys() | self._tenants.owners

@@ -16,15 +16,21 @@ from broker.model.access import CLUSTER, Action, Kind
 Values = Mapping[str, Any]
 Names = Callable[[Values], Iterable[str]]
 Way = Literal["asks", "known", "filtered", "open"]
+By = Literal["name", "lease", "uuid"]
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One right that a call needs, on each of the resources that its request names."""
+    """One right that a call needs, on each of the resources that its request names.
+
+    A request may name a stream by a lease on the stream, or by the stream's uuid. The refusal does
+    not tell whether there is such a stream then, nor its name.
+    """
 
     action: Action
     kind: Kind
     names: Names
+    by: By = "name"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +52,11 @@ def _field(name: str) -> Names:
     return names
 
 
+def _uuids(values: Values) -> Iterable[str]:
+    """Return the streams of the positions to set, each once."""
+    return dict.fromkeys(one.stream_uuid for one in values.get("positions", ()))
+
+
 def _subject_of_config(values: Values) -> Iterable[str]:
     """Return the subject of a stream to create. The check of the body refuses other types later."""
     config = values.get("config")
@@ -63,6 +74,10 @@ def _row(*asks: tuple[Action, Kind, Names], audited: bool = True) -> CallRow:
 
 def _on_stream(action: Action, field: str = "name", *, audited: bool = True) -> CallRow:
     return _row((action, "stream", _field(field)), audited=audited)
+
+
+def _by_lease(*, audited: bool = True) -> CallRow:
+    return CallRow((Ask("consume", "stream", _field("lease_id"), by="lease"),), audited=audited)
 
 
 def _of_reader(*, audited: bool = True) -> CallRow:
@@ -84,7 +99,6 @@ def _on_cluster(action: Action, *, audited: bool = True) -> CallRow:
 _KNOWN: Final = CallRow(way="known", audited=False)
 _FILTERED: Final = CallRow(way="filtered", audited=False)
 _OPEN: Final = CallRow(way="open", audited=False)
-LEASED: Final = "leased_stream"  # the gate adds it to a request that names a lease
 
 FLIGHT: Final[Mapping[str, CallRow]] = {
     # data and discovery
@@ -115,8 +129,8 @@ FLIGHT: Final[Mapping[str, CallRow]] = {
         ("delete", "stream", _field("name")), ("erase", "stream", _field("name"))
     ),
     "take_lease": _on_stream("consume"),
-    "renew_lease": _on_stream("consume", LEASED, audited=False),
-    "drop_lease": _on_stream("consume", LEASED),
+    "renew_lease": _by_lease(audited=False),
+    "drop_lease": _by_lease(),
     "list_leases": _on_stream("describe", audited=False),
     "cut": _on_stream("consume"),
     "check_cut": _on_stream("consume"),  # with it a read by a saved cut begins
@@ -133,7 +147,12 @@ FLIGHT: Final[Mapping[str, CallRow]] = {
     "commit_positions": _on_group("consume", audited=False),
     "list_groups": _FILTERED,
     "describe_group": _on_group("describe", audited=False),
-    "reset_group": _on_group("alter"),
+    "reset_group": CallRow(
+        (
+            Ask("alter", "group", _field("group")),
+            Ask("consume", "stream", _uuids, by="uuid"),  # a position may hold records
+        )
+    ),
     "delete_group": _on_group("delete"),
     # operators
     "cluster_status": _on_cluster("describe", audited=False),

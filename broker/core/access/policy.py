@@ -72,6 +72,12 @@ class PolicyJudge:
         decide = self._remembered if may_be_remembered(resource) else self._decide
         return decide(principal, action, resource, call)
 
+    def consumes_some(self, principal: str, streams: Iterable[Resource]) -> bool:
+        """Tell whether ``principal`` may consume one of the streams, or administers all."""
+        if principal in self._admins or self._tenants.is_owner(principal):
+            return True
+        return any(self.decide(principal, "consume", one) is ALLOWED for one in streams)
+
     def who_can(self, action: Action, resource: Resource) -> list[str]:
         """Return the principals that may do the action, of those that are named, sorted."""
         known = self._admins | self._policy.principals() | self._tenants.owners

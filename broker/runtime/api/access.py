@@ -36,8 +36,9 @@ from broker.model.access import (
     check_name,
     told,
 )
-from broker.model.ids import LeaseId
+from broker.model.ids import LeaseId, StreamUuid
 from broker.model.quota import Quota, check_pattern
+from broker.model.stream import Stream
 from broker.model.tenant import Tenant
 from broker.ports.access import Authenticator, Policy
 from broker.ports.system import Clock
@@ -87,6 +88,7 @@ class Access:
         self._certificates = certificates
         self._policy = policy
         self._brokers_subjects = tuple(brokers_subjects)
+        self._named: tuple[Mapping[str, Stream], Mapping[StreamUuid, str]] = ({}, {})
         self._judged: tuple[_Judged, Judge | PolicyJudge] = (
             (None, None, None),
             Judge(None, self._admins),
@@ -169,8 +171,21 @@ class Access:
         lease = state.leases.get(LeaseId(lease_id))
         if lease is None:
             return None
-        named = (one.name for one in state.streams.values() if one.uuid == lease.stream_uuid)
-        return next(named, None)
+        return self.stream_of_uuid(lease.stream_uuid)
+
+    def stream_of_uuid(self, stream_uuid: str) -> str | None:
+        """See ``AccessApi.stream_of_uuid``. One call may ask for a thousand."""
+        streams, names = self._named
+        present = self._metadata.state.streams
+        if streams is not present:
+            names = {one.uuid: one.name for one in present.values()}
+            self._named = (present, names)
+        return names.get(StreamUuid(stream_uuid))
+
+    def consumes_some(self, caller: Caller) -> bool:
+        """See ``AccessApi.consumes_some``."""
+        streams = map(self.stream, self._metadata.state.streams)
+        return self._judge().consumes_some(caller.principal, streams)
 
     def _judge(self) -> Judge | PolicyJudge:
         state, policy = self._metadata.state, self._policy()

@@ -98,9 +98,12 @@ class ColdTier:
         """See ``ColdTierApi.status``."""
         return self._lake().status(self._streams.get(name))
 
-    def remains(self, stream_uuid: StreamUuid) -> StreamRemains:
+    def remains(self, name: str, stream_uuid: StreamUuid) -> StreamRemains:
         """See ``ColdTierApi.remains``."""
-        present, deleted = self._streams.knows(stream_uuid)
+        known = self._streams.knows(name, stream_uuid)
+        if known is None:
+            return StreamRemains(present=False, deleted=False, shipping=False)
+        present, deleted = known
         shipping = self._remote is not None and self._remote.is_shipping(stream_uuid)
         return StreamRemains(present=present, deleted=deleted, shipping=shipping)
 

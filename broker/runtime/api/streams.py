@@ -374,10 +374,17 @@ class Streams:
             _log.info("stream_deleted", stream=name, stream_uuid=stream.uuid)
             return stream
 
-    def knows(self, stream_uuid: StreamUuid) -> tuple[bool, bool]:
-        """Tell whether this broker's metadata has a stream, and whether it has its deletion."""
+    def knows(self, name: str, stream_uuid: StreamUuid) -> tuple[bool, bool] | None:
+        """Tell whether this broker's metadata has a stream, and whether it has its deletion.
+
+        None: another stream has this uuid. Of a deleted stream the metadata has no name any more.
+        """
         state = self._metadata.state
-        return stream_uuid in state.partitions, stream_uuid in state.deleted
+        named = state.streams.get(name)
+        present = named is not None and named.uuid == stream_uuid
+        if stream_uuid in state.partitions and not present:
+            return None
+        return present, stream_uuid in state.deleted
 
     def get(self, name: str) -> Stream:
         """See ``StreamsApi.get``. Waits for newer metadata if the stream is not known here."""

@@ -423,9 +423,9 @@ class MemoryBroker:
                 schema=schema,
             )
 
-    def remains(self, stream_uuid: StreamUuid) -> StreamRemains:
+    def remains(self, name: str, stream_uuid: StreamUuid) -> StreamRemains:
         """Return whether the stream is here."""
-        present = any(one.uuid == stream_uuid for one in self._streams.values())
+        present = name in self._streams and self._streams[name].uuid == stream_uuid
         return StreamRemains(present=present, deleted=not present, shipping=False)
 
     def status(self, name: str) -> list[TierStatus]:

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from broker.model.harmless import harmless
 from headwater.cli import console
 
 EVIL = "name\x1b[2J\x1b]0;title\x07 \x9b31m \u202etxt \x7f"
@@ -33,4 +34,4 @@ def test_names_and_values_in_messages_have_none_either() -> None:
     """Rich markup is escaped too, in the same place."""
     assert console.plain(EVIL).isprintable()
     assert console.plain("[bold]x") == "\\[bold]x"
-    assert console.harmless("two\nlines\tand a tab") == "two\nlines\tand a tab"
+    assert harmless("two\nlines\tand a tab") == "two\nlines\tand a tab"

@@ -249,6 +249,12 @@ def test_changed_files_count_at_once_and_broken_ones_not(site: Site) -> None:
     assert 2 * LOOK_MS + FlightServiceConfig().idle_check_ms <= 1_000, "a revocation in a second"
 
 
+def test_who_may_subscribe_to_a_stream_may_ask_for_any_lease(site: Site) -> None:
+    """An unknown lease has no stream to ask for."""
+    for principal, may in (("client1", True), ("client2", False), ("root", True)):
+        assert site.may(principal, "flight", "drop_lease", {"lease_id": "x"}) is may
+
+
 def test_grants_have_no_say(site: Site) -> None:
     """They are refused, so that nobody believes in them."""
     one = Grant(principal="ann", kind="stream", pattern="s", actions=("publish",))

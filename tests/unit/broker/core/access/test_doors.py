@@ -20,7 +20,8 @@ from broker.model.access import (
     Kind,
     actions_of_role,
 )
-from broker.model.ids import LeaseId
+from broker.model.groups import PositionReset
+from broker.model.ids import LeaseId, StreamUuid
 from broker.model.stream import StreamConfig
 from broker.model.tenant import Tenant
 from broker.runtime.api.access import Access
@@ -158,6 +159,7 @@ def access() -> Access:
     stream = broker.streams.create("mine-a", StreamConfig(subject="mine.a"))
     metadata = broker.metadata
     metadata.note("mine-a", stream)
+    metadata.note("theirs-a", broker.streams.create("theirs-a", StreamConfig(subject="theirs.a")))
     lease = LeaseState(stream_uuid=stream.uuid, owner="r", expires_us=9, floors=())
     metadata.state = replace(metadata.state, leases={LeaseId("lease-1"): lease})
     access = Access(metadata, broker.clock, enabled=True, namespace="default")
@@ -197,6 +199,59 @@ def test_a_call_is_for_those_whom_the_table_names(access: Access, door: str, cal
         with expected, gate.call(caller, call, VALUES):
             allowed.add(who)
     assert allowed == MAY[door][call]
+
+
+def _refused(access: Access, who: str, call: str, values: dict[str, Any]) -> str:
+    """Return the text of a refusal, without the id that the request names; empty: none."""
+    try:
+        Gate("flight", access).admit(Caller(principal=who), call, values)
+    except AccessDeniedError as refused:
+        ids = [
+            values.get("lease_id", "no lease"),
+            *(one.stream_uuid for one in values.get("positions", ())),
+        ]
+        text = refused.message
+        for one in ids:
+            text = text.replace(one, "ID")
+        return text
+    return ""
+
+
+@pytest.mark.parametrize("call", ["renew_lease", "drop_lease"])
+def test_a_lease_tells_nothing_to_those_who_may_read_nothing(access: Access, call: str) -> None:
+    """One refusal for a lease that is there and one that is not; readers may ask for any lease."""
+    known, unknown = {"lease_id": "lease-1"}, {"lease_id": "lease-2"}
+    for who in ("writer", "stranger"):
+        text = _refused(access, who, call, known)
+        assert text == _refused(access, who, call, unknown) != ""
+        assert "mine-a" not in text
+    text = _refused(access, "wrong tenant", call, known)
+    assert text
+    assert "mine-a" not in text
+    for who in ("reader", "admin"):
+        assert _refused(access, who, call, known) == _refused(access, who, call, unknown) == ""
+
+
+def test_a_group_is_set_to_positions_in_streams_that_its_owner_may_read(access: Access) -> None:
+    """By uuid: one refusal for a stream of others and for one that is not there."""
+
+    def values(*uuids: str) -> dict[str, Any]:
+        positions = [
+            PositionReset(stream_uuid=StreamUuid(one), partition=0, offset=0) for one in uuids
+        ]
+        return {"group": "mine-g", "positions": positions}
+
+    mine, theirs = (access._metadata.state.streams[one].uuid for one in ("mine-a", "theirs-a"))
+    access.grant([Grant(principal="keeper", kind="group", pattern="mine-*", actions=("alter",))])
+    assert _refused(access, "keeper", "reset_group", values(mine)) != ""
+    access.grant([Grant(principal="keeper", kind="stream", pattern="mine-*", actions=("consume",))])
+    assert _refused(access, "keeper", "reset_group", values(mine)) == ""
+    text = _refused(access, "keeper", "reset_group", values(theirs))
+    assert text == _refused(access, "keeper", "reset_group", values("0-0")) != ""
+    assert "theirs-a" not in text
+    assert _refused(access, "keeper", "reset_group", values(mine, theirs)) == text
+    for uuid in (mine, theirs, "0-0"):  # the call itself says which one is not there
+        assert _refused(access, "admin", "reset_group", values(uuid)) == ""
 
 
 READERS_CALLS_ON_GROUPS: Final = {
@@ -310,5 +365,5 @@ def test_tenants_are_listed_to_those_who_are_of_them(access: Access) -> None:
 
 def test_an_unknown_lease_is_no_way_to_a_stream(access: Access) -> None:
     """There is nothing to ask for: the broker answers that the lease is unknown."""
-    with Gate("flight", access).call(Caller(principal="writer"), "drop_lease", {"lease_id": "x"}):
+    with Gate("flight", access).call(Caller(principal="reader"), "drop_lease", {"lease_id": "x"}):
         pass
