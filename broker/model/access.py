@@ -114,6 +114,7 @@ class Caller:
     token_id: str = ""  # of a static token, which may be revoked
     digest: str = ""  # of that token
     expires_us: int = 0  # when the proof ends; 0: never
+    key: str = ""  # that has signed the proof, which is good while the key is
 
 
 NOBODY: Final = Caller()

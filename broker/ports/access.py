@@ -21,6 +21,7 @@ class Identity:
     expires_us: int = 0
     token_id: str = ""
     digest: str = ""
+    key: str = ""  # names the key of a signature; empty: the proof has no signature
 
 
 class Authenticator(Protocol):
@@ -32,6 +33,9 @@ class Authenticator(Protocol):
         Raises:
             UnauthenticatedError: the token is of this kind, but it is wrong or has expired.
         """
+
+    def trusts(self, key: str) -> bool:
+        """Tell whether the proofs of a key are good now; False for a key of other proofs. Quick."""
 
 
 class UsageApi(Protocol):

@@ -193,6 +193,7 @@ class _Daemon:
         policy = await asyncio.to_thread(self._watch_files)
         # Before the other controllers are waited for: their operator needs this broker's token.
         authenticators = await asyncio.to_thread(read_files, config.access)
+        self._watched.extend(one for one in authenticators if isinstance(one, Watched))
         files, directory, promises = await asyncio.to_thread(self._open_data_dir)
         health = self._start_health()
         clock = SystemClock()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Final, Protocol, runtime_checkable
 
 from broker.ports.pumps import Driven
 from broker.ports.system import Clock
@@ -13,6 +13,7 @@ from broker.runtime.pumps import PumpThread
 LOOK_MS: Final = 200  # a change is taken at the second look that finds it
 
 
+@runtime_checkable
 class Watched(Protocol):
     """Files that are used again when they have changed."""
 

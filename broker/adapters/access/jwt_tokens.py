@@ -1,7 +1,8 @@
 """Whom a JWT names: signature, issuer, audience and times are checked by joserfc.
 
 The keys come from a file, a JWKS or a public key in PEM; no request goes to anywhere. The file is
-read again when it has changed, so keys are rotated without a restart. Which algorithms are accepted
+read again when it has changed, so keys are rotated without a restart, and a key that is taken away
+ends the open calls of its tokens. Which algorithms are accepted
 follows from the kinds of the keys, never from the token: a public key is no shared secret.
 """
 
@@ -10,13 +11,14 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import structlog
 from joserfc import jwt
 from joserfc.errors import ClaimError, ExpiredTokenError, JoseError
-from joserfc.jwk import JWKRegistry, Key, KeySet
+from joserfc.jwk import JWKRegistry, Key, KeySet, guess_key
 
 from broker.errors import InvalidConfigError, InvalidRequestError, UnauthenticatedError
 from broker.model.access import check_name
@@ -41,7 +43,16 @@ _UNREADABLE: Final = (
     JoseError, ValueError, OverflowError, TypeError, KeyError, AttributeError, RecursionError,
 )  # fmt: skip
 _MISSING: Final = ()  # the stamp of no file
-_KeyFile = tuple[tuple[int, int, int], KeySet | Key, tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _KeyFile:
+    """The keys of one state of the file."""
+
+    stamp: tuple[int, int, int]
+    keys: KeySet | Key
+    algorithms: tuple[str, ...]
+    names: frozenset[str]  # of the keys, see _name
 
 
 class JwtTokens:
@@ -70,21 +81,34 @@ class JwtTokens:
         with self._lock:
             self._follow_file()
             found = self._known.get(digest)
-            _, keys, algorithms = self._keys
+            file = self._keys
         if found is None:
-            found = self._verified(bearer, now_us, keys, algorithms)
+            found = self._verified(bearer, now_us, file)
             with self._lock:
                 if len(self._known) >= _KNOWN_MAX:
                     self._known.clear()
-                if self._keys[1] is keys:
+                if self._keys is file:
                     self._known[digest] = found
         if found.expires_us <= now_us:
             raise UnauthenticatedError(_EXPIRED)
         return found
 
-    def _verified(
-        self, bearer: str, now_us: int, keys: KeySet | Key, algorithms: tuple[str, ...]
-    ) -> Identity:
+    def trusts(self, key: str) -> bool:
+        """See ``Authenticator.trusts``."""
+        return key in self._keys.names
+
+    def look(self, *, at_once: bool) -> None:  # noqa: ARG002 - a changed file is read at once
+        """See ``Watched.look``: open calls ask only for what is known."""
+        with self._lock:
+            self._follow_file()
+
+    def _verified(self, bearer: str, now_us: int, file: _KeyFile) -> Identity:
+        used: list[Key] = []
+
+        def choose(signature: Any) -> Key:
+            used.append(guess_key(file.keys, signature, use="sig"))
+            return used[-1]
+
         rules = jwt.JWTClaimsRegistry(
             now=now_us // _US,
             leeway=_LEEWAY_S,
@@ -93,10 +117,13 @@ class JwtTokens:
             exp={"essential": True},
         )
         try:
-            claims: dict[str, Any] = jwt.decode(bearer, keys, algorithms=list(algorithms)).claims
+            claims: dict[str, Any] = jwt.decode(
+                bearer, choose, algorithms=list(file.algorithms)
+            ).claims
             rules.validate(claims)
             principal = check_name(claims.get(self._claim, ""), self._claim)
             expires_us = int(claims["exp"]) * _US
+            key = _name(used[-1])
         except ExpiredTokenError as cause:
             raise UnauthenticatedError(_EXPIRED) from cause
         except ClaimError as cause:  # of a token whose signature is right
@@ -109,14 +136,14 @@ class JwtTokens:
                 "the token is not valid here: it needs a signature by a key of "
                 f"access.jwt_keys_file and, as the claim {self._claim!r}, the name of a principal"
             ) from cause
-        return Identity(principal=principal, via="jwt", expires_us=expires_us)
+        return Identity(principal=principal, via="jwt", expires_us=expires_us, key=key)
 
     def _follow_file(self) -> None:
         """Read the file again if it has changed; keys that cannot be read change nothing."""
         stamp = None
         try:
             stamp = self._stamp()
-            if stamp in (self._keys[0], self._refused):
+            if stamp in (self._keys.stamp, self._refused):
                 return
             self._keys = self._read()
         except (InvalidConfigError, OSError) as error:
@@ -147,14 +174,22 @@ class JwtTokens:
             ) from cause
         try:
             keys = _key_set(text)
+            listed = keys.keys if isinstance(keys, KeySet) else [keys]
+            names = frozenset(map(_name, listed))
         except _UNREADABLE as cause:
             raise InvalidConfigError(
                 f"access.jwt_keys_file {self._path} holds no JWKS and no key in PEM"
             ) from cause
-        kinds = {one.key_type for one in (keys.keys if isinstance(keys, KeySet) else [keys])}
+        kinds = {one.key_type for one in listed}
         if not kinds:
             raise InvalidConfigError(f"access.jwt_keys_file {self._path} holds no key")
-        return stamp, keys, tuple(name for kind in sorted(kinds) for name in _ALGORITHMS[kind])
+        algorithms = tuple(name for kind in sorted(kinds) for name in _ALGORITHMS[kind])
+        return _KeyFile(stamp=stamp, keys=keys, algorithms=algorithms, names=names)
+
+
+def _name(key: Key) -> str:
+    """Return what a key is told by: its id, by which tokens name it, and its digest."""
+    return f"{key.kid or ''} {key.thumbprint()}"
 
 
 def _key_set(text: bytes) -> KeySet | Key:

@@ -96,7 +96,7 @@ class Access:
 
     @property
     def version(self) -> object:
-        """See ``AccessApi.version``."""
+        """See ``AccessApi.version``. Proofs with an end are looked at anew whatever it is."""
         return self._judge()
 
     def identify(self, *, bearer: str | None, certificate: str | None, peer: str) -> Caller:
@@ -126,6 +126,7 @@ class Access:
                         token_id=found.token_id,
                         digest=found.digest,
                         expires_us=found.expires_us,
+                        key=found.key,
                     )
         raise UnauthenticatedError("the token is not known here, has ended, or was revoked")
 
@@ -138,6 +139,8 @@ class Access:
             )
         if 0 < caller.expires_us <= self._clock.now_us():
             raise UnauthenticatedError("the proof of this call's identity has ended: call again")
+        if caller.key and not any(one.trusts(caller.key) for one in self._authenticators):
+            raise UnauthenticatedError("the key that signed the token of this call was taken away")
         if caller.token_id:
             access = self._metadata.state.access
             row = None if access is None else access.tokens.get(caller.token_id)

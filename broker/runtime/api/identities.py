@@ -37,6 +37,10 @@ class StaticTokens:
             digest=row.digest,
         )
 
+    def trusts(self, key: str) -> bool:  # noqa: ARG002 - these tokens have no signature
+        """See ``Authenticator.trusts``."""
+        return False
+
 
 class OwnerToken:
     """Implements ``Authenticator`` by the token in a file that only the broker's owner may read."""
@@ -52,3 +56,7 @@ class OwnerToken:
         if not same_digest(digest, self._digest) or token_id != self._id:
             return None
         return Identity(principal=OWNER, via="owner")
+
+    def trusts(self, key: str) -> bool:  # noqa: ARG002 - this token has no signature
+        """See ``Authenticator.trusts``."""
+        return False

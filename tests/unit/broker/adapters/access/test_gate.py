@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import tracemalloc
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
+from joserfc import jwt
+from joserfc.jwk import ECKey, KeySet
 
 from broker.adapters.access.gate import Gate
+from broker.adapters.access.jwt_tokens import JwtTokens
+from broker.adapters.flight.config import FlightServiceConfig
 from broker.adapters.liftbridge.guard import Guard
 from broker.core.access.static_tokens import TOKEN_BYTES, make_token, split_token
 from broker.errors import AccessDeniedError, UnauthenticatedError, UnknownStreamError
 from broker.model.access import NOBODY, Caller, Grant
+from broker.process.watched_files import LOOK_MS
 from broker.runtime.api.access import Access
 from broker.wire.liftbridge import api_pb2 as api
 from simkit.brokers.memory_broker import MemoryBroker
@@ -109,6 +116,42 @@ def test_an_open_call_ends_with_its_token(access: Access, broker: MemoryBroker) 
     broker.clock.advance(us=10)
     with pytest.raises(UnauthenticatedError):
         check()
+
+
+def test_an_open_call_ends_when_the_key_of_its_token_is_taken_away(
+    broker: MemoryBroker, tmp_path: Path
+) -> None:
+    """A key that is added, or another one that goes, leaves the call alone."""
+    one, two, three = (ECKey.generate_key("P-256", {"kid": name}) for name in ("a", "b", "c"))
+    file = tmp_path / "jwks.json"
+
+    def keep(*keys: ECKey) -> None:
+        file.unlink(missing_ok=True)
+        file.write_text(json.dumps(KeySet([*keys]).as_dict(private=False)))
+
+    keep(one, two)
+    jwts = JwtTokens(str(file), issuer="i", audience="h", principal_claim="sub")
+    access = Access(
+        broker.metadata, broker.clock, enabled=True, namespace="default", authenticators=[jwts]
+    )
+    access.grant([GRANT])
+    claims = {"iss": "i", "aud": "h", "sub": "ann", "exp": broker.clock.now_us() // 10**6 + 60}
+    token = jwt.encode({"alg": "ES256", "kid": "a"}, claims, one)
+    gate = Gate("flight", access)
+    check = gate.admit_watched(gate.caller(authorization=f"Bearer {token}"), "do_get", S)
+    for keys in ((one, two, three), (one,), (one, two)):
+        keep(*keys)
+        jwts.look(at_once=False)
+        check()
+    file.write_text("half")
+    jwts.look(at_once=False)
+    check()
+    for keys in ((two,), (two, ECKey.generate_key("P-256", {"kid": "a"}))):
+        keep(*keys)
+        jwts.look(at_once=False)
+        with pytest.raises(UnauthenticatedError, match="key"):
+            check()
+    assert 2 * LOOK_MS + FlightServiceConfig().idle_check_ms <= 1_000, "a revocation in a second"
 
 
 @pytest.mark.parametrize("authorization", [None, "", "Basic x", f"Token {TOKEN}", TOKEN])
