@@ -71,6 +71,13 @@ class UsageApi(Protocol):
     def exit(self, caller: Caller) -> None:
         """Count an open call no more."""
 
+    def is_to_note(self, caller: Caller, limit: str) -> int | None:
+        """Tell whether the audit has to note that a limit has refused a call of the caller.
+
+        The first refusal in a minute is noted: return how many were left out since the note before
+        it. None: leave this one out.
+        """
+
 
 class Policy(Protocol):
     """One state of a policy that is kept outside, in place of the grants. Any thread; no I/O."""

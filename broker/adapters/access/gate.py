@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from broker.adapters.access.pace import Pace
 from broker.core.access.doors import DOORS, Ask, CallRow
-from broker.errors import AccessDeniedError, AccessError
+from broker.errors import AccessDeniedError, AccessError, QuotaExceededError
 from broker.model.access import CLUSTER, NOBODY, Caller, Kind, Resource, told
 from broker.model.quota import Flow
 from broker.ports.access import AccessApi, AuditSink
@@ -80,7 +80,8 @@ class Gate:
             QuotaExceededError: the caller has to wait; the error says how long.
         """
         if self._access is not None:
-            self._access.usage.request(caller)
+            with self._noted(caller):
+                self._access.usage.request(caller)
 
     def enter(self, caller: Caller) -> None:
         """Count a call that stays open, until :meth:`exit`.
@@ -89,12 +90,30 @@ class Gate:
             QuotaExceededError: the caller has as many open calls as it may.
         """
         if self._access is not None:
-            self._access.usage.enter(caller)
+            with self._noted(caller):
+                self._access.usage.enter(caller)
 
     def exit(self, caller: Caller) -> None:
         """Count an open call no more."""
         if self._access is not None:
             self._access.usage.exit(caller)
+
+    @contextmanager
+    def _noted(self, caller: Caller) -> Iterator[None]:
+        """Note a refusal by a quota, once in a minute: a caller may ask thousands of times."""
+        assert self._access is not None, "the gate is not open"
+        try:
+            yield
+        except QuotaExceededError as refused:
+            limit = str(refused.facts.get("limit", ""))
+            left_out = self._access.usage.is_to_note(caller, limit)
+            if self._audit is not None and left_out is not None:
+                named = [f"limit:{limit}", *([f"left_out:{left_out}"] if left_out else [])]
+                result = type(refused).__name__
+                self._audit.note(
+                    caller=caller, door=self._door, call="quota", resources=named, result=result
+                )
+            raise
 
     @contextmanager
     def opened(self, caller: Caller) -> Iterator[None]:

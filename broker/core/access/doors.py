@@ -159,7 +159,7 @@ FLIGHT: Final[Mapping[str, CallRow]] = {
     "cluster_controllers": _on_cluster("describe", audited=False),
     "change_controller": _on_cluster("admin"),
     "cluster_replicas": _on_cluster("describe", audited=False),
-    "compact_replicas": _on_stream("alter", audited=False),  # clients repeat it to see progress
+    "compact_replicas": _on_stream("alter"),
     "move_partition": _on_cluster("admin"),
     "transfer_leader": _on_cluster("admin"),
     "balance_leaders": _on_cluster("admin"),

@@ -18,6 +18,8 @@ from broker.ports.system import Clock
 from broker.runtime.metadata.metadata_log import WaitingMetadata
 
 _OWNER: Final = "owner"  # of Caller.via: somebody who has to be able to correct every quota
+_NOTE_EVERY_MS: Final = 60_000
+_NOTED_MAX: Final = 4096
 
 
 class Usage:
@@ -28,6 +30,8 @@ class Usage:
         self._clock = clock
         self._lock = threading.Lock()
         self._quotas = Quotas()
+        # When a refusal of a principal by a limit was noted, and how many were left out since.
+        self._noted: dict[tuple[str, str], tuple[int, int]] = {}
         self._table: tuple[object, object, ShareTable] = (None, None, ShareTable())
 
     def ask(self, caller: Caller, flow: Flow, *, ticket: int, amount: int) -> int:
@@ -84,6 +88,21 @@ class Usage:
         """See ``UsageApi.exit``."""
         with self._lock:
             self._quotas.exit(caller.principal)
+
+    def is_to_note(self, caller: Caller, limit: str) -> int | None:
+        """See ``UsageApi.is_to_note``."""
+        now_ms = self._clock.monotonic_ms()
+        with self._lock:
+            key = (caller.principal, limit)
+            noted_ms, left_out = self._noted.get(key, (None, 0))
+            if noted_ms is not None and now_ms - noted_ms < _NOTE_EVERY_MS:
+                self._noted[key] = (noted_ms, left_out + 1)
+                return None
+            self._noted.pop(key, None)  # so that the oldest note is the first
+            if len(self._noted) >= _NOTED_MAX:
+                del self._noted[next(iter(self._noted))]
+            self._noted[key] = (now_ms, 0)
+            return left_out
 
     def throttled(self) -> dict[tuple[str, Flow], Throttled]:
         """Return how often and for how long callers had to wait, by proof and flow."""

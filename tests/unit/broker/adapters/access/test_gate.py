@@ -16,8 +16,14 @@ from broker.adapters.access.jwt_tokens import JwtTokens
 from broker.adapters.flight.config import FlightServiceConfig
 from broker.adapters.liftbridge.guard import Guard
 from broker.core.access.static_tokens import TOKEN_BYTES, make_token, split_token
-from broker.errors import AccessDeniedError, UnauthenticatedError, UnknownStreamError
-from broker.model.access import NOBODY, Caller, Grant
+from broker.errors import (
+    AccessDeniedError,
+    QuotaExceededError,
+    UnauthenticatedError,
+    UnknownStreamError,
+)
+from broker.model.access import CLUSTER, NOBODY, Caller, Grant
+from broker.model.quota import Quota
 from broker.process.watched_files import LOOK_MS
 from broker.runtime.api.access import Access
 from broker.wire.liftbridge import api_pb2 as api
@@ -160,6 +166,66 @@ def test_a_header_of_another_scheme_proves_nothing(
 ) -> None:
     """It is as if it were not there."""
     assert Gate("flight", access).caller(authorization=authorization).principal == ""
+
+
+def test_refusals_by_a_quota_are_noted_once_in_a_minute(
+    access: Access, broker: MemoryBroker
+) -> None:
+    """With the limit, and the number of those that were left out; each limit for itself."""
+    heard = Heard()
+    gate, other = (Gate(one, access, heard) for one in ("flight", "liftbridge"))
+    access.set_quota(Quota(principal="ann", requests_per_s=1, open_calls=1))
+    caller = ann(gate)
+
+    def refuse(count: int, call: Callable[[Caller], None]) -> None:
+        for _ in range(count):
+            with pytest.raises(QuotaExceededError):
+                call(caller)
+
+    gate.count_request(caller)
+    gate.enter(caller)
+    refuse(3, gate.count_request)
+    refuse(2, other.count_request)
+    refuse(2, gate.enter)
+    broker.clock.advance(us=60_000_000)
+    gate.count_request(caller)
+    refuse(1, other.count_request)
+    refuse(1, gate.enter)
+    broker.clock.advance(us=60_000_000)
+    refuse(1, gate.enter)
+    requests, calls = "limit:requests_per_s", "limit:open_calls"
+    assert [(one[1], one[2], one[3]) for one in heard.notes] == [
+        ("flight", "quota", (requests,)),
+        ("flight", "quota", (calls,)),
+        ("liftbridge", "quota", (requests, "left_out:4")),
+        ("flight", "quota", (calls, "left_out:1")),
+        ("flight", "quota", (calls,)),
+    ]
+    assert {one[4] for one in heard.notes} == {"QuotaExceededError"}
+
+
+@pytest.mark.parametrize(
+    ("door", "call", "noted"),
+    [
+        ("flight", "compact_replicas", True),
+        ("flight", "drop_lease", True),
+        ("flight", "reset_group", True),
+        ("flight", "commit_positions", False),
+        ("flight", "renew_lease", False),
+        ("liftbridge", "SetCursor", False),
+    ],
+)
+def test_changes_are_noted_but_for_three(access: Access, door: str, call: str, noted: bool) -> None:
+    """As docs/security.md says; their refusals are noted all the same."""
+    access.grant([Grant(principal="root", kind="cluster", pattern=CLUSTER, actions=("admin",))])
+    values = {**S, "group": "g", "lease_id": "x"}
+    heard = Heard()
+    gate = Gate(door, access, heard)
+    gate.admit(Caller(principal="root"), call, values)
+    assert [one[2] for one in heard.notes] == [call] * noted
+    with pytest.raises(AccessDeniedError):
+        gate.admit(Caller(principal="stranger"), call, values)
+    assert [one[2] for one in heard.notes] == [call] * (1 + noted)
 
 
 def test_the_audit_hears_what_was_done_and_what_was_refused(access: Access) -> None:
