@@ -68,9 +68,12 @@ def make_private_folder(path: Path) -> None:
 
     Raises:
         InvalidConfigError: another user owns the folder, or a link at its place: that user could
-            exchange every file in it.
+            exchange every file in it. Root is not refused: in a container, a folder of the host
+            often belongs to the user who made it.
     """
     path.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
+    if os.geteuid() == _ROOT:
+        return
     for about in (path.lstat(), path.stat()):
         if about.st_uid not in (os.geteuid(), _ROOT):
             raise InvalidConfigError(
