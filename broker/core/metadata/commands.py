@@ -67,7 +67,7 @@ from broker.core.metadata.pause_commands import (
     SetReadonly,
 )
 from broker.core.metadata.quota_commands import QuotaCommand, RemoveQuota, SetQuota
-from broker.core.metadata.size import STATE_WEIGHT_MAX
+from broker.core.metadata.size import ORDINARY_WEIGHT_MAX, STATE_WEIGHT_MAX
 from broker.core.metadata.tenant_commands import (
     AlterTenant,
     CreateTenant,
@@ -323,12 +323,9 @@ _LIMITED: Final = (  # commands that may make the metadata larger
     | JoinMember
     | CommitPositions
     | ResetPositions
-    | GrantAccess
-    | CreateToken
-    | SetQuota
-    | CreateTenant
-    | AlterTenant
 )
+# Those of them that administrators alone may send: they find room when nobody else does.
+_OF_ADMINISTRATORS: Final = GrantAccess | CreateToken | SetQuota | CreateTenant | AlterTenant
 _KINDS: Final[dict[str, type[Any]]] = {kind.__name__: kind for kind in get_args(Command)}
 
 
@@ -347,8 +344,10 @@ def encode(command: Command) -> bytes:
 def encode_new(command: Command) -> bytes:
     """Return the bytes of a command to propose, with the limits and rules of this build."""
     if isinstance(command, CreateStream):
-        command = dataclasses.replace(command, weight_max=STATE_WEIGHT_MAX, one_answers=True)
+        command = dataclasses.replace(command, weight_max=ORDINARY_WEIGHT_MAX, one_answers=True)
     elif isinstance(command, _LIMITED):
+        command = dataclasses.replace(command, weight_max=ORDINARY_WEIGHT_MAX)
+    elif isinstance(command, _OF_ADMINISTRATORS):
         command = dataclasses.replace(command, weight_max=STATE_WEIGHT_MAX)
     return encode(command)
 

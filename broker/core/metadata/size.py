@@ -1,11 +1,12 @@
 """The weight of the metadata in bytes, and its limit.
 
 A state is held in memory, written and sent as one piece, so its size is limited. A new stream,
-lease, cursor or group that would raise the weight above `STATE_WEIGHT_MAX` is refused. A change of
-existing streams (an election, a restart, a cold end) is never refused, so it must always fit. So a
-partition has a fixed weight, `PARTITION_WEIGHT`, about a third of its largest size, and a reader
-accepts snapshots of `SNAPSHOT_BYTES_MAX`, four times the limit. So every state that was written can
-be read again.
+lease, cursor or group that would raise the weight above `ORDINARY_WEIGHT_MAX` is refused. What is
+between this and `STATE_WEIGHT_MAX` is kept for what administrators alone may do: grants, tokens,
+quotas and tenants. A change of existing streams (an election, a restart, a cold end) is never
+refused, so it must always fit. So a partition has a fixed weight, `PARTITION_WEIGHT`, about a third
+of its largest size, and a reader accepts snapshots of `SNAPSHOT_BYTES_MAX`, four times the limit.
+So every state that was written can be read again.
 
 The weight is a field of the state, which each command updates: no command counts or serialises the
 whole state.
@@ -25,6 +26,7 @@ from broker.model.stream import Stream
 from broker.model.tenant import Tenant
 
 STATE_WEIGHT_MAX: Final = 64 * 1024 * 1024
+ORDINARY_WEIGHT_MAX: Final = STATE_WEIGHT_MAX // 16 * 15  # the rest is for administrators
 SNAPSHOT_BYTES_MAX: Final = 4 * STATE_WEIGHT_MAX
 PARTITION_WEIGHT: Final = 2048  # a new partition takes 600 bytes, one with a long lineage 7,000
 _STREAM_WEIGHT: Final = 256  # names of the fields, the uuid twice, timestamps

@@ -59,11 +59,11 @@ class Cuts:
         lease = Lease(
             lease_id=LeaseId(uuid.uuid4().hex), expires_us=now_us + checked_ttl_ms(ttl_ms) * 1000
         )
-        stream_uuid = self._streams.get(name).uuid
-        require_room_for_lease(self._metadata.state, stream_uuid, now_us)
+        stream = self._streams.get(name)
+        require_room_for_lease(self._metadata.state, stream, now_us)
         command = TakeLease(
             lease_id=lease.lease_id,
-            stream_uuid=stream_uuid,
+            stream_uuid=stream.uuid,
             owner=owner[:200],
             expires_us=lease.expires_us,
             now_us=now_us,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import threading
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -11,12 +12,15 @@ from broker.core.metadata.state import LeaseState, MetadataState
 from broker.errors import InvalidRequestError, MetadataFullError
 from broker.model.ids import LeaseId, PartitionId, StreamUuid
 from broker.model.offsets import OFFSET_MAX, Offset
+from broker.model.stream import Stream
+from broker.model.tenant import tenant_of
 from broker.model.tiering import HeldLease
 
 LEASE_TTL_MS_MIN: Final = 1_000
 LEASE_TTL_MS_MAX: Final = 24 * 3600 * 1000
 LEASES_OF_STREAM_MAX: Final = 2_000
 LEASES_MAX: Final = 10_000
+LEASES_OF_TENANTS_MAX: Final = LEASES_MAX // 10 * 9  # the rest is for streams of no tenant
 
 
 def leases_on(state: MetadataState, stream_uuid: StreamUuid, now_us: int) -> list[HeldLease]:
@@ -103,27 +107,34 @@ class _HeldStream:
         self._floors = floors
 
 
-def require_room_for_lease(state: MetadataState, stream_uuid: StreamUuid, now_us: int) -> None:
+def require_room_for_lease(state: MetadataState, stream: Stream, now_us: int) -> None:
     """Refuse one more lease beyond the bounds of their number.
 
     Several brokers may pass at the same moment, so that there are a few more; the weight of the
     metadata bounds them strictly.
 
     Raises:
-        MetadataFullError: the stream, or the cluster, has as many leases as it may.
+        MetadataFullError: the stream, all tenants or the cluster have as many leases as they may.
     """
-    if len(state.leases) < min(LEASES_OF_STREAM_MAX, LEASES_MAX):
+    if len(state.leases) < min(LEASES_OF_STREAM_MAX, LEASES_OF_TENANTS_MAX):
         return  # ended ones included
-    live = [one for one in state.leases.values() if one.expires_us > now_us]
-    ours = sum(one.stream_uuid == stream_uuid for one in live)
-    for count, most, what in (
-        (ours, LEASES_OF_STREAM_MAX, "this stream"),
-        (len(live), LEASES_MAX, "the cluster"),
-    ):
+    live = Counter(one.stream_uuid for one in state.leases.values() if one.expires_us > now_us)
+    bounds = [
+        (live[stream.uuid], LEASES_OF_STREAM_MAX, "on this stream"),
+        (live.total(), LEASES_MAX, "in the cluster"),
+    ]
+    if tenant_of(state.tenants, stream.name) is not None:
+        tenants = sum(
+            live[one.uuid]
+            for one in state.streams.values()
+            if tenant_of(state.tenants, one.name) is not None
+        )
+        bounds.append((tenants, LEASES_OF_TENANTS_MAX, "on streams of tenants"))
+    for count, most, where in bounds:
         if count >= most:
             raise MetadataFullError(
-                f"{what} has {count} leases, as many as it may: wait until readers have ended, or "
-                "end leases that nobody needs (`headwater lease list`, `lease drop`)",
+                f"there are {count} leases {where}, as many as may be: wait until readers have "
+                "ended, or end leases that nobody needs (`headwater lease list`, `lease drop`)",
                 leases=count,
                 limit=most,
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -13,11 +14,14 @@ from broker.core.metadata.state import LeaseState, MetadataState
 from broker.errors import InvalidRequestError, MetadataFullError
 from broker.model.ids import LeaseId, PartitionId, PartitionNumber, StreamUuid
 from broker.model.offsets import OFFSET_MAX, Offset
+from broker.model.stream import Stream, StreamConfig
+from broker.model.tenant import Tenant
 from broker.runtime.api.leases import (
     LEASE_TTL_MS_MAX,
     LEASE_TTL_MS_MIN,
     LEASES_MAX,
     LEASES_OF_STREAM_MAX,
+    LEASES_OF_TENANTS_MAX,
     LeaseFloors,
     checked_ttl_ms,
     leases_on,
@@ -126,6 +130,26 @@ def test_answers_do_not_look_at_each_lease() -> None:
     assert time.process_time() - began_s < 1.0
 
 
+def _named(name: str, uuid: StreamUuid) -> Stream:
+    return Stream(
+        name=name, uuid=uuid, config=StreamConfig(subject=name), created_us=1, table_name=name
+    )
+
+
+def _held(*held: tuple[Stream, int], tenants: Sequence[Tenant] = ()) -> MetadataState:
+    """Return the metadata of streams with so many leases each, and as many that have ended."""
+    return MetadataState(
+        leases={
+            LeaseId(f"{stream.name}-{expires_us}-{number}"): _lease(stream.uuid, expires_us, 0)
+            for stream, count in held
+            for expires_us in (NOW_US, NOW_US + 1)
+            for number in range(count)
+        },
+        streams={stream.name: stream for stream, _ in held},
+        tenants={one.name: one for one in tenants},
+    )
+
+
 @pytest.mark.parametrize(
     ("ours", "others", "refused"),
     [
@@ -137,21 +161,24 @@ def test_answers_do_not_look_at_each_lease() -> None:
 )
 def test_the_number_of_leases_is_bounded(ours: int, others: int, refused: bool) -> None:
     """Of one stream and of all; leases that have ended do not count."""
-    leases = {
-        LeaseId(f"{name}-{number}"): _lease(stream, expires_us, 0)
-        for name, stream, count, expires_us in (
-            ("ended", OURS, LEASES_OF_STREAM_MAX, NOW_US),
-            ("ours", OURS, ours, NOW_US + 1),
-            ("other", OTHER, others, NOW_US + 1),
-        )
-        for number in range(count)
-    }
-    state = MetadataState(leases=leases)
+    stream = _named("ours", OURS)
+    state = _held((stream, ours), (_named("other", OTHER), others))
     if not refused:
-        require_room_for_lease(state, OURS, NOW_US)
+        require_room_for_lease(state, stream, NOW_US)
         return
     with pytest.raises(MetadataFullError, match="lease drop"):
-        require_room_for_lease(state, OURS, NOW_US)
+        require_room_for_lease(state, stream, NOW_US)
+
+
+def test_tenants_leave_leases_to_everybody_else() -> None:
+    """However many tenants there are, streams of no tenant have the last tenth."""
+    shop, free = _named("shop-in", OURS), _named("free", StreamUuid(f"{9:036}"))
+    many, tenants = _named("hr-pay", OTHER), [Tenant(name="shop"), Tenant(name="hr")]
+    state = _held((shop, 0), (many, LEASES_OF_TENANTS_MAX), (free, 0), tenants=tenants)
+    require_room_for_lease(state, free, NOW_US)
+    with pytest.raises(MetadataFullError, match="streams of tenants"):
+        require_room_for_lease(state, shop, NOW_US)
+    require_room_for_lease(replace(state, tenants={}), shop, NOW_US)
 
 
 def test_leases_that_have_not_ended_are_listed_oldest_first() -> None:

@@ -12,27 +12,37 @@ from broker.core.metadata.apply import Rejected, apply
 from broker.core.metadata.commands import (
     Command,
     CreateStream,
+    CreateTenant,
+    CreateToken,
+    CursorWrite,
     DeleteStream,
     DropLease,
+    GrantAccess,
+    SetCursors,
+    SetQuota,
     TakeLease,
     decode,
     encode,
     encode_new,
 )
 from broker.core.metadata.size import (
+    ORDINARY_WEIGHT_MAX,
     PARTITION_WEIGHT,
     SNAPSHOT_BYTES_MAX,
     STATE_WEIGHT_MAX,
     weigh,
 )
 from broker.core.metadata.snapshot import decode_snapshot, encode_snapshot
-from broker.core.metadata.state import Loss, MetadataState
+from broker.core.metadata.state import FEATURE_LEVEL_ACCESS, Loss, MetadataState
 from broker.errors import HeadwaterError, MetadataFullError
+from broker.model.access import Grant
 from broker.model.epochs import LeaderEpoch, PartitionEpoch
 from broker.model.ids import BrokerId, LeaseId, StreamUuid
 from broker.model.lineage import LINEAGE_KEPT, Leadership
 from broker.model.offsets import OFFSET_MAX, Offset
+from broker.model.quota import Quota
 from broker.model.stream import PARTITIONS_MAX, Stream, StreamConfig
+from broker.model.tenant import Tenant
 from cases import seeds
 
 pytestmark = pytest.mark.slow
@@ -178,9 +188,30 @@ def test_whatever_happens_to_a_state_at_the_limit_it_is_opened_again() -> None:
 
 def test_whatever_adds_is_proposed_under_the_limit() -> None:
     """A broker's own commands name it; those that add nothing have none."""
-    limited = replace(_create(1), weight_max=STATE_WEIGHT_MAX)
+    limited = replace(_create(1), weight_max=ORDINARY_WEIGHT_MAX)
     assert decode(encode_new(_create(1))) == replace(limited, one_answers=True)
     lease = _lease(1, 1)
-    assert decode(encode_new(lease)) == replace(lease, weight_max=STATE_WEIGHT_MAX)
+    assert decode(encode_new(lease)) == replace(lease, weight_max=ORDINARY_WEIGHT_MAX)
     drop = DropLease(lease_id=LeaseId("a" * 32))
     assert encode_new(drop) == encode(drop)
+
+
+def test_administrators_find_room_when_nobody_else_does() -> None:
+    """What makes room and who may do what can be decided in full metadata."""
+    full = replace(MetadataState(feature_level=FEATURE_LEVEL_ACCESS), weight=ORDINARY_WEIGHT_MAX)
+    write = CursorWrite(cursor_id="c", stream="s", partition=0, offset=1)
+    there, _ = apply(full, _create(2))
+    for command in (_create(1), SetCursors(writes=(write,)), _lease(1, 2)):
+        error = _refusal(there, decode(encode_new(command)))
+        assert isinstance(error, MetadataFullError), command
+        assert error.limit_bytes == ORDINARY_WEIGHT_MAX
+    grant = Grant(principal="ann", kind="stream", pattern="s", actions=("consume",))
+    for command in (
+        GrantAccess(grants=(grant,)),
+        CreateToken(token_id="0" * 16, digest="ab" * 32, principal="ann", created_us=7),
+        SetQuota(quota=Quota(principal="ann", requests_per_s=10)),
+        CreateTenant(tenant=Tenant(name="shop")),
+    ):
+        assert _refusal(full, decode(encode_new(command))) is None, command
+        brim = replace(full, weight=STATE_WEIGHT_MAX)
+        assert isinstance(_refusal(brim, decode(encode_new(command))), MetadataFullError)

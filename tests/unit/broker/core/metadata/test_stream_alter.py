@@ -17,7 +17,7 @@ from broker.core.metadata.commands import (
     encode_new,
 )
 from broker.core.metadata.outcome import Rejected
-from broker.core.metadata.size import STATE_WEIGHT_MAX, weigh
+from broker.core.metadata.size import ORDINARY_WEIGHT_MAX, weigh
 from broker.core.metadata.snapshot import decode_snapshot, encode_snapshot
 from broker.core.metadata.state import (
     FEATURE_LEVEL_ALTERED,
@@ -269,7 +269,7 @@ def test_a_change_may_not_fill_the_metadata() -> None:
     assert cluster.state.weight == weigh(cluster.state)
     proposed = decode(encode_new(command))
     assert isinstance(proposed, AlterStream)
-    assert proposed.weight_max == STATE_WEIGHT_MAX
+    assert proposed.weight_max == ORDINARY_WEIGHT_MAX
 
 
 def test_the_state_after_a_change_survives_a_snapshot() -> None:

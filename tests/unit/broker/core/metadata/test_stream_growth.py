@@ -23,7 +23,7 @@ from broker.core.metadata.commands import (
     encode_new,
 )
 from broker.core.metadata.placement import place
-from broker.core.metadata.size import PARTITION_WEIGHT, STATE_WEIGHT_MAX, weigh
+from broker.core.metadata.size import ORDINARY_WEIGHT_MAX, PARTITION_WEIGHT, weigh
 from broker.core.metadata.snapshot import decode_snapshot, encode_snapshot
 from broker.core.metadata.state import (
     FEATURE_LEVEL_ALTERED,
@@ -273,7 +273,7 @@ def test_partitions_count_as_metadata() -> None:
     assert isinstance(cluster.refused(command), MetadataFullError)
     proposed = decode(encode_new(command))
     assert isinstance(proposed, AddPartitions)
-    assert proposed.weight_max == STATE_WEIGHT_MAX
+    assert proposed.weight_max == ORDINARY_WEIGHT_MAX
 
 
 def test_the_state_after_a_growth_survives_a_snapshot() -> None:
