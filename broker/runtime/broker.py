@@ -40,6 +40,7 @@ from broker.runtime.cluster.promise_keeper import PromiseKeeper
 from broker.runtime.hosted_partitions import HostedPartitions
 from broker.runtime.key_compactor import KeyCompactor
 from broker.runtime.led import LeadListener, LedPartitions
+from broker.runtime.metadata.bounded_metadata import BoundedMetadata
 from broker.runtime.metadata.metadata_log import SharedMetadata
 from broker.runtime.opened_marks import OpenedMarks
 from broker.runtime.partition.commit_scheduler import TurnScheduler
@@ -138,8 +139,9 @@ class Broker:
         self._upkeep = Upkeep(self.replicas, metadata, clock, tick_ms=pace.tick_ms)
         self._compacting = drive("compactor", KeyCompactor(self.replicas, metadata, clock).turn)
         self._keeper = PromiseKeeper(promises, self._open_what_waits, drive)
+        bounded = BoundedMetadata(metadata)  # for what clients ask
         self.streams = Streams(
-            metadata,
+            bounded,
             membership,
             clock,
             defaults=StreamDefaults(
@@ -155,14 +157,14 @@ class Broker:
         self.cold = ColdTier(self.streams, ends)
         lineages = KnownLineages(metadata, confirm_ms=CONFIRM_MS)
         self.partitions = Partitions(metadata, membership, self.streams, self.replicas, lineages)
-        self.cursors = Cursors(metadata)
-        self.groups = Groups(self._me, metadata, clock)
-        self.members = Members(self._me, metadata, clock, self.groups)
+        self.cursors = Cursors(bounded)
+        self.groups = Groups(self._me, bounded, clock)
+        self.members = Members(self._me, bounded, clock, self.groups)
         self._expelling = drive("groups", self.groups.turn)
         self._activity = self._activity_writer(ports.encode_event, drive)
         self.cuts = Cuts(
             name.cluster,
-            metadata,
+            bounded,
             clock,
             streams=self.streams,
             partitions=self.partitions,
