@@ -7,9 +7,10 @@ of one tenant at most, too: the metadata refuses patterns that overlap those of 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from broker.errors import InvalidRequestError
 from broker.model.access import Resource
@@ -20,8 +21,9 @@ from broker.model.subjects import covers, is_pattern, is_shared
 TENANTS_MAX: Final = 1_000
 PATTERNS_MAX: Final = 16  # of owners, of principals and of subjects of one tenant
 COUNTS: Final = ("streams_max", "partitions_max")
+SHARES: Final = ("leases_max", "metadata_bytes_max")  # left out while unset: older builds
 _NAME_CHARS_MAX: Final = 32
-_AFTER_NAME: Final = "-"
+AFTER_NAME: Final = "-"
 _QUOTA_MARK: Final = "#"  # no name of a principal has it
 
 
@@ -46,6 +48,9 @@ class Tenant:
     # What it may have in the cluster; 0: no limit.
     streams_max: int = 0
     partitions_max: int = 0  # of all its streams together, each counted once
+    # What it may have of the cluster's leases and of its metadata; 0: a quarter.
+    leases_max: int = 0
+    metadata_bytes_max: int = 0
     wrapping_key: str = ""  # the key provider's name of the key that wraps its data keys
 
     @property
@@ -55,9 +60,18 @@ class Tenant:
         return Quota(principal=_QUOTA_MARK + self.name, **limits)
 
     @property
+    def has_shares(self) -> bool:
+        """Tell whether a share is set, which needs a build that knows shares."""
+        return any(getattr(self, name) for name in SHARES)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields; shares that are not set are left out."""
+        return without_unset_shares(dataclasses.asdict(self))
+
+    @property
     def prefix(self) -> str:
         """How the names of the tenant's streams and groups begin."""
-        return self.name + _AFTER_NAME
+        return self.name + AFTER_NAME
 
     def has(self, resource: Resource) -> bool:
         """Tell whether a resource is the tenant's."""
@@ -70,8 +84,13 @@ class Tenant:
 
 def tenant_of(tenants: Mapping[str, Tenant], name: str) -> Tenant | None:
     """Return the tenant that has a stream or group of this name; None: it is no tenant's."""
-    first, mark, _ = name.partition(_AFTER_NAME)
+    first, mark, _ = name.partition(AFTER_NAME)
     return tenants.get(first) if mark else None
+
+
+def without_unset_shares(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a tenant as builds that know no shares have them, if none is set."""
+    return {name: one for name, one in body.items() if one or name not in SHARES}
 
 
 def check_tenant(tenant: Tenant) -> Tenant:
@@ -119,6 +138,6 @@ def check_tenant(tenant: Tenant) -> Tenant:
             f"wrapping_key must be at most {KEY_NAME_CHARS_MAX} printable characters",
             field="wrapping_key",
         )
-    for limit in (*LIMITS, *COUNTS):
+    for limit in (*LIMITS, *COUNTS, *SHARES):
         check_limit(limit, getattr(tenant, limit), low=LIMITS.get(limit, 1))
     return tenant

@@ -68,6 +68,14 @@ StreamsOption = Annotated[int | None, typer.Option(metavar="N", help="Streams th
 PartitionsOption = Annotated[
     int | None, typer.Option(metavar="N", help="Partitions of all its streams together.")
 ]
+LeasesOption = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Leases on all its streams together; 0: a quarter of all."),
+]
+MetadataOption = Annotated[
+    int | None,
+    size_option("--metadata", help="Bytes of the cluster's metadata; 0: a quarter of all."),
+]
 KeyOption = Annotated[
     str | None,
     typer.Option(
@@ -91,6 +99,8 @@ def create(
     open_calls: OpenCallsOption = None,
     streams: StreamsOption = None,
     partitions: PartitionsOption = None,
+    leases: LeasesOption = None,
+    metadata: MetadataOption = None,
     key: KeyOption = None,
     server: ServerOption = None,
 ) -> None:
@@ -117,6 +127,8 @@ def create(
         open_calls=open_calls,
         streams_max=streams,
         partitions_max=partitions,
+        leases_max=leases,
+        metadata_bytes_max=metadata,
         wrapping_key=key,
     )
     wanted = Tenant(name=tenant, **fields)
@@ -138,6 +150,8 @@ def alter(
     open_calls: OpenCallsOption = None,
     streams: StreamsOption = None,
     partitions: PartitionsOption = None,
+    leases: LeasesOption = None,
+    metadata: MetadataOption = None,
     key: KeyOption = None,
     server: ServerOption = None,
 ) -> None:
@@ -162,6 +176,8 @@ def alter(
         open_calls=open_calls,
         streams_max=streams,
         partitions_max=partitions,
+        leases_max=leases,
+        metadata_bytes_max=metadata,
         wrapping_key=key,
     )
     if not changes:

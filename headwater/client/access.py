@@ -131,7 +131,7 @@ class AccessCalls:
             TenantExistsError: another one has its name.
             HeadwaterError: as :meth:`grant`.
         """
-        return bool(self._one("create_tenant", dataclasses.asdict(tenant))["changed"])
+        return bool(self._one("create_tenant", tenant.to_dict())["changed"])
 
     def alter_tenant(self, name: str, **changes: Sequence[str] | int | str) -> bool:
         """Change fields of a tenant, by their names; tell whether anything changed.

@@ -94,4 +94,4 @@ def _tenants(
             return [{"changed": tenants.delete(values["name"])}]
         case _:
             assert action == "list_tenants", f"no action {action}"
-            return [dataclasses.asdict(one) for one in tenants.shown(caller)]
+            return [one.to_dict() for one in tenants.shown(caller)]

@@ -13,7 +13,7 @@ from broker.codec.flight.protocol import refuse_unknown, short_text, whole_numbe
 from broker.errors import InvalidRequestError
 from broker.model.data_key import KEY_NAME_CHARS_MAX
 from broker.model.quota import LIMITS, RATE_MAX
-from broker.model.tenant import COUNTS, PATTERNS_MAX
+from broker.model.tenant import COUNTS, PATTERNS_MAX, SHARES
 
 _TEXT_BYTES_MAX: Final = 256
 
@@ -45,7 +45,7 @@ def _wrapping_key(value: object) -> str:
 
 
 _LISTS: Final = ("owners", "principals", "subjects")
-_NUMBERS: Final = (*LIMITS, *COUNTS)
+_NUMBERS: Final = (*LIMITS, *COUNTS, *SHARES)
 _FIELDS: Final[Mapping[str, Check]] = {
     **{name: _patterns(name) for name in _LISTS},
     **{name: _limit(name) for name in _NUMBERS},

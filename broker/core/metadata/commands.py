@@ -80,6 +80,7 @@ from broker.model.epochs import LeaderEpoch
 from broker.model.ids import BrokerId, LeaseId, StreamUuid
 from broker.model.offsets import Offset
 from broker.model.stream import Stream, without_unset
+from broker.model.tenant import SHARES
 
 __all__ = [
     "COMMAND_BYTES_MAX",
@@ -338,6 +339,10 @@ def encode(command: Command) -> bytes:
     for name in _LATER_FIELDS:
         if name in body and not body[name]:
             del body[name]
+    if isinstance(command, CreateTenant):
+        body["tenant"] = command.tenant.to_dict()
+    if isinstance(command, AlterTenant):  # 0 is a change
+        body = {name: one for name, one in body.items() if one is not None or name not in SHARES}
     return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
 
 

@@ -40,6 +40,7 @@ _GRANT_WEIGHT: Final = 96  # names of fields
 _TOKEN_WEIGHT: Final = 256  # the id, the digest, times, names of fields
 _QUOTA_WEIGHT: Final = 224  # four numbers, names of fields
 _TENANT_WEIGHT: Final = 320  # six numbers, names of fields
+_SHARES_WEIGHT: Final = 64  # of a tenant that has some
 _FLOOR_WEIGHT: Final = 20  # an offset's digits and a comma
 
 
@@ -210,7 +211,8 @@ def weight_of_tenant(tenant: Tenant) -> int:
     """Return the weight of a tenant; it grows with its principals and subjects."""
     patterns = (tenant.owners, tenant.principals, tenant.subjects)
     stored = (tenant.name, tenant.name, patterns, tenant.wrapping_key)
-    return _TENANT_WEIGHT + len(json.dumps(stored))
+    shares = _SHARES_WEIGHT if tenant.has_shares else 0
+    return _TENANT_WEIGHT + shares + len(json.dumps(stored))
 
 
 def weigh(state: WeighedState) -> int:

@@ -32,7 +32,7 @@ from broker.model.lineage import Leadership
 from broker.model.offsets import Offset
 from broker.model.quota import Quota
 from broker.model.stream import Stream, without_unset
-from broker.model.tenant import Tenant
+from broker.model.tenant import SHARES, Tenant
 
 STATE_VERSION: Final = 2
 FEATURE_LEVEL_ALONE: Final = 1  # one broker that leads everything
@@ -43,12 +43,13 @@ FEATURE_LEVEL_STREAMS: Final = 5  # later features of streams and groups: see th
 FEATURE_LEVEL_ACCESS: Final = 6  # grants, tokens, quotas, tenants; key compaction of tables
 FEATURE_LEVEL_FENCED: Final = 7  # a new leader epoch when replicas leave a partition
 FEATURE_LEVEL_RECREATED: Final = 8  # a stream that is made again has no cursors of groups
-FEATURE_LEVEL_MAX: Final = 8  # the highest level that this build understands
+FEATURE_LEVEL_SHARES: Final = 9  # tenants with shares of the leases and of the metadata
+FEATURE_LEVEL_MAX: Final = 9  # the highest level that this build understands
 
 # 160 kB. A broker that was down during more deletions keeps the logs of the oldest ones.
 DELETED_KEPT_MAX: Final = 4096
 
-# Fields of partitions and of members that older builds do not know.
+# Fields of partitions, of members and of tenants that older builds do not know.
 _LATER_FIELDS: Final = (
     "purged_end",
     "remote_start",
@@ -61,6 +62,7 @@ _LATER_FIELDS: Final = (
     "readonly_latest_us",
     "membership",
     "replaced",
+    *SHARES,
 )
 
 # Fields of the state that builds of a lower feature level do not know.

@@ -6,9 +6,10 @@ import dataclasses
 from typing import Final
 
 from broker.core.access.tenants import shared_with
+from broker.core.metadata.commands import Command
 from broker.core.metadata.outcome import Applied, Rejected, refused_level
 from broker.core.metadata.size import refused_growth, weight_of_tenant
-from broker.core.metadata.state import FEATURE_LEVEL_ACCESS, MetadataState
+from broker.core.metadata.state import FEATURE_LEVEL_ACCESS, FEATURE_LEVEL_SHARES, MetadataState
 from broker.core.metadata.tenant_commands import (
     AlterTenant,
     CreateTenant,
@@ -24,7 +25,7 @@ from broker.errors import (
     TenantInUseError,
     UnknownTenantError,
 )
-from broker.model.tenant import COUNTS, TENANTS_MAX, Tenant, check_tenant, tenant_of
+from broker.model.tenant import COUNTS, SHARES, TENANTS_MAX, Tenant, check_tenant, tenant_of
 
 _CHANGES: Final = tuple(
     one.name for one in dataclasses.fields(AlterTenant) if one.name not in ("name", "weight_max")
@@ -33,7 +34,7 @@ _CHANGES: Final = tuple(
 
 def apply_tenant(state: MetadataState, command: TenantCommand) -> Applied:
     """Return the next state and the reply of a command about tenants."""
-    low = refused_level(state, FEATURE_LEVEL_ACCESS, "a tenant")
+    low = refused_level(state, level_of(command), "a tenant, or a share of a tenant,")
     if low is not None:
         return state, Rejected(low)
     try:
@@ -46,6 +47,19 @@ def apply_tenant(state: MetadataState, command: TenantCommand) -> Applied:
                 return _deleted(state, command.name)
     except HeadwaterError as refused:
         return state, Rejected(refused)
+
+
+def level_of(command: Command) -> int:
+    """Return the feature level that a command about access needs."""
+    shares = False
+    match command:
+        case CreateTenant():
+            shares = command.tenant.has_shares
+        case AlterTenant():
+            shares = any(getattr(command, name) is not None for name in SHARES)
+        case _:
+            pass
+    return FEATURE_LEVEL_SHARES if shares else FEATURE_LEVEL_ACCESS
 
 
 def refused_beyond_tenant(

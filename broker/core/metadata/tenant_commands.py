@@ -32,6 +32,8 @@ class AlterTenant:
     open_calls: int | None = None
     streams_max: int | None = None
     partitions_max: int | None = None
+    leases_max: int | None = None  # with this or the next one: FEATURE_LEVEL_SHARES
+    metadata_bytes_max: int | None = None
     wrapping_key: str | None = None
     weight_max: int | None = None  # as in CreateStream
 

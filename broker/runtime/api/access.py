@@ -22,7 +22,7 @@ from broker.core.metadata.commands import (
     RevokeToken,
     SetQuota,
 )
-from broker.core.metadata.state import FEATURE_LEVEL_ACCESS
+from broker.core.metadata.tenant_apply import level_of
 from broker.errors import AccessDeniedError, InvalidRequestError, UnauthenticatedError
 from broker.model.access import (
     ANONYMOUS,
@@ -280,5 +280,5 @@ class Access:
                 "this broker asks nobody who they are, so anybody could grant anything: set "
                 "access.enabled first"
             )
-        raise_level(self._metadata, FEATURE_LEVEL_ACCESS)
+        raise_level(self._metadata, level_of(command))
         return bool(self._metadata.propose(command).get("changed"))

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from broker.core.metadata.state import LeaseState, MetadataState
-from broker.errors import InvalidRequestError, MetadataFullError
+from broker.errors import InvalidRequestError, MetadataFullError, QuotaExceededError
 from broker.model.ids import LeaseId, PartitionId, StreamUuid
 from broker.model.offsets import OFFSET_MAX, Offset
 from broker.model.stream import Stream
@@ -20,7 +20,12 @@ LEASE_TTL_MS_MIN: Final = 1_000
 LEASE_TTL_MS_MAX: Final = 24 * 3600 * 1000
 LEASES_OF_STREAM_MAX: Final = 2_000
 LEASES_MAX: Final = 10_000
+LEASES_OF_TENANT_MAX: Final = LEASES_MAX // 4  # of a tenant that has no share of its own
 LEASES_OF_TENANTS_MAX: Final = LEASES_MAX // 10 * 9  # the rest is for streams of no tenant
+_SO_END_SOME: Final = (
+    "wait until readers have ended, or end leases that nobody needs (`headwater lease list`, "
+    "`lease drop`)"
+)
 
 
 def leases_on(state: MetadataState, stream_uuid: StreamUuid, now_us: int) -> list[HeldLease]:
@@ -115,26 +120,35 @@ def require_room_for_lease(state: MetadataState, stream: Stream, now_us: int) ->
 
     Raises:
         MetadataFullError: the stream, all tenants or the cluster have as many leases as they may.
+        QuotaExceededError: the tenant has as many as it may.
     """
-    if len(state.leases) < min(LEASES_OF_STREAM_MAX, LEASES_OF_TENANTS_MAX):
+    tenant = tenant_of(state.tenants, stream.name)
+    own_max = LEASES_MAX if tenant is None else tenant.leases_max or LEASES_OF_TENANT_MAX
+    if len(state.leases) < min(LEASES_OF_STREAM_MAX, own_max):
         return  # ended ones included
     live = Counter(one.stream_uuid for one in state.leases.values() if one.expires_us > now_us)
     bounds = [
         (live[stream.uuid], LEASES_OF_STREAM_MAX, "on this stream"),
         (live.total(), LEASES_MAX, "in the cluster"),
     ]
-    if tenant_of(state.tenants, stream.name) is not None:
-        tenants = sum(
-            live[one.uuid]
-            for one in state.streams.values()
-            if tenant_of(state.tenants, one.name) is not None
-        )
-        bounds.append((tenants, LEASES_OF_TENANTS_MAX, "on streams of tenants"))
+    if tenant is not None:
+        counts: Counter[str] = Counter()
+        for one in state.streams.values():
+            owner = tenant_of(state.tenants, one.name)
+            if owner is not None:
+                counts[owner.name] += live[one.uuid]
+        if counts[tenant.name] >= own_max:
+            raise QuotaExceededError(
+                f"tenant {tenant.name!r} has {counts[tenant.name]} leases, as many as it may: "
+                f"{_SO_END_SOME}, or ask an administrator for more",
+                tenant=tenant.name,
+                limit="leases_max",
+            )
+        bounds.append((counts.total(), LEASES_OF_TENANTS_MAX, "on streams of tenants"))
     for count, most, where in bounds:
         if count >= most:
             raise MetadataFullError(
-                f"there are {count} leases {where}, as many as may be: wait until readers have "
-                "ended, or end leases that nobody needs (`headwater lease list`, `lease drop`)",
+                f"there are {count} leases {where}, as many as may be: {_SO_END_SOME}",
                 leases=count,
                 limit=most,
             )

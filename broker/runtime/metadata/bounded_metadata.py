@@ -33,6 +33,7 @@ class BoundedMetadata:
 
         Raises:
             MetadataFullError: the command would give a stream more than it may have.
+            QuotaExceededError: or a tenant.
         """
         with self._lock:
             refused = self._shares.refusal(self._metadata.state, command)

@@ -11,7 +11,7 @@ from typing import cast
 import pytest
 
 from broker.core.metadata.state import LeaseState, MetadataState
-from broker.errors import InvalidRequestError, MetadataFullError
+from broker.errors import InvalidRequestError, MetadataFullError, QuotaExceededError
 from broker.model.ids import LeaseId, PartitionId, PartitionNumber, StreamUuid
 from broker.model.offsets import OFFSET_MAX, Offset
 from broker.model.stream import Stream, StreamConfig
@@ -21,6 +21,7 @@ from broker.runtime.api.leases import (
     LEASE_TTL_MS_MIN,
     LEASES_MAX,
     LEASES_OF_STREAM_MAX,
+    LEASES_OF_TENANT_MAX,
     LEASES_OF_TENANTS_MAX,
     LeaseFloors,
     checked_ttl_ms,
@@ -173,12 +174,32 @@ def test_the_number_of_leases_is_bounded(ours: int, others: int, refused: bool) 
 def test_tenants_leave_leases_to_everybody_else() -> None:
     """However many tenants there are, streams of no tenant have the last tenth."""
     shop, free = _named("shop-in", OURS), _named("free", StreamUuid(f"{9:036}"))
-    many, tenants = _named("hr-pay", OTHER), [Tenant(name="shop"), Tenant(name="hr")]
+    tenants = [Tenant(name="shop"), Tenant(name="hr", leases_max=LEASES_MAX)]
+    many = _named("hr-pay", OTHER)
     state = _held((shop, 0), (many, LEASES_OF_TENANTS_MAX), (free, 0), tenants=tenants)
     require_room_for_lease(state, free, NOW_US)
     with pytest.raises(MetadataFullError, match="streams of tenants"):
         require_room_for_lease(state, shop, NOW_US)
     require_room_for_lease(replace(state, tenants={}), shop, NOW_US)
+
+
+@pytest.mark.parametrize(
+    ("share", "most"), [(0, LEASES_OF_TENANT_MAX), (3, 3), (LEASES_MAX, LEASES_MAX // 2)]
+)
+def test_a_tenant_has_its_share_of_the_leases(share: int, most: int) -> None:
+    """A quarter unless an administrator says otherwise; whatever it takes, others have theirs."""
+    ours = [_named(f"shop-{number}", StreamUuid(f"{number:036}")) for number in range(5)]
+    pay = _named("hr-pay", OTHER)
+    tenants = [Tenant(name="shop", leases_max=share), Tenant(name="hr")]
+    held = [(one, most // 5 + (number < most % 5)) for number, one in enumerate(ours)]
+    state = _held(*held, (pay, 0), tenants=tenants)
+    require_room_for_lease(state, pay, NOW_US)
+    if share < LEASES_MAX:
+        with pytest.raises(QuotaExceededError, match="lease drop") as caught:
+            require_room_for_lease(state, ours[0], NOW_US)
+        assert caught.value.facts == {"tenant": "shop", "limit": "leases_max"}
+    fewer = replace(state, leases=dict(list(state.leases.items())[:-1]))
+    require_room_for_lease(fewer, ours[4], NOW_US)
 
 
 def test_leases_that_have_not_ended_are_listed_oldest_first() -> None:

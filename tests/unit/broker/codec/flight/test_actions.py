@@ -15,7 +15,7 @@ from broker.model.access import Action, Grant
 from broker.model.groups import PositionCommit, PositionReset
 from broker.model.ids import StreamUuid
 from broker.model.quota import LIMITS
-from broker.model.tenant import COUNTS
+from broker.model.tenant import COUNTS, SHARES
 
 UUID = StreamUuid("00000000-0000-0000-0000-000000000001")
 WHO = {"group": "g", "member": "m", "instance": "i"}
@@ -160,7 +160,7 @@ def test_a_body_comes_back_as_it_was(action: str) -> None:
             Grant(principal="ann", kind="stream", pattern="a*", actions=actions, namespace="n")
         ]
     if action == "create_tenant":
-        numbers = dict.fromkeys((*LIMITS, *COUNTS), 0)
+        numbers = dict.fromkeys((*LIMITS, *COUNTS, *SHARES), 0)
         expected |= {
             "owners": ("a*",),
             "principals": (),

@@ -206,12 +206,12 @@ def test_administrators_find_room_when_nobody_else_does() -> None:
         assert isinstance(error, MetadataFullError), command
         assert error.limit_bytes == ORDINARY_WEIGHT_MAX
     grant = Grant(principal="ann", kind="stream", pattern="s", actions=("consume",))
-    for command in (
+    for change in (
         GrantAccess(grants=(grant,)),
         CreateToken(token_id="0" * 16, digest="ab" * 32, principal="ann", created_us=7),
         SetQuota(quota=Quota(principal="ann", requests_per_s=10)),
         CreateTenant(tenant=Tenant(name="shop")),
     ):
-        assert _refusal(full, decode(encode_new(command))) is None, command
+        assert _refusal(full, decode(encode_new(change))) is None, change
         brim = replace(full, weight=STATE_WEIGHT_MAX)
-        assert isinstance(_refusal(brim, decode(encode_new(command))), MetadataFullError)
+        assert isinstance(_refusal(brim, decode(encode_new(change))), MetadataFullError)

@@ -25,7 +25,12 @@ from broker.core.metadata.group_state import GroupState
 from broker.core.metadata.outcome import Rejected
 from broker.core.metadata.size import STATE_WEIGHT_MAX, weigh
 from broker.core.metadata.snapshot import decode_snapshot, encode_snapshot
-from broker.core.metadata.state import FEATURE_LEVEL_ACCESS, FEATURE_LEVEL_STREAMS, MetadataState
+from broker.core.metadata.state import (
+    FEATURE_LEVEL_ACCESS,
+    FEATURE_LEVEL_SHARES,
+    FEATURE_LEVEL_STREAMS,
+    MetadataState,
+)
 from broker.errors import (
     FeatureLevelError,
     HeadwaterError,
@@ -154,6 +159,32 @@ def test_the_cluster_has_to_know_the_command() -> None:
         DeleteTenant(name="shop"),
     ):
         assert isinstance(refused(low, command), FeatureLevelError)
+
+
+def test_shares_need_a_level_of_their_own_and_are_left_out_while_unset() -> None:
+    """Builds of before know no such field: a state, a command and an answer do not have it."""
+    alter = AlterTenant(name="shop", leases_max=0)
+    for command in (
+        CreateTenant(tenant=replace(SHOP, metadata_bytes_max=4096)),
+        CreateTenant(tenant=replace(SHOP, leases_max=7)),
+        AlterTenant(name="shop", metadata_bytes_max=4096),
+        alter,
+    ):
+        assert isinstance(refused(EMPTY, command), FeatureLevelError)
+        assert decode(encode(command)) == command
+    newest = MetadataState(feature_level=FEATURE_LEVEL_SHARES)
+    plain = done(newest, CreateTenant(tenant=SHOP), AlterTenant(name="shop", principals=("b",)))
+    texts = [plain.to_json(), encode(CreateTenant(tenant=SHOP)).decode()]
+    texts.append(encode(AlterTenant(name="shop", owners=("b",))).decode())
+    assert not any("leases_max" in one or "metadata_bytes" in one for one in texts)
+    shared = done(plain, AlterTenant(name="shop", leases_max=7, metadata_bytes_max=4096))
+    assert (shared.tenants["shop"].leases_max, shared.tenants["shop"].streams_max) == (7, 0)
+    assert MetadataState.from_json(shared.to_json()) == shared
+    none = done(shared, alter, AlterTenant(name="shop", metadata_bytes_max=0))
+    assert none == plain
+    assert isinstance(
+        refused(newest, CreateTenant(tenant=replace(SHOP, leases_max=-1))), InvalidRequestError
+    )
 
 
 def test_a_tenant_has_so_many_streams_and_partitions() -> None:

@@ -1,4 +1,4 @@
-"""A stream's share of the metadata is bounded at every door of a broker."""
+"""A stream's and a tenant's share of the metadata is bounded at every door of a broker."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ from pathlib import Path
 import pytest
 
 from broker.core.metadata import shares
-from broker.errors import MetadataFullError
+from broker.core.metadata.commands import AlterTenant, CreateTenant
+from broker.core.metadata.state import FEATURE_LEVEL_SHARES
+from broker.errors import MetadataFullError, QuotaExceededError
 from broker.model.groups import PositionReset
 from broker.model.stream import StreamConfig
+from broker.model.tenant import Tenant
+from broker.runtime.api.feature_levels import raise_level
 from simkit.brokers.brokers import disk_broker
 
 
@@ -35,3 +39,27 @@ def test_a_stream_takes_no_more_than_its_share(
         broker.members.reset("more", [write])
         broker.streams.delete("s")
         broker.cursors.set("more", "s", 0, 1)
+
+
+def test_a_tenant_takes_no_more_than_its_share(tmp_path: Path) -> None:
+    """Of leases and of metadata; other streams are free, and a larger share lets it go on."""
+    with disk_broker(tmp_path) as broker:
+        raise_level(broker._metadata, FEATURE_LEVEL_SHARES)
+        tenant = Tenant(name="shop", leases_max=2, metadata_bytes_max=9_000)
+        broker._metadata.propose(CreateTenant(tenant=tenant))
+        broker.streams.create("shop-in", StreamConfig(subject="shop.in"))
+        broker.streams.create("free", StreamConfig(subject="free"))
+        for _ in range(2):
+            broker.cuts.take_lease("shop-in", owner="me", ttl_ms=60_000)
+        with pytest.raises(QuotaExceededError, match="2 leases"):
+            broker.cuts.take("shop-in", owner="me", ttl_ms=60_000)
+        broker.cuts.take_lease("free", owner="me", ttl_ms=60_000)
+        wide = StreamConfig(subject="shop.wide", partitions=4)
+        with pytest.raises(QuotaExceededError, match="9000 bytes"):
+            broker.streams.create("shop-wide", wide)
+        with pytest.raises(QuotaExceededError, match="9000 bytes"):
+            for number in range(100):
+                broker.cursors.set(f"c{number}", "shop-in", number, 1)
+        broker.streams.create("wide", replace(wide, subject="wide"))
+        broker._metadata.propose(AlterTenant(name="shop", metadata_bytes_max=90_000))
+        broker.streams.create("shop-wide", wide)
