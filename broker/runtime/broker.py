@@ -107,8 +107,7 @@ class Broker:
         """Connect the parts; no log is opened before :meth:`start`."""
         pace = pace or BrokerPace()
         metadata, membership, clock = ports.metadata, ports.membership, ports.clock
-        self.cluster = name.cluster
-        self._me = name.broker_id
+        self.cluster, self._me = name.cluster, name.broker_id
         self._metadata = metadata
         self._membership = membership
         self._clock = clock
