@@ -50,7 +50,9 @@ class Metadata:
     def state(self) -> Any:
         """Return the local state."""
         row = SimpleNamespace(lineage=self.lineage, cold_end=self.cold_end, purged_end=Offset(0))
-        return SimpleNamespace(partitions={OURS: (row,)}, partition=lambda _: row, leases={})
+        return SimpleNamespace(
+            partitions={OURS: (row,)}, partition=lambda _: row, leases={}, tenants={}
+        )
 
     def barrier(self, *, timeout_ms: int) -> None:
         """Apply the newest state."""
