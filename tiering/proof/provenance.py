@@ -31,7 +31,7 @@ from broker.model.offsets import OFFSET_MAX, Offset, OffsetRange
 from broker.model.stream import Stream
 from tiering.proof.expiry_proof import require_expired
 from tiering.proof.key_compaction_proof import require_keys_compacted
-from tiering.proof.same_rows import require_same_rows, restates
+from tiering.proof.same_rows import require_same_rows
 from tiering.table.commit_files import (
     Action,
     NotOursError,
@@ -398,7 +398,7 @@ def _replace(
     for file, claims in files:
         again = state.files.get(file.path) or old.get(file.path)
         if again is not None and not ours:
-            same = claims == again.claims and restates(again.file, file)
+            same = (claims, facts_of(file)) == (again.claims, facts_of(again.file))
             state.files[file.path] = replace(
                 again, file=file, ours=again.ours and same, claims=claims
             )

@@ -17,6 +17,7 @@ from broker.errors import TableMismatchError
 from tiering.proof.provenance import ProvedFile
 from tiering.read.parquet_source import ParquetObject
 from tiering.store.object_store import ObjectStore
+from tiering.table.commit_files import micros_of
 from tiering.table.table import TableSnapshot
 
 _OURS: Final = ("offset", "timestamp")
@@ -93,6 +94,11 @@ def _differences(
     first, last = file.min_timestamp_us, file.max_timestamp_us
     if first is not None and time.least is not None and first // 1000 > time.least // 1000:
         wrong.append(("first timestamp", first, time.least))
+    exact_first = claims.get("minValues", {}).get("timestamp")  # no whole millisecond
+    if exact_first is not None and time.least is not None:
+        first_us = micros_of(exact_first)
+        if first_us is not None and first_us > time.least:
+            wrong.append(("first timestamp", first_us, time.least))
     if last is not None and time.greatest is not None and last // 1000 < time.greatest // 1000:
         wrong.append(("last timestamp", last, time.greatest))
     for name, column in columns.items():

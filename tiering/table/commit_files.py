@@ -80,8 +80,8 @@ def file_in(add: Action) -> DataFile:
             records_count=count,
             min_offset=Offset(low) if known else None,
             max_offset=Offset(high) if known else None,
-            min_timestamp_us=first_of_ms(_micros(least.get("timestamp"))),
-            max_timestamp_us=last_of_ms(_micros(greatest.get("timestamp"))),
+            min_timestamp_us=first_of_ms(micros_of(least.get("timestamp"))),
+            max_timestamp_us=last_of_ms(micros_of(greatest.get("timestamp"))),
         )
     except (TypeError, ValueError, AttributeError, RecursionError) as cause:
         raise NotOursError(f"the statistics of {path} cannot be read") from cause
@@ -91,6 +91,7 @@ def claims_in(add: Action) -> str | None:
     """Return the statistics of an add action that ours do not have, as canonical JSON, or None.
 
     Ours are the row count and the bounds of offset and timestamp; these columns have no nulls.
+    The first timestamp is among the others if it is no whole millisecond: a DataFile rounds it.
     """
     try:
         stats = json.loads(add.get("stats") or "{}")
@@ -98,7 +99,9 @@ def claims_in(add: Action) -> str | None:
             kind: {
                 name: value
                 for name, value in (stats.get(kind) or {}).items()
-                if name not in _BOUNDED or (kind == "nullCount" and value != 0)
+                if name not in _BOUNDED
+                or (kind == "nullCount" and value != 0)
+                or ((kind, name) == ("minValues", "timestamp") and (micros_of(value) or 0) % 1000)
             }
             for kind in ("minValues", "maxValues", "nullCount")
         }
@@ -107,7 +110,8 @@ def claims_in(add: Action) -> str | None:
     return json.dumps(said, sort_keys=True) if any(said.values()) else None
 
 
-def _micros(text: str | None) -> int | None:
+def micros_of(text: str | None) -> int | None:
+    """Return a timestamp of Delta's statistics in microseconds; raises ValueError or TypeError."""
     if text is None:
         return None
     moment = datetime.fromisoformat(text)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,29 @@ def other_epochs(add: dict[str, Any], stats: dict[str, Any]) -> None:
     stats["minValues"]["leader_epoch"] = stats["maxValues"]["leader_epoch"] = 1 << 40
 
 
+def _moved(stats: dict[str, Any], kind: str, milliseconds: int) -> None:
+    moment = datetime.fromisoformat(stats[kind]["timestamp"]) + timedelta(milliseconds=milliseconds)
+    stats[kind]["timestamp"] = moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def earlier_last_time(add: dict[str, Any], stats: dict[str, Any]) -> None:
+    """Give a last time that is one millisecond less than the last description's."""
+    del add
+    _moved(stats, "maxValues", -1)
+
+
+def later_first_time(add: dict[str, Any], stats: dict[str, Any]) -> None:
+    """Give a first time that is one millisecond more than the last description's."""
+    del add
+    _moved(stats, "minValues", 1)
+
+
+def later_within_the_millisecond(add: dict[str, Any], stats: dict[str, Any]) -> None:
+    """Give a first time of which only the part below a millisecond is false."""
+    del add
+    stats["minValues"]["timestamp"] = stats["minValues"]["timestamp"].replace("Z", "999Z")
+
+
 def empty(add: dict[str, Any], stats: dict[str, Any]) -> None:
     """Claim that the file has no rows."""
     del add
@@ -142,6 +166,41 @@ def test_false_statistics_are_named(
     if "ZORDER" in str(caught.value):
         DeltaTable(lab.table.uri).optimize.z_order(["offset"])
         assert certify(lab) == [COUNT * EACH]
+
+
+@pytest.mark.parametrize("change", [later_first_time, later_within_the_millisecond])
+def test_a_first_time_that_is_false_by_little_is_named(lab: TierLab, change: Change) -> None:
+    """Each description is compared with the rows if it differs from the one before it."""
+    restated(lab, change)
+    for _ in range(2):
+        with pytest.raises(TableMismatchError, match="first timestamp"):
+            certify(lab)
+        forget_proofs()
+
+
+@pytest.mark.parametrize("seen", [False, True], ids=["at once", "one by one"])
+def test_a_last_time_is_rounded_once_and_not_step_by_step(lab: TierLab, seen: bool) -> None:
+    """We round it up and other engines round it down; a second millisecond less is false."""
+    restated(lab, earlier_last_time)
+    if seen:
+        assert certify(lab) == [COUNT * EACH]
+    restated(lab, earlier_last_time)
+    for _ in range(2):
+        with pytest.raises(TableMismatchError, match="last timestamp"):
+            certify(lab)
+        forget_proofs()
+
+
+def test_statistics_that_are_computed_again_rightly_are_accepted(lab: TierLab) -> None:
+    """As Spark computes them, with the last time rounded down."""
+    restated(lab, earlier_last_time)
+    restated(lab, lambda add, stats: None)
+    assert certify(lab) == [COUNT * EACH]
+    table = lab.lake.table(lab.stream)
+    proof = prove(table.snapshot(), table.store)
+    assert all(one.ours and one.crc32c is not None for one in proof.files.values())
+    forget_proofs()
+    assert certify(lab) == [COUNT * EACH]
 
 
 def test_a_file_with_rows_that_is_said_to_be_empty_is_named(lab: TierLab) -> None:

@@ -302,9 +302,26 @@ def test_rows_that_others_rewrote_are_to_be_compared() -> None:
     """Before that they are foreign. A file that is only described again keeps its checksums."""
     state = walked(CREATED, shipped(A), shipped(B), OPTIMIZE, shipped(C))
     assert state.files[JOINED.path] == ProvedFile(file_in(add(JOINED)["add"]), ours=False)
-    again = add(C, changes=False, stats=stats(C, maxValues__timestamp="1970-01-01T00:00:06.001Z"))
-    state = walked(CREATED, shipped(A), shipped(B), shipped(C), [again])
+    state = walked(CREATED, shipped(A), shipped(B), shipped(C), [add(C, changes=False)])
     assert (state.files[C.path].crc32c, state.files[C.path].ours) == (7, True)
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        {"maxValues__timestamp": "1970-01-01T00:00:05.999Z"},
+        {"maxValues__timestamp": "1970-01-01T00:00:06.001Z"},
+        {"minValues__timestamp": "1970-01-01T00:00:05.001Z"},
+        {"minValues__timestamp": "1970-01-01T00:00:05.000999Z"},
+    ],
+)
+def test_times_that_others_state_differently_are_to_be_compared(times: dict[str, str]) -> None:
+    """An engine may round a time, and many commits of one millisecond add up to any time."""
+    again = [add(C, changes=False, stats=stats(C, **times))]
+    state = walked(CREATED, shipped(A), shipped(B), shipped(C), again)
+    assert (state.files[C.path].crc32c, state.files[C.path].ours) == (7, False)
+    state = walked(CREATED, shipped(A), shipped(B), shipped(C), again, again)
+    assert not state.files[C.path].ours
 
 
 def test_statistics_that_others_add_to_our_file_are_to_be_compared() -> None:
