@@ -23,6 +23,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -181,7 +182,9 @@ class Walk:
         """Drop the foreign change if the table is again as it was before that change."""
         same = self._now.listed == good.listed and self._now.bounds == good.bounds
         if same and _shape(self._now) == _shape(good):
-            self._now.files = dict(good.files)  # these have the checksums too
+            self._now.files = {
+                path: _put_back(good.files[path], one) for path, one in self._now.files.items()
+            }
             self._foreign = None
 
     def _prove(self, actions: Sequence[Action], version: int) -> None:
@@ -430,17 +433,30 @@ def _applied(state: Provenance, actions: Sequence[Action]) -> Provenance:
                 _described(state, one["metaData"])
             except NotOursError:
                 state.columns = _UNREADABLE
+    removed = {path_of(one["remove"]) for one in actions if "remove" in one}
     for one in actions:
         if "add" in one:
-            try:
-                file = file_in(one["add"])
-            except NotOursError:
-                file = DataFile(  # unreadable, so it never equals a file of the proved state
-                    path=path_of(one["add"]), size_bytes=-1, partition=-1,
-                    records_count=None, min_offset=None, max_offset=None,
-                )  # fmt: skip
-            state.files[file.path] = ProvedFile(file, ours=False)
+            path = path_of(one["add"])
+            state.files[path] = _added(one["add"], plain=path not in removed)
     return state
+
+
+def _added(add: Action, *, plain: bool) -> ProvedFile:
+    """Return an added file; ``plain``: the same commit does not remove it, too."""
+    with suppress(NotOursError):
+        if plain:
+            return ProvedFile(file_in(add), ours=False, claims=claims_in(add))
+    # Engines do not agree on what it is, so it never equals a file of the proved state.
+    nothing = DataFile(
+        path=path_of(add), size_bytes=-1, partition=-1, records_count=None, min_offset=None,
+        max_offset=None,
+    )  # fmt: skip
+    return ProvedFile(nothing, ours=False)
+
+
+def _put_back(good: ProvedFile, again: ProvedFile) -> ProvedFile:
+    """Return a file of the proved state; its further statistics are those of the undoing."""
+    return good if again.claims == good.claims else replace(good, claims=again.claims, ours=False)
 
 
 def _described(state: Provenance, metadata: Any) -> Provenance:

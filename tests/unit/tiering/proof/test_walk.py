@@ -37,7 +37,7 @@ from tiering.proof.provenance import (
     Walk,
     require_listed,
 )
-from tiering.table.commit_files import account_of, file_in
+from tiering.table.commit_files import account_of, claims_in, file_in
 from tiering.table.ledger import LedgerEntry
 from tiering.table.table import (
     EXPIRED,
@@ -357,6 +357,49 @@ def test_a_foreign_change_is_an_error_until_everything_is_as_before(
     state = walked(*before, foreign, undone)
     assert state.files == walked(*before).files
     assert walked(*before, foreign, undone, shipped(C)).ranges[0] == span(0, 30)
+
+
+@pytest.mark.parametrize(
+    "false",
+    [
+        {"stats": stats(A, nullCount__offset=10)},
+        {"stats": stats(A, minValues__key="z")},
+        {"stats": stats(A, minValues__timestamp="1970-01-01T00:00:05.000999Z")},
+    ],
+)
+def test_an_undoing_brings_its_own_further_statistics(false: dict[str, str]) -> None:
+    """They are compared with the rows, as those of a file that is only described again."""
+    before = (CREATED, shipped(A), shipped(B))
+    state = walked(*before, [remove(A)], [add(A, **false)])
+    again = state.files[A.path]
+    assert (again.crc32c, again.etag, again.ours) == (7, "e", False)
+    assert again.claims == claims_in(add(A, **false)["add"])
+    assert state.files[B.path] == walked(*before).files[B.path]
+
+
+def test_an_undoing_without_the_further_statistics_of_before_is_to_be_compared() -> None:
+    """What the proved version stated is not what this version states."""
+    described_again = [add(A, changes=False, stats=stats(A, minValues__key="a"))]
+    state = walked(CREATED, shipped(A), described_again, [remove(A)], [add(A)])
+    assert (state.files[A.path].claims, state.files[A.path].ours) == (None, False)
+
+
+@pytest.mark.parametrize(
+    "stories",
+    [
+        ([add(A, changes=False), remove(A, changes=False)], [{"commitInfo": {}}]),
+        ([remove(A)], [add(A), remove(A)]),
+    ],
+    ids=["the change", "the undoing"],
+)
+def test_a_file_that_is_added_and_removed_at_once_undoes_nothing(
+    stories: tuple[Actions, Actions],
+) -> None:
+    """Delta-rs lists such a file, Spark does not. A plain add of it is an undoing."""
+    before = (CREATED, shipped(A), shipped(B))
+    with pytest.raises(TableMismatchError):
+        walked(*before, *stories)
+    assert walked(*before, *stories, [add(A)]).files == walked(*before).files
 
 
 # ------------------------------------------------------------------------------ what is listed
