@@ -462,7 +462,7 @@ def _put_back(good: ProvedFile, again: ProvedFile) -> ProvedFile:
 def _described(state: Provenance, metadata: Any) -> Provenance:
     try:
         schema = json.loads(metadata["schemaString"])
-        columns = [(one["name"], one["type"], one["nullable"]) for one in schema["fields"]]
+        columns = [_column(one) for one in schema["fields"]]
         state.table_id = text_of(metadata["id"], "")
         state.columns = json.dumps([columns, metadata["partitionColumns"]], sort_keys=True)
         state.properties = {
@@ -473,6 +473,13 @@ def _described(state: Provenance, metadata: Any) -> Provenance:
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as cause:
         raise NotOursError("its metadata cannot be read") from cause
     return state
+
+
+def _column(field: Mapping[str, Any]) -> list[Any]:
+    """Return what engines make of a column; a collation, for example, changes what equals what."""
+    found = [field["name"], field["type"], field["nullable"]]
+    further = {name: v for name, v in field.get("metadata", {}).items() if name != "comment"}
+    return [*found, further] if further else found  # without it as in proofs stored before
 
 
 def _shape(state: Provenance) -> tuple[str, str, dict[str, str]]:

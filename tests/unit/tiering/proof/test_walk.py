@@ -69,6 +69,12 @@ def reason(*commits: Actions) -> str:
     return str(caught.value.reason)
 
 
+def column(**metadata: Any) -> dict[str, Any]:
+    """Return a metaData action that gives the table's column metadata of its own."""
+    fields = [{"name": "offset", "type": "long", "nullable": False, "metadata": metadata}]
+    return described(schemaString=json.dumps({"type": "struct", "fields": fields}))
+
+
 def span(start: int, end: int) -> OffsetRange:
     """Return a range of offsets."""
     return OffsetRange(Offset(start), Offset(end))
@@ -279,6 +285,8 @@ def test_an_advance_of_a_key_snapshot_may_add_rows() -> None:
         ([described(id="other")], "changes the table's id"),
         ([described(configuration={**PROPERTIES, "headwater.stream": "x"})], "our properties"),
         ([described(partitionColumns=[])], "columns"),
+        ([column(__COLLATIONS={"offset": "spark.UTF8_LCASE"})], "columns"),
+        ([column(__CHAR_VARCHAR_TYPE_STRING="char(5)", comment="of flights")], "columns"),
         ([{"cdc": {}}, {"unknown": {}}], "does not know"),
         ([add(replace(A, partition=7), changes=False)], ""),
     ],
@@ -293,6 +301,27 @@ def test_a_file_without_statistics_of_no_partition_is_foreign() -> None:
     nowhere = replace(JOINED, partition=7)
     commit = [add(nowhere, changes=False, stats="{}")]
     assert reason(CREATED, shipped(A), commit)
+
+
+@pytest.mark.parametrize("metadata", [{}, {"comment": "first, last"}, {"comment": ""}])
+def test_a_comment_of_a_column_is_housekeeping(metadata: dict[str, str]) -> None:
+    """It changes no answer of any engine; the proved columns are those of before."""
+    state = walked(CREATED, shipped(A), [column(**metadata)])
+    assert state.columns == walked(CREATED, shipped(A)).columns
+
+
+@pytest.mark.parametrize("metadata", ["x", [], 5])
+def test_a_column_whose_metadata_is_no_object_is_foreign(metadata: object) -> None:
+    """Nothing says what engines make of it."""
+    fields = [{"name": "offset", "type": "long", "nullable": False, "metadata": metadata}]
+    text = json.dumps({"type": "struct", "fields": fields})
+    assert "cannot be read" in reason(CREATED, [described(schemaString=text)])
+
+
+def test_a_collation_is_undone_by_the_columns_of_before() -> None:
+    """As every other change of columns is."""
+    lower = column(__COLLATIONS={"offset": "spark.UTF8_LCASE"})
+    assert walked(CREATED, shipped(A), [lower], [described()]).files.keys() == {A.path}
 
 
 OPTIMIZE = [add(JOINED, changes=False), remove(A, changes=False), remove(B, changes=False)]
