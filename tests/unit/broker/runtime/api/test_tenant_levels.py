@@ -1,4 +1,4 @@
-"""A share of a tenant is stored only when every broker knows it; other changes need no new build."""
+"""A share of a tenant is stored only when every broker knows it; other changes always are."""
 
 from __future__ import annotations
 
