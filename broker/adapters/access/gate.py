@@ -128,6 +128,24 @@ class Gate:
         """Return the pace at which the pieces of an open call may pass."""
         return Pace(None if self._access is None else self._access.usage, caller, flow)
 
+    def admit_known(self, caller: Caller, call: str) -> None:
+        """Check that a caller has an identity, before the request of a call is received or copied.
+
+        A call that is open to everybody passes. The rights are asked later, once it is known what
+        the request names.
+
+        Raises:
+            UnauthenticatedError: the caller has no identity, or its proof is not valid any more.
+        """
+        row = self._rows.get(call)
+        if self._access is None or (row is not None and row.way == "open"):
+            return
+        try:
+            self._access.require_known(caller)
+        except AccessError as refused:
+            self._note(caller, told(call), (), type(refused).__name__)
+            raise
+
     @contextmanager
     def call(self, caller: Caller, call: str, values: Mapping[str, Any]) -> Iterator[None]:
         """Run a call if the caller may make it; record its result in the audit.

@@ -223,7 +223,7 @@ class ClientConnection(asyncio.Protocol):
             self._finish(opened.call, Status(Code.UNIMPLEMENTED, f"no method {opened.path}"))
             return
         try:
-            call.caller = self._guard.caller(opened.authorization)
+            call.caller = self._guard.caller(opened.path, opened.authorization)
             if opened.path in (_PUBLISH_ASYNC, _SUBSCRIBE, *reflection.PATHS):
                 self._guard.enter(call.caller)
                 call.counted = True

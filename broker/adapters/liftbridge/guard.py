@@ -2,8 +2,9 @@
 
 A connection has one guard. The caller of each call is in its metadata (``authorization: Bearer …``)
 or in the connection's client certificate. The guard parses a request to see what it names; the code
-that serves the call parses it again. The right to publish is checked when the partition is looked
-up. When grants have changed, the partition counts as not looked up, so the right is checked again.
+that serves the call parses it again. A caller without an identity is refused when the call opens,
+before its message is received. The right to publish is checked before the partition is looked up,
+so a refusal does not tell whether the stream exists. When grants have changed, the partition counts as not looked up, so the right is checked again.
 """
 
 from __future__ import annotations
@@ -108,17 +109,19 @@ class Guard:
         if isinstance(address, tuple):
             self._peer = f"{address[0]}:{address[1]}"
 
-    def caller(self, authorization: str | None) -> Caller:
-        """Return who makes a call, and count the call.
+    def caller(self, path: str, authorization: str | None) -> Caller:
+        """Return who opens a call, and count the call.
 
         Raises:
-            UnauthenticatedError: its token is not valid.
+            UnauthenticatedError: its token is not valid, or it has none and the call is not open to
+                everybody.
             QuotaExceededError: the caller has made as many calls as its quota lets it, for now.
         """
         caller = self._gate.caller(
             authorization=authorization, certificate=self._certificate, peer=self._peer
         )
         self._gate.count_request(caller)
+        self._gate.admit_known(caller, path.rpartition("/")[2])
         return caller
 
     def enter(self, caller: Caller) -> None:
@@ -215,14 +218,16 @@ class _GuardedTargets:
 
     def known(self, stream: str, partition: int) -> PublishTarget | None:
         """See ``PublishTargets.known``."""
-        target = self._targets.known(stream, partition)
-        if target is not None:
-            self._admit(stream)
-        return target
+        self._admit(stream)
+        return self._targets.known(stream, partition)
 
     def find(self, stream: str, partition: int) -> PublishTarget:
-        """See ``PublishTargets.find``."""
-        self._admit(stream)
+        """See ``PublishTargets.find``. The right is asked again: the thread came later."""
+        check = self._checks.get(stream)
+        if check is None:
+            self._admit(stream)
+        else:
+            check()  # `known` has admitted the caller, and the audit has heard of it
         return self._targets.find(stream, partition)
 
     def rests(self, stream: str, partition: int) -> bool:

@@ -6,6 +6,7 @@ import json
 import tracemalloc
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import cast
 
 import pytest
 from joserfc import jwt
@@ -15,6 +16,8 @@ from broker.adapters.access.gate import Gate
 from broker.adapters.access.jwt_tokens import JwtTokens
 from broker.adapters.flight.config import FlightServiceConfig
 from broker.adapters.liftbridge.guard import Guard
+from broker.adapters.liftbridge.targets import PublishTarget
+from broker.core.access.doors import LIFTBRIDGE
 from broker.core.access.static_tokens import TOKEN_BYTES, make_token, split_token
 from broker.errors import (
     AccessDeniedError,
@@ -327,3 +330,80 @@ def test_a_stranger_who_names_a_million_streams_has_no_text_made_of_each(access:
         assert tracemalloc.get_traced_memory()[1] < 8 * 1024 * 1024
     finally:
         tracemalloc.stop()
+
+
+class Asked:
+    """Partitions that are led here, or not; keeps which were looked up."""
+
+    def __init__(self, led: str) -> None:
+        self.led = led
+        self.looked_up: list[str] = []
+
+    def known(self, stream: str, partition: int) -> PublishTarget | None:
+        """See ``PublishTargets``."""
+        self.looked_up.append(stream)
+        return cast("PublishTarget", partition) if stream == self.led else None
+
+    def find(self, stream: str, partition: int) -> PublishTarget:
+        """See ``PublishTargets``."""
+        raise UnknownStreamError("no such stream", stream=stream)
+
+    def rests(self, stream: str, partition: int) -> bool:
+        """See ``PublishTargets``."""
+        return False
+
+
+def test_an_absent_name_and_a_forbidden_one_are_refused_on_the_same_path(access: Access) -> None:
+    """Else the order of the refusals tells which streams of others exist."""
+    heard, led = Heard(), Asked("led")
+    gate = Gate("liftbridge", access, heard)
+    targets = Guard(gate).publisher(ann(gate), "/proto.API/PublishAsync", led)
+    for name in ("led", "absent"):
+        with pytest.raises(AccessDeniedError):
+            targets.known(name, 0)
+    assert led.looked_up == [], "a stream was looked up before the right was asked"
+    assert [one[3:] for one in heard.notes] == [
+        (("stream:led",), "AccessDeniedError"),
+        (("stream:absent",), "AccessDeniedError"),
+    ]
+
+
+def test_a_look_up_on_a_thread_asks_again_and_is_recorded_once(access: Access) -> None:
+    """The right may be taken while the look-up waits for its thread."""
+    right = Grant(principal="ann", kind="stream", pattern="absent", actions=("publish",))
+    access.grant([right])
+    heard = Heard()
+    gate = Gate("liftbridge", access, heard)
+    targets = Guard(gate).publisher(ann(gate), "/proto.API/Publish", Asked("led"))
+    assert targets.known("absent", 0) is None
+    with pytest.raises(UnknownStreamError):
+        targets.find("absent", 0)
+    assert [one[4] for one in heard.notes] == ["ok"]
+    access.revoke([right])
+    with pytest.raises(AccessDeniedError):
+        targets.find("absent", 0)
+
+
+@pytest.mark.parametrize("call", sorted(LIFTBRIDGE))
+def test_a_call_of_a_stranger_is_refused_when_it_opens(access: Access, call: str) -> None:
+    """Before its message is received, unless everybody may make it; and the audit hears of it."""
+    heard = Heard()
+    guard = Guard(Gate("liftbridge", access, heard))
+    if LIFTBRIDGE[call].way == "open":
+        assert guard.caller(f"/proto.API/{call}", None).principal == NOBODY.principal
+        return
+    with pytest.raises(UnauthenticatedError, match="asks who you are"):
+        guard.caller(f"/proto.API/{call}", None)
+    assert heard.notes == [("", "liftbridge", call, (), "UnauthenticatedError")]
+    assert guard.caller(f"/proto.API/{call}", f"Bearer {TOKEN}").principal == "ann"
+
+
+def test_a_stranger_is_refused_before_an_unknown_call_is_named_to_them(access: Access) -> None:
+    """The name of such a call is the stranger's text: the audit gets a bounded part of it."""
+    heard = Heard()
+    gate = Gate("flight", access, heard)
+    with pytest.raises(UnauthenticatedError):
+        gate.admit_known(NOBODY, "x" * 1_000_000)
+    ((_, _, call, _, _),) = heard.notes
+    assert len(call) < 1_000
+    Gate("flight", None).admit_known(NOBODY, "whoami")
