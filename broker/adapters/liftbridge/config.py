@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from broker.adapters.liftbridge.http2 import Http2Limits
+from broker.adapters.liftbridge.unfinished import SHARED_BYTES_MAX
 from broker.config import LiftbridgeConfig
 
 MIB: Final = 1024 * 1024
@@ -26,6 +27,7 @@ class LiftbridgeServiceConfig:
     subscriptions_max: int = 512  # a thread each
     commands_max: int = 32  # calls that change or ask metadata, at one time
     request_bytes_max: int = 256 * 1024  # of one that holds no record; as the body of an action
+    unfinished_bytes_max: int = SHARED_BYTES_MAX  # of all connections, beyond 1 MiB of each
     answer_bytes_max: int = MIB  # encoded for one subscriber and not yet taken by its connection
     http2: Http2Limits = field(default_factory=Http2Limits)
 

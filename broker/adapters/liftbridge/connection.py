@@ -1,4 +1,7 @@
-"""One client's connection: bytes of a socket to calls, and answers back. On the event loop."""
+"""One client's connection: bytes of a socket to calls, and answers back. On the event loop.
+
+The file is not split: it is the life of a call, from its opening to its end.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from broker.adapters.liftbridge.config import LiftbridgeServiceConfig
 from broker.adapters.liftbridge.guard import Guard
 from broker.adapters.liftbridge.http2 import (
     PREFIX_BYTES,
+    TOO_MUCH,
     CallEnded,
     CallOpened,
     ConnectionEnded,
@@ -34,6 +38,7 @@ from broker.adapters.liftbridge.stream_calls import Listing, Unary, decode
 from broker.adapters.liftbridge.subjects import publish_to_subject, send_to_inbox
 from broker.adapters.liftbridge.subscribing import CallSink, Subscriber
 from broker.adapters.liftbridge.targets import LookUps, PublishTargets
+from broker.adapters.liftbridge.unfinished import LATE_S, UnfinishedBytes
 from broker.errors import HeadwaterError
 from broker.model.access import NOBODY, RESOURCE_CHARS_MAX, Caller, told
 from broker.model.subjects import is_literal
@@ -51,6 +56,9 @@ _SUBSCRIBE: Final = SERVICE + "Subscribe"
 _TO_SUBJECT: Final = SERVICE + "PublishToSubject"
 _METADATA: Final = SERVICE + "FetchMetadata"
 _DEADLINE: Final = Status(Code.DEADLINE_EXCEEDED, "the deadline of the call has passed")
+_LATE: Final = Status(
+    Code.DEADLINE_EXCEEDED, f"the message of the call did not go on within {LATE_S:g} seconds"
+)
 _CLOSING: Final = Status(Code.UNAVAILABLE, "the server is closing")
 _UNKNOWN: Final = Status(
     Code.DEADLINE_EXCEEDED, "the server is closing: the message may be stored or not"
@@ -85,6 +93,7 @@ class _Call:
     caller: Caller = NOBODY
     message: bytes | None = None  # of a call with one message, until the call starts
     message_window_bytes: int = 0  # of it, to give back
+    message_since_s: float | None = None  # since when the end of the call is awaited
     publish: PublishCall | None = None
     reflection: reflection.Reflection | None = None
     sink: CallSink | None = None
@@ -102,7 +111,10 @@ class _Call:
 
 
 class ClientConnection(asyncio.Protocol):
-    """Serves the calls of one connection."""
+    """Serves the calls of one connection.
+
+    The class is not split: asyncio's protocol and the calls share the connection's end.
+    """
 
     def __init__(
         self,
@@ -117,6 +129,7 @@ class ClientConnection(asyncio.Protocol):
         subjects: SubjectPublisher | None,
         forget: Callable[[ClientConnection], None],
         guard: Guard,
+        unfinished: UnfinishedBytes,
     ) -> None:
         """``forget`` is called once the connection has ended."""
         self._config = config
@@ -129,7 +142,7 @@ class ClientConnection(asyncio.Protocol):
         self._subjects = subjects
         self._forget = forget
         self._guard = guard
-        self._grpc = GrpcConnection(config.http2)
+        self._grpc = GrpcConnection(config.http2, unfinished)
         self._read = RequestReader().read
         self._calls: dict[int, _Call] = {}
         self._transport: asyncio.Transport | None = None
@@ -167,6 +180,7 @@ class ClientConnection(asyncio.Protocol):
         """End every call; their records, if any were published, are stored all the same."""
         for number in list(self._calls):
             self._drop(number)
+        self._grpc.lost()
         self._transport = None
         self._forget(self)
 
@@ -189,6 +203,23 @@ class ClientConnection(asyncio.Protocol):
         self._write()
         if self._transport is not None:
             self._transport.close()
+
+    def end_late(self, now_s: float) -> None:
+        """End calls whose message has begun and does not go on. Called now and then."""
+        if not self._grpc.keeps:
+            return
+        late = self._grpc.late(now_s)
+        for number, call in self._calls.items():
+            if call.message is None:
+                continue
+            if call.message_since_s is None:
+                call.message_since_s = now_s
+            elif now_s - call.message_since_s >= LATE_S:
+                late.append(number)
+        for number in late:
+            self._finish(number, _LATE)
+        if late:
+            self._write()
 
     def abort(self) -> None:
         """Close at once; what the peer has not taken is lost."""
@@ -274,6 +305,10 @@ class ClientConnection(asyncio.Protocol):
                 raise StatusError(Code.INTERNAL, "the call takes one message and got a second")
             if call.path != _TO_SUBJECT:
                 _check_size(event.payloads[0], self._config.request_bytes_max)
+            if not self._grpc.keep(len(event.payloads[0])):
+                self._finish(event.call, TOO_MUCH)
+                self._grpc.used(event.call, sum(event.windows_bytes))
+                return
         except (StatusError, HeadwaterError) as refused:
             self._finish(event.call, _status(refused))
             self._grpc.used(event.call, sum(event.windows_bytes))
@@ -447,6 +482,9 @@ class ClientConnection(asyncio.Protocol):
         self._grpc.used(number, window_bytes_of(messages))
 
     def _give_message_back(self, number: int, call: _Call) -> None:
+        if call.message is None:
+            return
+        self._grpc.keep(-len(call.message))
         self._grpc.used(number, call.message_window_bytes)
         call.message, call.message_window_bytes = None, 0
 

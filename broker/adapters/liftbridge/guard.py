@@ -4,7 +4,8 @@ A connection has one guard. The caller of each call is in its metadata (``author
 or in the connection's client certificate. The guard parses a request to see what it names; the code
 that serves the call parses it again. A caller without an identity is refused when the call opens,
 before its message is received. The right to publish is checked before the partition is looked up,
-so a refusal does not tell whether the stream exists. When grants have changed, the partition counts as not looked up, so the right is checked again.
+so a refusal does not tell whether the stream exists. When grants have changed, the partition counts
+as not looked up, so the right is checked again.
 """
 
 from __future__ import annotations

@@ -6,7 +6,9 @@ Bytes of the socket go in with :meth:`GrpcConnection.receive`, events come out; 
 this is the only file that imports it.
 
 What a peer can make this object hold is bounded: header blocks, calls, the bytes of one message,
-the bytes that were received and not yet used (HTTP/2's flow control), and calls that it resets.
+the bytes that were received and not yet used (HTTP/2's flow control), and calls that it resets. The
+beginnings of messages are bounded over all connections, too, and have a deadline (unfinished.py).
+The file is not split: nothing else may know the library's events and windows.
 Bytes to send wait here until the peer's window allows them; :meth:`~GrpcConnection.waiting_bytes`
 tells the caller when to stop producing more.
 
@@ -21,6 +23,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -29,6 +32,7 @@ from hyperframe.frame import Frame
 
 from broker.adapters.liftbridge.data_frames import DataFrameJoiner, cut
 from broker.adapters.liftbridge.statuses import Code, Status
+from broker.adapters.liftbridge.unfinished import STEP_BYTES, MessageProgress, UnfinishedBytes
 from broker.errors import bounded_text
 
 # h2 makes this text for each frame that it reads, with all data as hexadecimal digits, for a log
@@ -36,6 +40,7 @@ from broker.errors import bounded_text
 Frame.__repr__ = object.__repr__  # type: ignore[method-assign]
 
 _SENT_BYTES_MAX: Final = 1024 * 1024  # of one frame of h2, before it is cut for the peer
+TOO_MUCH: Final = Status(Code.RESOURCE_EXHAUSTED, "too many large messages at once: try again")
 _SAFE_IN_TEXT: Final = " !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~"  # not percent-encoded
 _PREFIX: Final = struct.Struct(">BI")  # of each message: its compression, and its length
 PREFIX_BYTES: Final = _PREFIX.size
@@ -60,7 +65,7 @@ class Http2Limits:
     calls_max: int = 1000  # at one time
     header_bytes_max: int = 16 * 1024  # of one call, uncompressed
     message_bytes_max: int = 64 * 1024 * 1024 + 64 * 1024  # a record of the largest legal size
-    partial_bytes_max: int = 72 * 1024 * 1024  # beginnings of messages, of all calls together
+    partial_bytes_max: int = 72 * 1024 * 1024  # unfinished messages, of all calls together
     window_bytes: int = 4 * 1024 * 1024  # received of one call and not yet used
     resets_max: int = 500  # calls that the peer may reset beyond those that it let end
 
@@ -93,7 +98,7 @@ class HalfClosed:
 
 @dataclass(frozen=True, slots=True)
 class CallEnded:
-    """The caller gave a call up; nothing can be sent in it any more."""
+    """The caller gave a call up, or broke its rules; nothing can be sent in it any more."""
 
     call: int
 
@@ -118,7 +123,8 @@ Event = CallOpened | MessagesArrived | HalfClosed | CallEnded | Drained | Connec
 @dataclass(slots=True)
 class _Http2Stream:
     received: bytearray = field(default_factory=bytearray)  # the beginning of a message
-    counted_bytes: int = 0  # of it, in the connection's sum
+    counted_bytes: int = 0  # of it, in the connection's share
+    progress: MessageProgress | None = None  # of that message
     waiting: deque[memoryview] = field(default_factory=deque)
     waiting_bytes: int = 0
     accepted: bool = False
@@ -127,10 +133,15 @@ class _Http2Stream:
 
 
 class GrpcConnection:
-    """One connection. Owner: the owner of its socket; no method blocks."""
+    """One connection. Owner: the owner of its socket; no method blocks.
 
-    def __init__(self, limits: Http2Limits) -> None:
+    The class is not split: each method moves a call's bytes, window or end in the same library.
+    """
+
+    def __init__(self, limits: Http2Limits, unfinished: UnfinishedBytes | None = None) -> None:
+        """``unfinished`` counts for all connections; without it, for this one alone."""
         self._limits = limits
+        self._share = (unfinished or UnfinishedBytes()).share(limits.partial_bytes_max)
         self._h2 = connection.H2Connection(
             config.H2Configuration(
                 client_side=False,
@@ -152,7 +163,6 @@ class GrpcConnection:
         self._joiner = DataFrameJoiner(self._h2.max_inbound_frame_size)
         self._pongs = b""  # answers to PINGs, to send
         self._calls: dict[int, _Http2Stream] = {}
-        self._partial_bytes = 0
         self._resets = 0
         self._ended = False
 
@@ -257,15 +267,63 @@ class GrpcConnection:
             del call.received[:at]
         elif call.status is None:
             call.received += received[at:]
-        self._count(call)
-        if self._partial_bytes > self._limits.partial_bytes_max:
-            self.finish(number, Status(Code.RESOURCE_EXHAUSTED, "too many large messages at once"))
+        if before or call.received:
+            self._goes_on(number, call, size - before, is_new=bool(windows))
         self.used(number, unclaimed - sum(windows))
-        return [MessagesArrived(number, payloads, windows)] if payloads else []
+        found: list[Event] = [MessagesArrived(number, payloads, windows)] if payloads else []
+        return found if call.status is None else [*found, CallEnded(number)]
+
+    def _goes_on(self, number: int, call: _Http2Stream, arrived: int, *, is_new: bool) -> None:
+        """Note that a part of a message came; refuse the message if too much is kept."""
+        self._count(call)
+        if self._share.is_too_much:
+            self.finish(number, TOO_MUCH)
+        if is_new or not call.received:
+            call.progress = None
+        if call.received:
+            call.progress = call.progress or MessageProgress()
+            call.progress.arrived_bytes += arrived
 
     def _count(self, call: _Http2Stream) -> None:
-        self._partial_bytes += len(call.received) - call.counted_bytes
+        self._share.add(len(call.received) - call.counted_bytes)
         call.counted_bytes = len(call.received)
+
+    def keep(self, size: int) -> bool:
+        """Count a whole message that has to wait, or no more if ``size`` is negative.
+
+        Returns False if that is too much: then the message was not counted.
+        """
+        self._share.add(size)
+        if size > 0 and self._share.is_too_much:
+            self._share.add(-size)
+            return False
+        return True
+
+    @property
+    def keeps(self) -> bool:
+        """Whether messages wait, whole or not."""
+        return self._share.size > 0
+
+    def late(self, now_s: float) -> list[int]:
+        """Return the calls whose message has begun and does not go on, though the peer may send."""
+        return [
+            number
+            for number, call in self._calls.items()
+            if call.progress is not None
+            and call.received
+            and call.progress.is_late(now_s, partial(self._is_held_back, number))
+        ]
+
+    def _is_held_back(self, number: int) -> bool:
+        """Tell whether the peer has to wait, because messages that it sent are not handled yet."""
+        try:
+            return self._h2.remote_flow_control_window(number) < STEP_BYTES
+        except exceptions.ProtocolError:  # the call ends just now
+            return True
+
+    def lost(self) -> None:
+        """Note that the connection has ended: nothing is kept for it."""
+        self._share.close()
 
     def _problem(self, compression: int, length: int) -> Status:
         if compression:
@@ -306,6 +364,8 @@ class GrpcConnection:
     def _end(self, reason: str, code: Any = errors.ErrorCodes.PROTOCOL_ERROR) -> ConnectionEnded:
         if not self._ended:
             self._ended = True
+            for call in self._calls.values():
+                self._share.add(-call.counted_bytes)
             self._calls.clear()
             with suppress(exceptions.ProtocolError):  # h2 has ended it already
                 self._h2.close_connection(code if reason else errors.ErrorCodes.NO_ERROR)

@@ -23,6 +23,7 @@ from broker.adapters.liftbridge.guard import Guard
 from broker.adapters.liftbridge.stream_calls import StreamCalls, Unary
 from broker.adapters.liftbridge.subscribing import Subscriber, subscribe
 from broker.adapters.liftbridge.targets import BrokerTargets
+from broker.adapters.liftbridge.unfinished import UnfinishedBytes
 from broker.errors import InvalidConfigError
 from broker.ports.access import AccessApi, AuditSink
 from broker.ports.api import BrokerApi
@@ -35,6 +36,7 @@ _log = structlog.get_logger(__name__)
 _START_S: Final = 30.0
 _LAST_ANSWERS_S: Final = 1.0  # for answers that are being sent when the service closes
 _WAITING_MAX: Final = 1024  # calls that wait for a thread
+_LATE_LOOK_S: Final = 2.5  # between two looks for messages that do not go on
 _REFUSED_TOLD_S: Final = 60.0  # between two lines of the log about refused connections
 
 
@@ -70,6 +72,7 @@ class LiftbridgeService:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closing: asyncio.Event | None = None
         self._connections: set[ClientConnection] = set()
+        self._unfinished = UnfinishedBytes(shared_bytes_max=config.unfinished_bytes_max)
         self._lost = asyncio.Event()  # no connection is left, and no more are taken
         self._refused_count = 0
         self._refused_told_s: float | None = None
@@ -136,6 +139,7 @@ class LiftbridgeService:
         )
         self._port = await entrance.open()
         self._started.set()
+        self._end_late(self._loop)
         try:
             await self._closing.wait()
         finally:
@@ -144,6 +148,12 @@ class LiftbridgeService:
                 connection.close()
             await self._all_lost()
             workers.close()
+
+    def _end_late(self, loop: asyncio.AbstractEventLoop) -> None:
+        loop.call_later(_LATE_LOOK_S, self._end_late, loop)
+        now_s = loop.time()
+        for connection in self._connections:
+            connection.end_late(now_s)
 
     def _forget(self, connection: ClientConnection) -> None:
         self._connections.discard(connection)
@@ -186,6 +196,7 @@ class LiftbridgeService:
             subjects=self._subjects,
             forget=self._forget,
             guard=Guard(self._gate),
+            unfinished=self._unfinished,
         )
         self._connections.add(connection)
         return connection

@@ -26,6 +26,7 @@ from broker.adapters.liftbridge.targets import (
     PublishTarget,
     PublishTargets,
 )
+from broker.adapters.liftbridge.unfinished import LATE_S, UnfinishedBytes
 from broker.errors import HeadwaterError
 from broker.model.ids import StreamUuid
 from broker.model.stream import Stream, StreamConfig
@@ -103,7 +104,11 @@ class Wire(asyncio.Transport):
     """Joins a client of h2 and the service's connection."""
 
     def __init__(
-        self, *, window_bytes: int = 3 * _SIZE, targets: PublishTargets | None = None
+        self,
+        *,
+        window_bytes: int = 3 * _SIZE,
+        targets: PublishTargets | None = None,
+        unfinished: UnfinishedBytes | None = None,
     ) -> None:
         super().__init__()
         self.may_close = False
@@ -121,6 +126,7 @@ class Wire(asyncio.Transport):
             subjects=cast("SubjectPublisher", Silence()),
             forget=lambda _: None,
             guard=Guard(Gate("liftbridge", None)),
+            unfinished=unfinished or UnfinishedBytes(),
         )
         self.service.connection_made(self)
 
@@ -245,5 +251,61 @@ def test_a_refusal_does_not_repeat_a_long_name() -> None:
         assert told["grpc-status"] == str(int(Code.INVALID_ARGUMENT))
         assert told["grpc-message"].startswith("ackInbox 'a a")
         assert len(told["grpc-message"]) <= 1024
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("path", "data"),
+    [
+        ("/proto.API/Publish", _WHOLE[:-1]),
+        ("/proto.API/PublishAsync", _WHOLE + _WHOLE[:9]),
+        ("/proto.API/PublishToSubject", _TO_SUBJECT),
+        ("/proto.API/DeleteStream", _TO_SUBJECT),
+    ],
+    ids=["half a message", "behind a whole one", "a record without an end", "without an end"],
+)
+def test_a_message_that_does_not_go_on_has_a_deadline(path: str, data: bytes) -> None:
+    """Its bytes would be kept for as long as its connection."""
+
+    async def main() -> None:
+        unfinished = UnfinishedBytes(own_bytes_max=0)
+        targets = cast("PublishTargets", Silence())
+        wire = Wire(window_bytes=1024 * 1024, targets=targets, unfinished=unfinished)
+        wire.begin(path, data)
+        wire.statuses()
+        for now_s in (0.0, LATE_S / 2, LATE_S - 0.1):
+            wire.service.end_late(now_s)
+            assert wire.statuses() == []
+        wire.service.end_late(LATE_S)
+        (told,) = wire.statuses()
+        assert told["grpc-status"] == str(int(Code.DEADLINE_EXCEEDED))
+        assert unfinished.shared_bytes == 0
+
+    asyncio.run(main())
+
+
+def test_messages_that_wait_are_bounded_over_all_connections() -> None:
+    """The newest that would be too much is refused, a small one never; the end gives all back."""
+
+    async def main() -> None:
+        unfinished = UnfinishedBytes(shared_bytes_max=_SIZE + 100, own_bytes_max=_SIZE // 2)
+        wires = [Wire(window_bytes=1024 * 1024, unfinished=unfinished) for _ in range(4)]
+        one, two, three, four = wires
+        one.begin("/proto.API/PublishToSubject", _WHOLE)
+        two.begin("/proto.API/Publish", _WHOLE[:-1])
+        assert one.statuses() + two.statuses() == []
+        four.begin("/proto.API/PublishToSubject", _TO_SUBJECT)
+        assert four.statuses() == []
+        for path, data in (("PublishToSubject", _WHOLE), ("Publish", _WHOLE[:-1])):
+            three.begin(f"/proto.API/{path}", data)
+            (told,) = three.statuses()
+            assert told["grpc-status"] == str(int(Code.RESOURCE_EXHAUSTED))
+        one.service.connection_lost(None)
+        three.begin("/proto.API/Publish", _WHOLE[:-1])
+        assert three.statuses() == []
+        for wire in wires[1:]:
+            wire.service.connection_lost(None)
+        assert unfinished.shared_bytes == 0
 
     asyncio.run(main())

@@ -386,3 +386,14 @@ def test_the_text_of_a_status_is_bounded() -> None:
     assert told["grpc-status"] == str(int(Code.INVALID_ARGUMENT))
     assert len(told["grpc-message"]) <= 3 * 1024
     assert told["grpc-message"].endswith("...")
+
+
+def test_a_call_that_breaks_the_rules_ends_for_its_owner_too() -> None:
+    """Else the owner keeps it, and counts it as open, for as long as the connection lasts."""
+    peer = Peer()
+    call = peer.open()
+    peer.send(call, prefixed(b"whole") + b"\1" + prefixed(b"compressed")[1:])
+    found = peer.exchange()
+    assert list(messages(found)) == [b"whole"]
+    assert found[-1] == CallEnded(call)
+    assert peer.status()["grpc-status"] == str(int(Code.UNIMPLEMENTED))
