@@ -40,7 +40,7 @@ from broker.adapters.reading.rows import (
     resolve,
 )
 from broker.codec.flight.access_actions import ACCESS_ACTIONS
-from broker.codec.flight.actions import ACTIONS, decode_body
+from broker.codec.flight.actions import ACTIONS, BODY_BYTES_MAX, decode_body
 from broker.codec.flight.group_actions import GROUP_ACTIONS
 from broker.codec.flight.operations import OPERATIONS
 from broker.codec.flight.protocol import ReadRequest, StreamPath
@@ -258,8 +258,8 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
     @_border
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """Take batches and answer each with its base offset or its error."""
+        caller = self._caller(context, "do_put")  # before the descriptor is copied
         path, partition = put_path(descriptor.path)
-        caller = self._caller(context)
         may_go_on = self._admitted(caller, "do_put", path.stream)
         stream = self._api.streams.get(path.stream)
         check_incarnation(stream, path.stream_uuid)
@@ -296,8 +296,8 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
     @_border
     def do_get(self, context: Any, ticket: Any) -> Any:
         """Serve a range of rows, or the live tail."""
+        caller = self._caller(context, "do_get")  # before the ticket is copied
         request = ReadRequest.from_ticket(ticket.ticket)
-        caller = self._caller(context)
         may_go_on = self._admitted(caller, "do_get", request.stream)
         wanted = resolve(self._api, request)
         return flight.GeneratorStream(wanted.schema, self._rows(context, caller, wanted, may_go_on))
@@ -319,10 +319,15 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
 
         return check_stop
 
-    def _caller(self, context: Any) -> Caller:
-        """Return who makes a call, and count the call."""
+    def _caller(self, context: Any, call: str) -> Caller:
+        """Return who makes a call, and count the call.
+
+        Nothing of a stranger's request is looked at: pyarrow has it whole by now, without a limit,
+        and each look is a copy.
+        """
         caller = caller_of(self._gate, context)
         self._gate.count_request(caller)
+        self._gate.admit_known(caller, call)
         return caller
 
     def _rows(
@@ -352,7 +357,7 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
     @_border
     def do_exchange(self, context: Any, *_call: Any) -> None:
         """Refuse the call. Without this method pyarrow would refuse it with a traceback."""
-        self._gate.admit(self._caller(context), "do_exchange", {})
+        self._gate.admit(self._caller(context, "do_exchange"), "do_exchange", {})
         raise InvalidRequestError("do_exchange is not offered; use do_put and do_get")
 
     # ------------------------------------------------------------------ discovery
@@ -361,7 +366,7 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
     @_border
     def list_flights(self, context: Any, criteria: bytes) -> Any:
         """Return one info per stream that the caller may describe."""
-        caller = self._caller(context)
+        caller = self._caller(context, "list_flights")
         with self._gate.call(caller, "list_flights", {}):
             if criteria:
                 raise InvalidRequestError("list_flights takes no criteria", field="criteria")
@@ -373,8 +378,9 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
     @_border
     def get_flight_info(self, context: Any, descriptor: Any) -> Any:
         """Return the partitions of a stream, or one partition, with their positions."""
+        caller = self._caller(context, "get_flight_info")
         path = StreamPath.from_path(descriptor.path)
-        self._gate.admit(self._caller(context), "get_flight_info", {"name": path.stream})
+        self._gate.admit(caller, "get_flight_info", {"name": path.stream})
         stream = self._api.streams.get(path.stream)
         check_incarnation(stream, path.stream_uuid)
         return self._listing.info(stream, path.partition)
@@ -396,7 +402,8 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
     @_border
     def do_action(self, context: Any, action: Any) -> Any:
         """Run one action and return its results."""
-        caller = self._caller(context)
+        caller = self._caller(context, action.type)
+        check_body(action)
         values = decode_body(action.type, action.body.to_pybytes())
         with self._gate.call(caller, action.type, values):
             results = self._act(context, caller, action.type, values)
@@ -433,6 +440,13 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
                 return [one for one in results if one["group"] in names]
             case _:
                 return results
+
+
+def check_body(action: Any) -> None:
+    """Refuse a body that is too long before it is copied; raises InvalidRequestError."""
+    if action.body.size > BODY_BYTES_MAX:
+        what = f"the body of {action.type[:64]} of {action.body.size} bytes"
+        raise InvalidRequestError(f"{what} exceeds {BODY_BYTES_MAX}", field="body")
 
 
 def _schema(reader: Any) -> pa.Schema:

@@ -1,4 +1,7 @@
-"""Identity and authorization on the Flight door: service and client over real connections."""
+"""Identity and authorization on the Flight door: service and client over real connections.
+
+The file is not split: all tests share one service that asks.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from joserfc import jwt
 from joserfc.jwk import ECKey, KeySet
+from pyarrow import flight
 
 from broker.adapters.access.jwt_tokens import JwtTokens
 from broker.adapters.flight.config import FlightServiceConfig
@@ -143,6 +148,31 @@ def test_nobody_does_anything_and_the_owner_everything(guarded: Guarded) -> None
     with guarded.client(guarded.owner) as owner:
         owner.create_stream("s")
         assert [one.name for one in owner.streams()] == ["s"]
+
+
+@pytest.mark.parametrize("call", ["do_action", "do_get", "get_flight_info", "do_put", "unknown"])
+def test_a_strangers_request_is_not_looked_at(guarded: Guarded, call: str) -> None:
+    """Arrow takes requests of any size, and each look at one is a copy."""
+    long = b"x" * (1024 * 1024)
+    raw = flight.FlightClient(f"grpc://127.0.0.1:{guarded.service.port}")
+
+    def ask() -> None:
+        match call:
+            case "do_action":
+                list(raw.do_action(flight.Action("whoami", long)))
+            case "unknown":
+                list(raw.do_action(flight.Action("x" * 10_000, b"")))
+            case "do_get":
+                raw.do_get(flight.Ticket(long)).read_all()
+            case "get_flight_info":
+                raw.get_flight_info(flight.FlightDescriptor.for_path(long))
+            case "do_put":
+                descriptor = flight.FlightDescriptor.for_path(long)
+                writer, _ = raw.do_put(descriptor, pa.schema([("value", pa.binary())]))
+                writer.close()
+
+    with raw, pytest.raises(flight.FlightUnauthenticatedError, match="asks who you are"):
+        ask()
 
 
 def test_a_token_publishes_and_reads_what_was_granted_and_nothing_else(guarded: Guarded) -> None:
