@@ -57,10 +57,11 @@ def test_a_tenant_takes_no_more_than_its_share(tmp_path: Path) -> None:
         wide = StreamConfig(subject="shop.wide", partitions=4)
         with pytest.raises(QuotaExceededError, match="9000 bytes"):
             broker.streams.create("shop-wide", wide)
-        long = "\N{BOMB}" * 250  # 3,000 bytes as JSON
-        broker.cursors.set(long, "shop-in", 0, 1)
+        long = "\N{BOMB}" * 60  # 720 bytes as JSON
+        broker.cursors.set(f"{long}0", "shop-in", 0, 1)
         with pytest.raises(QuotaExceededError, match="9000 bytes"):
-            broker.cursors.set(long + "2", "shop-in", 0, 1)
+            for number in range(1, 20):
+                broker.cursors.set(f"{long}{number}", "shop-in", 0, 1)
         broker.streams.create("wide", replace(wide, subject="wide"))
         broker._metadata.propose(AlterTenant(name="shop", metadata_bytes_max=90_000))
         broker.streams.create("shop-wide", wide)
