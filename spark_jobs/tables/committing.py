@@ -13,7 +13,7 @@ import json
 import logging
 import random
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
@@ -24,6 +24,7 @@ from broker.errors import (
     SchemaMismatchError,
     StaleWatermarkError,
     StreamRecreatedError,
+    TableMismatchError,
     TableRolledBackError,
     UnavailableError,
 )
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 _ATTEMPTS_MAX: Final = 30
 _BACKOFF_S: Final = 0.02
 _BACKOFF_S_MAX: Final = 1.0
+_APPEND_ONLY: Final = "delta.appendOnly"
 _CHECKPOINT_EVERY: Final = 20  # versions between checkpoints, if the table has no such property
 
 _log = logging.getLogger("headwater.tables")
@@ -248,11 +250,14 @@ class CommittingTable:
         """Add and remove files below the watermarks, and change the counts of rows accordingly.
 
         ``counts`` has the changes, per (app, partition) of this stream. Errors as for
-        :meth:`commit`; StaleWatermarkError also if another process rewrote a file of ``removed``.
+        :meth:`commit` and :meth:`require_removable`; StaleWatermarkError also if another process
+        rewrote a file of ``removed``.
         """
         uuid = self._source.stream_uuid
 
         def transactions(state: State) -> dict[str, int]:
+            if removed:
+                self.require_removable(state)
             keys = [(app, uuid, number) for app, number in counts]
             now = {key: state.claims.of.get(key) for key in keys}
             there = {file.path for file in self._table.files(state.snapshot, ())}
@@ -315,6 +320,27 @@ class CommittingTable:
             assert again is not None, "find raises if the table is gone"
             state = again
         raise self._too_busy()
+
+    def require_removable(self, state: State) -> None:
+        """Check that rows may be taken out of the table.
+
+        Raises:
+            TableMismatchError: its properties forbid that.
+        """
+        if state.snapshot.properties.get(_APPEND_ONLY, "").lower() == "true":
+            raise TableMismatchError(
+                f"{state.snapshot.uri} has the property {_APPEND_ONLY}, so no rows can be taken "
+                "out of it. Remove the property, then run the job again",
+                uri=state.snapshot.uri,
+            )
+
+    def read_columns(self, path: str, names: Sequence[str]) -> pa.Table:
+        """Read those of the named columns that a data file has."""
+        return self._table.read_columns(path, names)
+
+    def read_batches(self, path: str, *, bytes_max: int) -> Iterator[pa.RecordBatch]:
+        """Read a data file in order, in batches of about ``bytes_max`` bytes at most."""
+        return self._table.read_batches(path, bytes_max=bytes_max)
 
     def paths(self, state: State) -> list[str]:
         """Return the data files of a version."""

@@ -8,7 +8,7 @@ ObjectCorruptError with the object's key.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -204,5 +204,25 @@ def read_columns(store: ObjectStore, key: str, names: Sequence[str] | None = Non
         present = file.schema_arrow.names
         wanted = present if names is None else [name for name in names if name in present]
         return file.read(columns=wanted)
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as cause:
+        raise ObjectCorruptError(f"{key} is not readable Parquet: {cause}", key=key) from cause
+
+
+def read_batches(store: ObjectStore, key: str, *, bytes_max: int) -> Iterator[pa.RecordBatch]:
+    """Yield a Parquet object's rows in order, in batches of about ``bytes_max`` bytes at most.
+
+    A batch has at least one row. Raises ObjectMissingError or ObjectCorruptError.
+    """
+    try:
+        file = pq.ParquetFile(
+            arrow_file.object_file(store, key, store.head(key).size_bytes),
+            page_checksum_verification=True,
+        )
+        for number in range(file.num_row_groups):
+            group = file.metadata.row_group(number)
+            share = bytes_max * group.num_rows // max(1, group.total_byte_size)
+            yield from file.iter_batches(
+                batch_size=max(1, min(share, group.num_rows)), row_groups=[number]
+            )
     except (pa.ArrowException, OSError, UnicodeDecodeError) as cause:
         raise ObjectCorruptError(f"{key} is not readable Parquet: {cause}", key=key) from cause

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import unquote
@@ -24,7 +24,7 @@ from deltalake.schema import Schema
 from deltalake.transaction import AddAction, RemoveAction
 
 from broker.errors import ObjectMissingError, RemoteTierUnavailableError, TableMismatchError
-from tiering.read.parquet_source import count_values
+from tiering.read.parquet_source import count_values, read_batches, read_columns
 from tiering.store.object_store import ObjectStore
 from tiering.table.delta_library import (
     NO_HOOKS,
@@ -256,11 +256,25 @@ class AppendTable:
 
     def count_values(self, path: str, name: str) -> int:
         """Read a data file and count its rows that have a value in a column."""
+        return count_values(self._store, self._key(path), name)
+
+    def read_columns(self, path: str, names: Sequence[str]) -> pa.Table:
+        """Read those of the named columns that a data file has."""
+        return read_columns(self._store, self._key(path), names)
+
+    def read_batches(self, path: str, *, bytes_max: int) -> Iterator[pa.RecordBatch]:
+        """Read a data file in batches; see :func:`tiering.read.parquet_source.read_batches`."""
+        yield from read_batches(self._store, self._key(path), bytes_max=bytes_max)
+
+    def _key(self, path: str) -> str:
+        """Return the key of a data file. A foreign writer may have escaped the path in the log."""
+        if "%" not in path:
+            return path
         try:
-            return count_values(self._store, path, name)
+            self._store.head(path)
         except ObjectMissingError:
-            # A foreign writer may have escaped the path in the log.
-            return count_values(self._store, unquote(path), name)
+            return unquote(path)
+        return path
 
     def checkpoint(self) -> None:
         """Write a Delta checkpoint of the newest version, so that opening stays quick."""
