@@ -246,7 +246,7 @@ def _append_all(
     report: Report,
     *,
     chunk_max: int,
-    finish: Callable[[Mapping[int, OffsetRange]], None],
+    finish: Callable[[Mapping[int, OffsetRange]], bool],
 ) -> None:
     """Append chunk after chunk; another run of the same name may take some of them.
 
@@ -270,11 +270,10 @@ def _append_all(
             report.progress("trying again", error=type(error).__name__)
             pause_s = random.uniform(0, _BACKOFF_S * 2**failures)  # noqa: S311  (no secret)
             report.stop.event.wait(pause_s)
-            if is_begun:
-                finish(wanted)
+            finished = is_begun and finish(wanted)
             before = dict(totals.ends)
             totals.ends |= {number: int(end) for number, end in appender.watermarks().ends.items()}
-            if totals.ends != before:
+            if totals.ends != before or finished:
                 failures = 0  # another run made progress, or what was begun is finished
             elif is_begun:
                 raise  # no pin of the table can finish it
@@ -313,19 +312,24 @@ def _finish(
     client: Client,
     report: Report,
     totals: _Totals,
-) -> None:
-    """Finish what a run has begun, before this run appends what it wants; count it."""
+) -> bool:
+    """Finish what a run has begun, before this run appends what it wants; count its own part.
+
+    Returns whether anything was appended, under any name.
+    """
     described = client.describe(source.stream)
-    for done in begun.finish(
+    finished = begun.finish(
         spark,
         target,
         source,
-        Pins(open_store(target.store), target.app),
         report,
         firsts={part.partition: part.start for part in described.partitions},
         begins={number: offsets.start for number, offsets in wanted.items()},
-    ):
-        totals.add(done)
+    )
+    for app, done in finished:
+        if app == target.app:
+            totals.add(done)
+    return any(done.ranges for _, done in finished)
 
 
 def _appender(spark: SparkSession, pin: Pin | None, target: Target, source: Source) -> Appender:
@@ -368,10 +372,10 @@ def _pin(
             return None
         if like.stream_uuid != source.stream_uuid:
             raise _other_stream(like, source)
+        finish()
         made = Pin(stream=like.stream, stream_uuid=like.stream_uuid, starts={}, spec=like.spec)
         return own.put(made) or own.newest()
-    if is_pinned:
-        finish()
+    finish()
     return ingest_setup.settle(
         argparse.Namespace(**{**vars(args), "starting_offsets": None}),
         own,

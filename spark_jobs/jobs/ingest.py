@@ -130,7 +130,7 @@ def run(spark: SparkSession, args: argparse.Namespace, report: Report) -> Facts:
     target = Target.at(args.table, app=args.app, partition_by=_names(args.partition_by))
     pins = Pins(open_store(target.store), target.app)
     firsts = {part.partition: part.start for part in described.partitions}
-    finished = begun.finish(spark, target, source, pins, report, firsts=firsts)
+    finished = begun.finish(spark, target, source, report, firsts=firsts)
     watermarks = Appender(spark, target, source).watermarks()
     pin = ingest_setup.settle(args, pins, described=described, watermarks=watermarks, client=client)
     batches = Batches(
@@ -144,8 +144,9 @@ def run(spark: SparkSession, args: argparse.Namespace, report: Report) -> Facts:
         report=report,
         behind=lambda ends: _behind(client.describe(source.stream), ends, pin.starts),
     )
-    for done in finished:
-        batches.totals.add(done)
+    for app, done in finished:
+        if app == target.app:
+            batches.totals.add(done)
     runner = _BatchRunner(batches, report.stop)
     behind = _behind(described, batches.totals.ends, pin.starts)
     report.progress("reading", stream=source.stream, table=target.uri, behind=behind)

@@ -236,10 +236,11 @@ class Batches:
 
         The new pin would judge the rest of these ranges in the next batch.
         """
-        for done in begun.finish(
-            self._spark, self._target, self._source, self._pins, self._report, firsts=self._firsts
+        for app, done in begun.finish(
+            self._spark, self._target, self._source, self._report, firsts=self._firsts
         ):
-            self.totals.add(done)
+            if app == self._target.app:
+                self.totals.add(done)
 
     def _grown(self, added: pa.Schema) -> None:
         """Pin new columns and use that pin, or the pin that another run has stored meanwhile."""

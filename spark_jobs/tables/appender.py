@@ -8,7 +8,10 @@ appenders have one name (a second one, a killed one, a paused one that wakes up 
 commits a range, and the others get a typed error. Rejected rows go to a second table. That table is
 committed first, so that every row is in one of the two tables. Its claims also note the transform:
 if an append dies between the two commits, another transform may not judge the same rows again. Both
-tables are in the term of one transform; what another one has planned before is not committed.
+tables hold the term of each appender's transform; what another one has planned before for offsets
+that the two may share is not committed.
+
+The file is not split: every function is a step of one append.
 """
 
 from __future__ import annotations
@@ -32,12 +35,12 @@ from broker.errors import (
 )
 from broker.model.offsets import OffsetRange
 from spark_jobs.sessions import parallelism
-from spark_jobs.tables import plan, schema_match
+from spark_jobs.tables import committing, plan, schema_match
 from spark_jobs.tables.committing import CommittingTable, State
 from spark_jobs.tables.file_writer import Output, WrittenFile
 from spark_jobs.tables.model import Appended, Source, Target, Transform, Watermarks
 from spark_jobs.tables.own_history import OwnHistory
-from spark_jobs.tables.plan import AppendClaim
+from spark_jobs.tables.plan import AppendClaim, Begun, Fence
 from spark_jobs.tables.schema_match import Fit
 from spark_jobs.tables.slice_task import (
     AppendWork,
@@ -70,6 +73,7 @@ class _Planned:
     fit: Fit
     ranges: Mapping[int, OffsetRange]
     output: Output
+    fence: Fence
 
 
 class Appender:
@@ -100,6 +104,10 @@ class Appender:
             raise InvalidRequestError("an appender needs a Spark session, or run= to run slices")
         if rejects is not None and getattr(transform, "rejected_schema", None) is None:
             raise InvalidRequestError("a table of rejects needs a transform with rejected_schema")
+        if rejects is not None and rejects.app != target.app:
+            raise InvalidRequestError(
+                f"the two tables need one app, not {target.app!r} and {rejects.app!r}"
+            )
         self._spark = spark
         self._run = run
         self._source = source
@@ -129,28 +137,17 @@ class Appender:
             others=tuple(state.claims.others(self._main.target.app, self._source.stream_uuid)),
         )
 
-    def begun(self) -> dict[int, tuple[OffsetRange, int | None]]:
-        """Return the ranges of which only the rejected rows are committed, by partition.
+    def begun(self) -> list[Begun]:
+        """Return the ranges of which only the rejected rows are committed, of all appenders.
 
-        Each has the number of the transform that rejected them, see
-        :func:`spark_jobs.tables.plan.transform_number`; None: an old build did. Without the first
-        table nothing was begun: an append creates it before it commits rows. Creates nothing.
+        Creates nothing. See :func:`spark_jobs.tables.plan.begun`.
 
         Raises:
             TableMismatchError, StreamRecreatedError: as for :meth:`watermarks`.
         """
-        state = None if self._rejects is None else self._rejects.find()
-        if state is None or not state.mine:
-            return {}
-        main = self._main.find()
-        if main is None:  # it was lost or removed
-            return {}
-        begun = {}
-        for number, claim in state.mine.items():
-            start = main.mine[number].end if number in main.mine else claim.start
-            if start < claim.end:
-                begun[number] = (OffsetRange(start, claim.end), claim.transform)
-        return begun
+        if self._rejects is None:
+            return []
+        return committing.begun(self._main, self._rejects, self._source.stream_uuid)
 
     def append(self, ranges: Mapping[int, OffsetRange], *, batch_id: str) -> Appended:
         """Append the part of these ranges that is not in the table yet, in one commit. Blocks.
@@ -165,7 +162,8 @@ class Appender:
             StaleWatermarkError: another appender was first. Nothing of this append is in the
                 table; a second call appends the rest.
             SchemaMismatchError: the rows do not fit the table; names the column. Or an append with
-                another transform died between the two tables; then the error has the fact begun.
+                another transform died between the two tables; then the error has the fact begun,
+                and the fact app if an appender of another name began it.
             RemoteTierUnavailableError: the outcome is unknown; a second call finds out.
             HeadwaterError: a task failed to read the stream.
         """
@@ -252,8 +250,16 @@ class Appender:
         wanted = plan.cut(ranges, state.mine)
         state, fit = table.fitted(state, rows, optional)
         wanted = plan.cut(wanted, state.mine)  # columns were added meanwhile, or rows appended
+        fence = Fence(
+            app=table.target.app,
+            uuid=self._source.stream_uuid,
+            transform=self._number,
+            ranges=wanted,
+            decoded=state.claims,
+        )
+        output = self._output(table, state, fit)
         return _Planned(
-            table=table, state=state, fit=fit, ranges=wanted, output=self._output(table, state, fit)
+            table=table, state=state, fit=fit, ranges=wanted, output=output, fence=fence
         )
 
     def _planned_both(self, ranges: Mapping[int, OffsetRange]) -> tuple[_Planned, _Planned | None]:
@@ -268,13 +274,13 @@ class Appender:
             rejects = self._planned_rejects(main)
             if rejects is None or self._number is None:
                 return main, rejects
-            term = plan.next_term(main.state.term, rejects.state.term, self._number)
+            term = plan.next_term(main.fence, rejects.state.claims)
             if term is None:
                 return main, rejects
             with suppress(StaleWatermarkError):  # another one was first: look again
-                if main.state.term != term:
-                    main.table.enter(main.state, term)
-                rejects.table.enter(rejects.state, term)
+                if main.state.claims.term(main.fence.app, main.fence.uuid) != term:
+                    main.table.enter(main.state, term, highest=True)
+                rejects.table.enter(rejects.state, term, highest=False)
         raise StaleWatermarkError(
             f"appends that decode in another way began {_TERMS_MAX} times in a row while this one "
             f"was to begin, all for {self._main.target.uri}. Nothing of it was written"
@@ -290,6 +296,7 @@ class Appender:
         Raises:
             ForeignHistoryError: the rows below it are of records that the stream has lost.
             SchemaMismatchError: another transform rejected them.
+            OverlapError: see :func:`spark_jobs.tables.plan.covered`.
         """
         if self._rejects is None:
             return None
@@ -304,13 +311,19 @@ class Appender:
         }
         self._history.require(ahead, uri=table.target.uri)
         self._require_same_transform(main, ahead, table.target.uri)
+        covered = plan.covered(main.fence, state.claims, ahead, table.target.uri)
+        for number, claims in covered.items():
+            for claim in claims:
+                self._history.require({number: claim}, uri=table.target.uri)
         ranges = {}
         for number, wanted in main.ranges.items():
-            start = ahead[number].end if number in ahead else wanted.start
+            claims = [*plan.known(ahead, number), *covered.get(number, ())]
+            start = max([wanted.start, *(claim.end for claim in claims)])
             if start < wanted.end:
                 ranges[number] = OffsetRange(start, wanted.end)
+        output = self._output(table, state, fit)
         return _Planned(
-            table=table, state=state, fit=fit, ranges=ranges, output=self._output(table, state, fit)
+            table=table, state=state, fit=fit, ranges=ranges, output=output, fence=main.fence
         )
 
     def _require_same_transform(
@@ -381,9 +394,16 @@ class Appender:
                 rows[each.partition] += file.rows_count
         # A partition without rejected rows stays where it is.
         moving = {number: offsets for number, offsets in rejects.ranges.items() if rows[number]}
-        self._commit_to(
-            rejects, files, moving, rows, lineages=lineages, note=note, transform=self._number
-        )
+        try:
+            self._commit_to(
+                rejects, files, moving, rows, lineages=lineages, note=note, transform=self._number
+            )
+        except OverlapError as error:  # another appender has begun some: a new plan sees it
+            raise StaleWatermarkError(
+                f"an append of {error.facts['app']!r} has begun while rows were written for the "
+                f"same offsets: {error.message}",
+                **error.facts,
+            ) from error
 
     def _commit(
         self,
@@ -419,6 +439,7 @@ class Appender:
             planned.fit,
             files,
             ranges,
+            fence=planned.fence,
             rows=rows,
             lineages=lineages,
             transform=transform,

@@ -32,7 +32,7 @@ from broker.model.offsets import OffsetRange
 from spark_jobs.tables import plan, schema_match
 from spark_jobs.tables.file_writer import WrittenFile
 from spark_jobs.tables.model import POSITIONS_DEFAULT, Source, Target
-from spark_jobs.tables.plan import AppendClaim, AppendClaims, TransformTerm
+from spark_jobs.tables.plan import AppendClaim, AppendClaims, Begun, Fence, TransformTerm
 from spark_jobs.tables.row_counts import FileRows, check_rows
 from spark_jobs.tables.schema_match import Fit
 from tiering.read.lake import storage_options_of
@@ -59,7 +59,6 @@ class State:
     snapshot: AppendSnapshot
     claims: AppendClaims
     mine: Mapping[int, AppendClaim]
-    term: TransformTerm
 
 
 class CommittingTable:
@@ -116,7 +115,6 @@ class CommittingTable:
             snapshot=snapshot,
             claims=claims,
             mine=claims.mine(app, uuid),
-            term=claims.term(app, uuid),
         )
 
     def ensure(self, rows: pa.Schema, partitions: Iterable[int]) -> State:
@@ -187,6 +185,7 @@ class CommittingTable:
         files: Sequence[WrittenFile],
         ranges: Mapping[int, OffsetRange],
         *,
+        fence: Fence,
         rows: Mapping[int, int],
         lineages: Mapping[int, str],
         transform: int | None,
@@ -204,9 +203,11 @@ class CommittingTable:
         app, uuid = self._target.app, self._source.stream_uuid
 
         def transactions(state: State) -> dict[str, int]:
-            plan.require_term(planned.term, state.term)
+            plan.require_term(fence, planned.claims, state.claims)
             plan.require_unmoved(planned.mine, state.mine, ranges)
-            plan.require_apart(ranges, state.claims.others(app, uuid))
+            known = planned.claims.others(app, uuid)  # the plan took these into account
+            others = [each for each in state.claims.others(app, uuid) if each not in known]
+            plan.require_apart(ranges, others)
             self._require_shape(planned, state, fit)
             return plan.moved(
                 app, uuid, state.mine, ranges, rows, lineages=lineages, transform=transform
@@ -217,19 +218,24 @@ class CommittingTable:
             planned, files, transactions, commit_id=commit_id, note=note, text=text
         )
 
-    def enter(self, planned: State, term: TransformTerm) -> None:
-        """Put the table into a term, durably, if it is still in that of ``planned``.
+    def enter(self, planned: State, term: TransformTerm, *, highest: bool) -> None:
+        """Put the table into a term of this appender, durably.
+
+        ``highest`` also requires a number above those of all appenders. The decoded table requires
+        it, so no number is there twice; the rejected table follows.
 
         Raises:
-            StaleWatermarkError: it is in another term by now.
+            StaleWatermarkError: another append has begun a term since ``planned``.
             RemoteTierUnavailableError: the outcome is unknown.
         """
-        number_id, transform_id = plan.term_ids(self._target.app, self._source.stream_uuid)
+        app, uuid = self._target.app, self._source.stream_uuid
+        number_id, transform_id = plan.term_ids(app, uuid)
         assert term.transform is not None, "a transform begins a term"
         moves = {number_id: term.number, transform_id: term.transform}
 
         def transactions(state: State) -> dict[str, int]:
-            plan.require_term(planned.term, state.term)
+            below = term.number if highest else None
+            plan.require_own_term(planned.claims, state.claims, app, uuid, below=below)
             return moves
 
         text = f"headwater {self._target.app} term {term.number}"
@@ -445,6 +451,19 @@ class CommittingTable:
             f"{self._target.uri}: other processes committed first {_ATTEMPTS_MAX} times in a row",
             uri=self._target.uri,
         )
+
+
+def begun(main: CommittingTable, rejects: CommittingTable, uuid: str) -> list[Begun]:
+    """Return the ranges of which only the rejected rows are committed, of all appenders.
+
+    Without the first table nothing was begun: an append creates it before it commits rows. Creates
+    nothing; errors as for :meth:`CommittingTable.find`.
+    """
+    rejected = rejects.find()
+    if rejected is None or not rejected.claims.of:
+        return []
+    decoded = main.find()
+    return [] if decoded is None else plan.begun(decoded.claims, rejected.claims, uuid)
 
 
 def _rows_with_offset(count: int | None, nulls: int | None) -> int | None:

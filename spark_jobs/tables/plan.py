@@ -1,4 +1,7 @@
-"""Plans an append: cuts ranges at watermarks, makes slices for tasks, reads claims. Pure."""
+"""Plans an append: cuts ranges at watermarks, makes slices for tasks, reads claims. Pure.
+
+The file is not split: every function reads or makes the claims of the one format.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from broker.errors import GapError, OverlapError, StaleWatermarkError, TableMismatchError
+from broker.errors import (
+    GapError,
+    OverlapError,
+    SchemaMismatchError,
+    StaleWatermarkError,
+    TableMismatchError,
+)
 from broker.model.offsets import Offset, OffsetRange
 from spark_jobs.source.partitions import OffsetSlice
 
@@ -37,14 +46,28 @@ class AppendClaim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransformTerm:
-    """The transform by which rows go to a pair of tables, decoded and rejected, for some time.
+    """The transform by which an appender's rows go to a pair of tables, for some time.
 
-    A term ends when another transform begins the next one. Both tables hold the term, and a commit
-    to either of them needs that of its plan. So nothing of an earlier term is committed later.
+    A term ends when the appender begins the next one. Both tables, decoded and rejected, hold the
+    term, and a commit to either of them needs that of its plan. So nothing of an earlier term is
+    committed later. The numbers of all appenders of a stream are one sequence: of two transforms
+    that may judge the same records, only that of the highest number appends.
     """
 
     number: int = 0  # grows; 0: no transform has begun one
     transform: int | None = None  # see :func:`transform_number`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """A range of which only the rejected rows are committed, and who can append the rest."""
+
+    app: str  # an appender that may append this range, under its own claim
+    began_by: str  # the appender that committed the rejected rows; its pins know the decode
+    partition: int
+    offsets: OffsetRange
+    transform: int | None  # what rejected the rows; None: not known
+    since: Offset | None  # first offset of the rejected claim, if ``app`` has no claim yet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +80,10 @@ class AppendClaims:
     def term(self, app: str, uuid: str) -> TransformTerm:
         """Return the present term of one appender of one stream."""
         return self.terms.get((app, uuid), TransformTerm())
+
+    def other_terms(self, app: str, uuid: str) -> dict[str, TransformTerm]:
+        """Return the present terms of the other appenders of a stream, by name."""
+        return {a: term for (a, u), term in self.terms.items() if u == uuid and a != app}
 
     def mine(self, app: str, uuid: str) -> dict[int, AppendClaim]:
         """Return the claims of one appender of one stream, by partition."""
@@ -159,34 +186,189 @@ def claims_of(transactions: Mapping[str, int]) -> AppendClaims:
     )
 
 
-def next_term(
-    decoded: TransformTerm, rejected: TransformTerm, transform: int
-) -> TransformTerm | None:
-    """Return the term that both tables have to be in before a transform appends; None: they are.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fence:
+    """What an append was planned for: no commit of it may meet another transform's."""
 
-    If the decoded table is in a term of this transform already, and the rejected one is not yet, it
-    is that term.
+    app: str
+    uuid: str
+    transform: int | None  # None: it has no number
+    ranges: Mapping[int, OffsetRange]
+    decoded: AppendClaims  # the claims of the decoded table when the append was planned
+
+    def meets(self, app: str) -> bool:
+        """Tell whether another appender may append some of these offsets.
+
+        It appends above its watermark, and anywhere where it has none.
+        """
+        return any(
+            (claim := self.decoded.of.get((app, self.uuid, number))) is None
+            or claim.end < wanted.end
+            for number, wanted in self.ranges.items()
+        )
+
+    def is_rival(self, app: str, term: TransformTerm) -> bool:
+        """Tell whether another appender may judge some of these records in another way."""
+        return term.transform != self.transform and self.meets(app)
+
+
+def next_term(fence: Fence, rejected: AppendClaims) -> TransformTerm | None:
+    """Return the term that both tables have to be in before the append; None: they are.
+
+    Its number is above that of each rival: rivals plan by their own numbers, and two appends of
+    which each saw the other's number lower cannot be. If the decoded table is in such a term of
+    this transform already, and the rejected one is not yet, it is that term.
     """
-    if decoded.transform == transform and decoded.number > rejected.number:
-        return decoded
-    if decoded == rejected and decoded.transform == transform:
-        return None
-    return TransformTerm(number=max(decoded.number, rejected.number) + 1, transform=transform)
+    app, uuid, transform = fence.app, fence.uuid, fence.transform
+    ours = fence.decoded.term(app, uuid), rejected.term(app, uuid)
+    others = [
+        *fence.decoded.other_terms(app, uuid).items(),
+        *rejected.other_terms(app, uuid).items(),
+    ]
+    rivals = max((term.number for name, term in others if fence.is_rival(name, term)), default=0)
+    decoded = ours[0]
+    if decoded.transform == transform and decoded.number > rivals:
+        if decoded == ours[1]:
+            return None
+        if decoded.number > ours[1].number:
+            return decoded
+    numbers = [term.number for term in (*ours, *(term for _, term in others))]
+    return TransformTerm(number=max(numbers) + 1, transform=transform)
 
 
-def require_term(planned: TransformTerm, found: TransformTerm) -> None:
-    """Check that a table is still in the term for which the files were written.
+def require_term(fence: Fence, planned: AppendClaims, found: AppendClaims) -> None:
+    """Check that a table is still in the terms for which the files were written.
 
     Raises:
-        StaleWatermarkError: another transform has begun a term. Facts: expected, found.
+        StaleWatermarkError: this appender, or one that may append the same offsets in another way,
+            has begun a term. Facts: expected, found, app.
     """
-    if planned != found:
+    before = {fence.app: planned.term(fence.app, fence.uuid)}
+    before |= planned.other_terms(fence.app, fence.uuid)
+    now = {fence.app: found.term(fence.app, fence.uuid)}
+    now |= found.other_terms(fence.app, fence.uuid)
+    for app, term in sorted(now.items()):
+        earlier = before.get(app, TransformTerm())
+        if term != earlier and (app == fence.app or fence.is_rival(app, term)):
+            raise StaleWatermarkError(
+                f"an append of {app!r} that decodes in another way (another schema, or other "
+                "limits) has begun while rows were written for the same table. Nothing of this "
+                "append was committed",
+                expected=earlier.number,
+                found=term.number,
+                app=app,
+            )
+
+
+def require_own_term(
+    planned: AppendClaims, found: AppendClaims, app: str, uuid: str, *, below: int | None
+) -> None:
+    """Check that a term may begin: the appender is in that of the plan, and all are ``below``.
+
+    Raises:
+        StaleWatermarkError: another append has begun a term. Facts: expected, found.
+    """
+    highest = max((each.number for each in found.other_terms(app, uuid).values()), default=0)
+    before, now = planned.term(app, uuid), found.term(app, uuid)
+    if before != now or (below is not None and highest >= below):
         raise StaleWatermarkError(
-            "an append that decodes in another way (another schema, or other limits) has begun "
-            "while rows were written for the same table. Nothing of this append was committed",
-            expected=planned.number,
-            found=found.number,
+            "another append has begun a term at the same time",
+            expected=before.number,
+            found=max(highest, now.number),
         )
+
+
+def begun(decoded: AppendClaims, rejected: AppendClaims, uuid: str) -> list[Begun]:
+    """Return the ranges of a stream of which only the rejected rows are committed.
+
+    They are appended by the appender that began them. If another one, which decodes in the same
+    way, has appended a part of them meanwhile, what lies above that part is the other one's: a
+    claim has no holes.
+    """
+    found: list[Begun] = []
+    for (app, stream, number), claim in sorted(rejected.of.items()):
+        if stream != uuid:
+            continue
+        own = decoded.of.get((app, uuid, number))
+        held = {
+            OffsetRange(other.start, other.end): name
+            for (name, u, n), other in decoded.of.items()
+            if (u, n) == (uuid, number)
+        }
+        held |= {each.offsets: each.app for each in found if each.partition == number}
+        low, by = claim.start if own is None else own.end, app
+        for offsets, name in [*sorted(held.items(), key=lambda each: each[0].start), (None, "")]:
+            end = claim.end if offsets is None else min(offsets.start, claim.end)
+            if low < end:
+                is_new = own is None and by == app
+                found.append(
+                    Begun(
+                        app=by,
+                        began_by=app,
+                        partition=number,
+                        offsets=OffsetRange(low, end),
+                        transform=claim.transform,
+                        since=claim.start if is_new else None,
+                    )
+                )
+                own = own or claim  # its first claim is this one
+            if offsets is not None and offsets.end > low:
+                low, by = offsets.end, app if own is None else name
+    return found
+
+
+def covered(
+    fence: Fence, rejected: AppendClaims, ahead: Mapping[int, AppendClaim], uri: str
+) -> dict[int, list[AppendClaim]]:
+    """Return what other appenders have begun at the beginnings of an append's ranges.
+
+    Their rejected rows are in the table of rejected rows already, and this transform rejects the
+    same ones. ``ahead`` has this appender's own claims there.
+
+    Raises:
+        SchemaMismatchError: another transform has rejected them, or they are not at the beginning.
+            Facts: uri, partition, start, end, app, begun.
+        OverlapError: another appender may have rejected rows there, and it cannot be known which.
+    """
+    found: dict[int, list[AppendClaim]] = {}
+    for (app, uuid, number), claim in sorted(
+        rejected.of.items(), key=lambda each: (each[0][2], each[1].start)
+    ):
+        wanted = fence.ranges.get(number)
+        if uuid != fence.uuid or app == fence.app or wanted is None:
+            continue
+        low, high = max(wanted.start, claim.start), min(wanted.end, claim.end)
+        if low >= high:
+            continue
+        own = fence.decoded.of.get((app, uuid, number))
+        if own is not None and low < own.end:
+            require_apart(fence.ranges, [(app, number, OffsetRange(claim.start, claim.end))])
+        ends = [each.end for each in (*found.get(number, ()), *known(ahead, number))]
+        if (
+            fence.transform is None
+            or claim.transform != fence.transform
+            or (low > max([wanted.start, *ends]))
+        ):
+            raise SchemaMismatchError(
+                f"an append of {app!r} of partition {number} was interrupted after the rejected "
+                f"records of {OffsetRange(low, high)} were committed to {uri}, and this append "
+                "cannot go on from there: a record could be lost or doubled. Run the job of "
+                f"{app!r} again, which finishes that append; then append the rest. If the rows of "
+                "the first table were removed on purpose, remove the second table, too",
+                uri=uri,
+                partition=number,
+                start=int(low),
+                end=int(high),
+                app=app,
+                begun=True,
+            )
+        found.setdefault(number, []).append(claim)
+    return found
+
+
+def known(claims: Mapping[int, AppendClaim], number: int) -> list[AppendClaim]:
+    """Return the claim of a partition, if there is one."""
+    return [claims[number]] if number in claims else []
 
 
 def cut(

@@ -22,7 +22,7 @@ from broker.errors import (
     MetadataCorruptError,
     SchemaMismatchError,
 )
-from broker.model.offsets import Offset
+from broker.model.offsets import Offset, OffsetRange
 from simkit.brokers.memory_broker import records
 from simkit.tier.append_rig import AppendRig, append_rig, positions, ranges
 from spark_jobs.decode import ddl, types
@@ -248,11 +248,11 @@ def test_an_ingests_first_append_goes_on_where_its_stream_begins_now(
     rig: AppendRig, target: Target, dying: list[bool], spec: DecodeSpec
 ) -> None:
     """As for a backfill."""
-    pins = began(rig, target, spec, dying)
+    began(rig, target, spec, dying)
     rig.client.purge_stream("s", 0, before=2)
     report = Report("ingest", io.StringIO())
 
-    begun.finish(SPARK, target, rig.source, pins, report, firsts={0: Offset(2)})
+    begun.finish(SPARK, target, rig.source, report, firsts={0: Offset(2)})
 
     assert both(target) == [1, 2, 3]
 
@@ -312,6 +312,71 @@ def test_a_first_append_that_began_later_is_finished_when_its_beginning_is_given
     run(rig, target, "--from", '{"0": 1}')
 
     assert both(target) == [1, 2, 3, 4]
+
+
+STRICT_N = ("--schema", "n bigint", "--record-bytes-max", "13")
+
+
+@pytest.mark.parametrize("words", [(), ("--schema", "n bigint"), STRICT_N])
+def test_a_job_of_another_name_finishes_what_was_begun(
+    rig: AppendRig, target: Target, dying: list[bool], words: tuple[str, ...]
+) -> None:
+    """By the name and the pin of the dead job; then each goes on with its own records."""
+    dying.append(True)
+    with pytest.raises(Died):
+        run(rig, target, "--app", "ingest", *STRICT_N, "--to", '{"0": 3}')
+
+    done = run(rig, target, *words, "--records-per-chunk", "1")
+
+    assert (done["remaining"], done["records"]) == (0, 0), "it ends where the other one began"
+    assert both(target) == [0, 1, 2]
+    assert positions(target) == [(0, 0)], "decoded as it was begun"
+    assert run(rig, target, "--app", "ingest")["records"] == 2
+    assert both(target) == [0, 1, 2, 3, 4]
+    assert run(rig, target)["records"] == 0
+
+
+def test_a_job_goes_on_after_the_middle_of_its_range_has_gone_to_another(
+    rig: AppendRig, target: Target, dying: list[bool]
+) -> None:
+    """Two jobs that decode alike overlapped, and one of them died between its two commits.
+
+    A claim has no holes. What lies above the other's records becomes the other's, decoded as begun.
+    """
+    dying.append(True)
+    with pytest.raises(Died):
+        run(rig, target, "--app", "ingest", "--schema", "n bigint", "--to", '{"0": 4}')
+    pin = Pins(open_store(target.store), "ingest").newest()
+    assert pin is not None
+    table = replace(target, app="other")
+    other = rig.appender(table, DecodeTransform(pin.spec), rejects=table.beside("__rejected"))
+    middle = {0: OffsetRange(Offset(2), Offset(3))}
+    with pytest.MonkeyPatch.context() as late:  # it planned before the rejected rows were there
+        late.setattr(plan, "covered", lambda *_: {})
+        other.append(middle, batch_id="middle")
+
+    run(rig, target)
+
+    assert both(target) == [0, 1, 2, 3]
+    assert other.watermarks().ends == {0: 4}
+
+
+def test_what_another_job_has_begun_is_refused_if_its_pins_are_lost(
+    rig: AppendRig, target: Target, dying: list[bool]
+) -> None:
+    """The error names the job that has to run again."""
+    dying.append(True)
+    with pytest.raises(Died):
+        run(rig, target, "--app", "ingest", *STRICT_N, "--to", '{"0": 4}')
+    shutil.rmtree(target.store.root / "_headwater")
+
+    with pytest.raises(SchemaMismatchError, match="Run the job of 'ingest' again") as refused:
+        run(rig, target, "--schema", "n bigint")
+
+    assert (refused.value.app, refused.value.begun) == ("ingest", True)
+    assert positions(target) == []
+    run(rig, target, "--app", "ingest", *STRICT_N)
+    assert both(target) == [0, 1, 2, 3, 4]
 
 
 def batch(start: int, end: int, uuid: str) -> Any:
@@ -435,7 +500,7 @@ def test_a_table_that_was_emptied_begins_at_its_beginning(
     shutil.rmtree(target.store.root / "_delta_log")
 
     report = Report("ingest", io.StringIO())
-    finished = begun.finish(SPARK, target, rig.source, pins, report, firsts={0: Offset(0)})
+    finished = begun.finish(SPARK, target, rig.source, report, firsts={0: Offset(0)})
 
     assert finished == []
     rig.appender(target, DecodeTransform(spec), rejects=rejects).append(

@@ -32,7 +32,7 @@ from spark_jobs.decode.transform import DecodeTransform
 from spark_jobs.jobs import begun, ingest_batches
 from spark_jobs.jobs.ingest_batches import Batches
 from spark_jobs.jobs.job import Report
-from spark_jobs.tables import Appended, Source, Target, Watermarks, plan
+from spark_jobs.tables import Appended, Source, Target, Watermarks, committing, plan
 from tiering.store.opening import open_store
 
 UUID: Final = "8ff10987-013b-4fdf-8f5d-3f093c1a7364"
@@ -63,13 +63,6 @@ class Tables:
         assert transform is not None
         ends = self.ends["main"]
 
-        def begun() -> dict[int, tuple[OffsetRange, int | None]]:
-            return {
-                n: (OffsetRange(ends.get(n, Offset(0)), end), self.number)
-                for n, end in self.ends["rejects"].items()
-                if end > ends.get(n, 0)
-            }
-
         def append(ranges: Mapping[int, OffsetRange], *, batch_id: str) -> Appended:
             assert batch_id
             given = {number: (int(r.start), int(r.end)) for number, r in ranges.items()}
@@ -87,8 +80,23 @@ class Tables:
         return SimpleNamespace(
             watermarks=lambda: Watermarks(version=0, ends=dict(ends), starts={}),
             append=append,
-            begun=begun,
         )
+
+    def begun(self, *_: object) -> list[plan.Begun]:
+        """Stand in for the function of the same name: the rejected table is ahead."""
+        ends = self.ends["main"]
+        return [
+            plan.Begun(
+                app="ingest",
+                began_by="ingest",
+                partition=n,
+                offsets=OffsetRange(ends.get(n, Offset(0)), end),
+                transform=self.number,
+                since=None if n in ends else Offset(0),
+            )
+            for n, end in self.ends["rejects"].items()
+            if end > ends.get(n, 0)
+        ]
 
 
 @pytest.fixture
@@ -97,6 +105,7 @@ def tables(monkeypatch: pytest.MonkeyPatch) -> Tables:
     made = Tables()
     monkeypatch.setattr(ingest_batches, "Appender", made.appender)
     monkeypatch.setattr(begun, "Appender", made.appender)
+    monkeypatch.setattr(committing, "begun", made.begun)
     monkeypatch.setattr(ingest_batches, "_BACKOFF_S", 0.0)
     return made
 

@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.errors import GapError, OverlapError, StaleWatermarkError, TableMismatchError
+from broker.errors import (
+    GapError,
+    OverlapError,
+    SchemaMismatchError,
+    StaleWatermarkError,
+    TableMismatchError,
+)
 from broker.model.offsets import Offset, OffsetRange
 from spark_jobs.tables import plan
 from spark_jobs.tables.plan import AppendClaim
@@ -153,20 +159,137 @@ def test_moved_watermarks_are_stale() -> None:
         plan.require_unmoved({}, {0: claim(0, 1)}, moving)
 
 
+def terms(**of: plan.TransformTerm) -> plan.AppendClaims:
+    """Return claims of appenders that have only terms."""
+    return plan.AppendClaims(terms={(app, UUID): each for app, each in of.items()})
+
+
+def fence(
+    decoded: plan.AppendClaims, transform: int | None = 7, wanted: OffsetRange | None = None
+) -> plan.Fence:
+    """Return the fence of an append of ``a``, by default of [10, 20) of partition 0."""
+    return plan.Fence(
+        app="a", uuid=UUID, transform=transform, ranges={0: wanted or span(10, 20)}, decoded=decoded
+    )
+
+
 def test_a_term_is_that_of_both_tables() -> None:
     """Another transform begins a higher one; what was begun in one table only is completed."""
+
+    def after(
+        decoded: plan.TransformTerm, rejected: plan.TransformTerm, transform: int
+    ) -> plan.TransformTerm | None:
+        return plan.next_term(fence(terms(a=decoded), transform), terms(a=rejected))
+
     none, first, second = plan.TransformTerm(), term(1, 7), term(2, 8)
-    assert plan.next_term(none, none, 7) == first
-    assert plan.next_term(first, none, 7) == first
-    assert plan.next_term(first, none, 8) == second
-    assert plan.next_term(first, first, 7) is None
-    assert plan.next_term(first, first, 8) == second
-    assert plan.next_term(second, first, 8) == second
-    assert plan.next_term(second, first, 7) == term(3, 7)
+    assert after(none, none, 7) == first
+    assert after(first, none, 7) == first
+    assert after(first, none, 8) == second
+    assert after(first, first, 7) is None
+    assert after(first, first, 8) == second
+    assert after(second, first, 8) == second
+    assert after(second, first, 7) == term(3, 7)
     # The decoded table was removed or rolled back, the rejected one was not.
-    assert plan.next_term(none, second, 8) == term(3, 8)
-    assert plan.next_term(first, second, 7) == term(3, 7)
-    assert plan.next_term(first, term(1, 8), 7) == term(2, 7)
+    assert after(none, second, 8) == term(3, 8)
+    assert after(first, second, 7) == term(3, 7)
+    assert after(first, term(1, 8), 7) == term(2, 7)
+
+
+def test_a_term_is_above_those_of_rivals() -> None:
+    """A rival may judge the same records otherwise: it has no watermark, or a lower one."""
+    ours, same, rival = term(1, 7), term(2, 7), term(3, 8)
+    for decoded, rejected in ((rival, ours), (ours, rival), (rival, rival)):
+        mine = terms(a=ours, b=decoded)
+        assert plan.next_term(fence(mine), terms(a=ours, b=rejected)) == term(4, 7)
+    assert plan.next_term(fence(terms(a=ours, b=same)), terms(a=ours, b=same)) is None
+    assert plan.next_term(fence(terms(a=ours, b=term(1, 8))), terms(a=ours)) == term(2, 7)
+    assert plan.next_term(fence(terms(a=term(4, 7), b=rival)), terms(a=ours)) == term(4, 7)
+    # An ingest that is above a backfill does not make it begin terms; the other way it does.
+    for end, found in ((20, None), (19, term(4, 7))):
+        above = replace(terms(a=ours, b=rival), of={("b", UUID, 0): claim(0, end)})
+        assert plan.next_term(fence(above), terms(a=ours, b=rival)) == found
+
+
+def test_a_rivals_new_term_makes_rows_stale() -> None:
+    """Not that of a transform that judges alike, nor that of an appender that is above."""
+    planned = terms(a=term(1, 7), b=term(2, 7))
+    plan.require_term(fence(planned), planned, terms(a=term(1, 7), b=term(3, 7), c=term(4, 7)))
+    for app in ("b", "c"):
+        found = terms(**{"a": term(1, 7), app: term(3, 8)})
+        with pytest.raises(StaleWatermarkError) as stale:
+            plan.require_term(fence(planned), planned, found)
+        assert (stale.value.app, stale.value.found) == (app, 3)
+    above = replace(planned, of={("b", UUID, 0): claim(0, 20)})
+    plan.require_term(fence(above), planned, terms(a=term(1, 7), b=term(3, 8)))
+    with pytest.raises(StaleWatermarkError):  # a transform without a number agrees with none
+        plan.require_term(fence(planned, None), planned, terms(a=term(1, 7), b=term(3, 7)))
+
+
+def test_no_number_is_begun_twice() -> None:
+    """The decoded table takes only a number above all; the rejected table follows."""
+    planned = terms(a=term(1, 7))
+    plan.require_own_term(planned, planned, "a", UUID, below=2)
+    found = terms(a=term(1, 7), b=term(2, 8))
+    plan.require_own_term(planned, found, "a", UUID, below=3)
+    plan.require_own_term(planned, found, "a", UUID, below=None)
+    with pytest.raises(StaleWatermarkError):
+        plan.require_own_term(planned, found, "a", UUID, below=2)
+    with pytest.raises(StaleWatermarkError):
+        plan.require_own_term(planned, terms(a=term(2, 7)), "a", UUID, below=None)
+
+
+def test_what_was_begun_is_finished_without_holes_in_claims() -> None:
+    """The rest goes to the appender that began it, or to the one whose claim ends there."""
+
+    def found(decoded: dict[str, AppendClaim]) -> list[tuple[str, OffsetRange, int | None]]:
+        of = {(app, UUID, 0): each for app, each in decoded.items()}
+        begun = {("a", UUID, 0): replace(claim(5, 50, 1), transform=7),
+                 ("z", OTHER, 0): claim(0, 9)}  # fmt: skip
+        told = plan.begun(plan.AppendClaims(of=of), plan.AppendClaims(of=begun), UUID)
+        assert all((each.began_by, each.transform) == ("a", 7) for each in told)
+        return [(each.app, each.offsets, each.since) for each in told]
+
+    assert found({}) == [("a", span(5, 50), 5)]
+    assert found({"a": claim(0, 20)}) == [("a", span(20, 50), None)]
+    assert found({"a": claim(0, 50)}) == found({"b": claim(0, 60)}) == []
+    assert found({"b": claim(0, 10)}) == [("a", span(10, 50), 5)]
+    assert found({"b": claim(30, 90)}) == [("a", span(5, 30), 5)]
+    assert found({"b": claim(20, 30)}) == [("a", span(5, 20), 5), ("b", span(30, 50), None)]
+    assert found({"a": claim(0, 20), "b": claim(20, 30), "c": claim(40, 45)}) == [
+        ("b", span(30, 40), None),
+        ("c", span(45, 50), None),
+    ]
+
+
+def test_two_that_began_the_same_range_finish_it_once() -> None:
+    """The second one has what lies above."""
+    begun = {(app, UUID, 0): claim(0, end) for app, end in (("a", 10), ("b", 15))}
+    told = plan.begun(plan.AppendClaims(), plan.AppendClaims(of=begun), UUID)
+    assert [(each.app, each.offsets) for each in told] == [("a", span(0, 10)), ("b", span(10, 15))]
+
+
+def test_what_another_one_began_counts_as_rejected() -> None:
+    """If it decodes alike, and from the beginning of the range on; else it is refused by name."""
+
+    def covered(begun: AppendClaim, of: dict[str, AppendClaim] | None = None, **more: int) -> int:
+        decoded = plan.AppendClaims(of={(a, UUID, 0): each for a, each in (of or {}).items()})
+        rejected = plan.AppendClaims(of={("b", UUID, 0): begun, ("b", UUID, 1): claim(0, 99)})
+        ahead = {0: claim(0, more["ahead"])} if more else {}
+        return len(plan.covered(fence(decoded), rejected, ahead, "uri").get(0, ()))
+
+    begun = replace(claim(5, 15, 1), transform=7)
+    assert covered(begun) == covered(begun, {"b": claim(0, 10)}) == 1
+    assert covered(replace(begun, end=Offset(10))) == covered(replace(begun, start=Offset(20))) == 0
+    assert covered(replace(begun, start=Offset(12)), ahead=12) == 1
+    for other in (
+        replace(begun, transform=8), replace(begun, transform=None),
+        replace(begun, start=Offset(12)),
+    ):  # fmt: skip
+        with pytest.raises(SchemaMismatchError, match="Run the job of 'b' again") as refused:
+            covered(other)
+        assert (refused.value.begun, refused.value.app) == (True, "b")
+    with pytest.raises(OverlapError):  # its own append of these offsets is not known
+        covered(replace(begun, end=Offset(90)), {"b": claim(80, 85)})
 
 
 def test_a_term_is_read_from_the_transactions() -> None:
@@ -181,9 +304,10 @@ def test_a_term_is_read_from_the_transactions() -> None:
 @pytest.mark.parametrize("found", [(2, 8), (3, 7), (0, None)])
 def test_rows_of_an_earlier_term_are_stale(found: tuple[int, int | None]) -> None:
     """Also if the same transform has begun a later one: others may have judged in between."""
-    plan.require_term(term(1, 7), term(1, 7))
+    planned = terms(a=term(1, 7))
+    plan.require_term(fence(planned), planned, planned)
     with pytest.raises(StaleWatermarkError) as stale:
-        plan.require_term(term(1, 7), term(*found))
+        plan.require_term(fence(planned), planned, terms(a=term(*found)))
     assert (stale.value.expected, stale.value.found) == (1, found[0])
 
 
