@@ -10,8 +10,6 @@ committed first, so that every row is in one of the two tables. Its claims also 
 if an append dies between the two commits, another transform may not judge the same rows again. Both
 tables hold the term of each appender's transform; what another one has planned before for offsets
 that the two may share is not committed.
-
-The file is not split: every function is a step of one append.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ from spark_jobs.tables.committing import CommittingTable, State
 from spark_jobs.tables.file_writer import Output, WrittenFile
 from spark_jobs.tables.model import Appended, Source, Target, Transform, Watermarks
 from spark_jobs.tables.own_history import OwnHistory
-from spark_jobs.tables.plan import AppendClaim, Begun, Fence
+from spark_jobs.tables.plan import AppendClaim, Begun, AppendFence
 from spark_jobs.tables.schema_match import Fit
 from spark_jobs.tables.slice_task import (
     AppendWork,
@@ -73,7 +71,7 @@ class _Planned:
     fit: Fit
     ranges: Mapping[int, OffsetRange]
     output: Output
-    fence: Fence
+    fence: AppendFence
 
 
 class Appender:
@@ -250,7 +248,7 @@ class Appender:
         wanted = plan.cut(ranges, state.mine)
         state, fit = table.fitted(state, rows, optional)
         wanted = plan.cut(wanted, state.mine)  # columns were added meanwhile, or rows appended
-        fence = Fence(
+        fence = AppendFence(
             app=table.target.app,
             uuid=self._source.stream_uuid,
             transform=self._number,

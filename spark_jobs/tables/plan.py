@@ -187,7 +187,7 @@ def claims_of(transactions: Mapping[str, int]) -> AppendClaims:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fence:
+class AppendFence:
     """What an append was planned for: no commit of it may meet another transform's."""
 
     app: str
@@ -212,7 +212,7 @@ class Fence:
         return term.transform != self.transform and self.meets(app)
 
 
-def next_term(fence: Fence, rejected: AppendClaims) -> TransformTerm | None:
+def next_term(fence: AppendFence, rejected: AppendClaims) -> TransformTerm | None:
     """Return the term that both tables have to be in before the append; None: they are.
 
     Its number is above that of each rival: rivals plan by their own numbers, and two appends of
@@ -236,7 +236,7 @@ def next_term(fence: Fence, rejected: AppendClaims) -> TransformTerm | None:
     return TransformTerm(number=max(numbers) + 1, transform=transform)
 
 
-def require_term(fence: Fence, planned: AppendClaims, found: AppendClaims) -> None:
+def require_term(fence: AppendFence, planned: AppendClaims, found: AppendClaims) -> None:
     """Check that a table is still in the terms for which the files were written.
 
     Raises:
@@ -318,7 +318,7 @@ def begun(decoded: AppendClaims, rejected: AppendClaims, uuid: str) -> list[Begu
 
 
 def covered(
-    fence: Fence, rejected: AppendClaims, ahead: Mapping[int, AppendClaim], uri: str
+    fence: AppendFence, rejected: AppendClaims, ahead: Mapping[int, AppendClaim], uri: str
 ) -> dict[int, list[AppendClaim]]:
     """Return what other appenders have begun at the beginnings of an append's ranges.
 

@@ -166,9 +166,9 @@ def terms(**of: plan.TransformTerm) -> plan.AppendClaims:
 
 def fence(
     decoded: plan.AppendClaims, transform: int | None = 7, wanted: OffsetRange | None = None
-) -> plan.Fence:
+) -> plan.AppendFence:
     """Return the fence of an append of ``a``, by default of [10, 20) of partition 0."""
-    return plan.Fence(
+    return plan.AppendFence(
         app="a", uuid=UUID, transform=transform, ranges={0: wanted or span(10, 20)}, decoded=decoded
     )
 
