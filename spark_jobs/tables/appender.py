@@ -38,7 +38,7 @@ from spark_jobs.tables.committing import CommittingTable, State
 from spark_jobs.tables.file_writer import Output, WrittenFile
 from spark_jobs.tables.model import Appended, Source, Target, Transform, Watermarks
 from spark_jobs.tables.own_history import OwnHistory
-from spark_jobs.tables.plan import AppendClaim, Begun, AppendFence
+from spark_jobs.tables.plan import AppendClaim, AppendFence, Begun
 from spark_jobs.tables.schema_match import Fit
 from spark_jobs.tables.slice_task import (
     AppendWork,

@@ -32,7 +32,7 @@ from broker.model.offsets import OffsetRange
 from spark_jobs.tables import plan, schema_match
 from spark_jobs.tables.file_writer import WrittenFile
 from spark_jobs.tables.model import POSITIONS_DEFAULT, Source, Target
-from spark_jobs.tables.plan import AppendClaim, AppendClaims, Begun, AppendFence, TransformTerm
+from spark_jobs.tables.plan import AppendClaim, AppendClaims, AppendFence, Begun, TransformTerm
 from spark_jobs.tables.row_counts import FileRows, check_rows
 from spark_jobs.tables.schema_match import Fit
 from tiering.read.lake import storage_options_of

@@ -1,7 +1,8 @@
 """A job dies between the commits of its two tables, and the next run would decode otherwise.
 
 Each record has to be in exactly one of the two tables. The batches here are so small that the
-appender writes them in this process: no JVM is needed.
+appender writes them in this process: no JVM is needed. The file is not split: every test lets one
+rig die in the same way.
 """
 
 from __future__ import annotations
