@@ -22,7 +22,7 @@ import pyarrow as pa
 from broker.errors import InvalidRequestError
 from spark_jobs.decode import types
 from spark_jobs.decode.bounds import MALFORMED, OTHER_SCHEMA, DecodeBounds, Reason
-from spark_jobs.decode.outcome import DecodeOutcome, Undecodable, from_objects
+from spark_jobs.decode.outcome import BYTES_ERRORS, DecodeOutcome, Undecodable, from_objects
 
 _FRAME: Final = struct.Struct(">BI")  # 0, then the registry's number of the schema
 _SCHEMA_TEXT_MAX: Final = 4 * 1024 * 1024
@@ -80,7 +80,7 @@ class AvroDecoder:
             raise InvalidRequestError("the Avro schema must be a record")
         self._schema = types.check(pa.schema(list(kind)), bounds)
         self._kind = kind
-        self._writer = _parsed(_without_uuids(body))
+        self._writer = _strict(_parsed(_without_uuids(body)))
 
     @property
     def schema(self) -> pa.Schema:
@@ -97,7 +97,7 @@ class AvroDecoder:
         source = io.BytesIO(body)
         try:
             found = fastavro.schemaless_reader(source, self._writer, None)
-        except (EOFError, ValueError, OverflowError, IndexError, TypeError, KeyError) as error:
+        except BYTES_ERRORS as error:
             raise Undecodable(Reason.of(MALFORMED, f"{type(error).__name__} {error}")) from None
         if source.tell() != len(body):
             left = len(body) - source.tell()
@@ -141,6 +141,33 @@ def _parsed(body: Any) -> Any:
         return fastavro.parse_schema(body)
     except _NO_SCHEMA as cause:
         raise InvalidRequestError(f"the text is not an Avro schema: {cause}") from cause
+
+
+class _Numbered(list[Any]):
+    """Symbols or branches, which a datum names by a number from 0.
+
+    To a negative number fastavro adds the length, as if it counted from the end. So fastavro is
+    told that the length is 0, and a negative number gets here as it is. It asks for no other length
+    while it reads.
+    """
+
+    def __len__(self) -> int:
+        return 0
+
+    def __getitem__(self, place: Any) -> Any:
+        if place < 0:
+            raise IndexError(f"{place} is the number of no symbol and of no branch")
+        return super().__getitem__(place)
+
+
+def _strict(body: Any) -> Any:
+    """Return a parsed schema whose unions and enums take no negative numbers."""
+    if isinstance(body, dict):
+        return {
+            name: [_strict(each) for each in value] if name == "fields" else _strict(value)
+            for name, value in body.items()
+        }
+    return _Numbered(_strict(each) for each in body) if isinstance(body, list) else body
 
 
 class _Mapping:

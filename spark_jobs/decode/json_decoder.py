@@ -20,6 +20,7 @@ import json
 import re
 from collections.abc import Collection
 from datetime import date, datetime
+from decimal import Decimal, InvalidOperation
 from typing import Any, Final
 
 import numpy as np
@@ -30,12 +31,24 @@ import pyarrow.json as pj
 from broker.errors import InvalidRequestError
 from spark_jobs.decode import types
 from spark_jobs.decode.bounds import MALFORMED, NOT_UTF8, TOO_DEEP, WRONG_TYPE, DecodeBounds, Reason
-from spark_jobs.decode.outcome import DecodeOutcome, Undecodable, concat, decode_pieces, too_large
+from spark_jobs.decode.outcome import (
+    BYTES_ERRORS,
+    DecodeOutcome,
+    Undecodable,
+    concat,
+    decode_pieces,
+    require_held,
+    too_large,
+)
 
 _PIECE_BYTES_MAX: Final = 64 * 1024 * 1024
 _PIECE_ROWS_MAX: Final = 16_384
 _SPACE: Final = " \t\r\n"
 _STRING: Final = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+# A number may have more than 38 digits after the point only if its text has one of these.
+_SMALL: Final = r"\.[0-9]{29,}|[0-9.][eE]-0*[1-9][0-9]"
+_MAYBE_SMALL: Final = rf"{_SMALL}|\\u00"  # in a text, digits and letters may have escapes
+_RESCALED_MAX: Final = 38  # digits by which Arrow can move the point of a decimal
 
 
 class JsonDecoder:
@@ -46,6 +59,7 @@ class JsonDecoder:
         self._bounds = bounds
         self._parsed = pa.schema([pa.field(each.name, _parsed_type(each.type)) for each in schema])
         self._kind = pa.struct(list(schema))
+        self._has_decimals = _has_decimals(self._kind)
 
     @property
     def schema(self) -> pa.Schema:
@@ -59,6 +73,11 @@ class JsonDecoder:
         texts, refused = _texts(_taken(values, places), self._bounds)
         rejected |= {int(places[at]): reason for at, reason in refused.items()}
         places = np.delete(places, list(refused))
+        if self._has_decimals:
+            refused = self._too_small(texts)
+            rejected |= {int(places[at]): reason for at, reason in refused.items()}
+            texts = _taken(texts, _all_but(refused, len(texts)))
+            places = np.delete(places, list(refused))
         good: list[pa.StructArray] = []
         unknown = 0
         for start, end in _pieces(texts):
@@ -102,9 +121,31 @@ class JsonDecoder:
             )
             if table.num_rows != len(texts):
                 raise Undecodable(Reason.of(MALFORMED, "more than one JSON value in a record"))
-            return _conformed(table, self._kind)
-        except (pa.ArrowException, UnicodeDecodeError) as error:
+            made = _conformed(table, self._kind)
+        except BYTES_ERRORS as error:
             raise Undecodable(_reason(error)) from None
+        require_held(made)
+        return made
+
+    def _too_small(self, texts: pa.Array) -> dict[int, Reason]:
+        """Return the texts with a decimal that Arrow's parser must not get.
+
+        Such a decimal has far more digits after the point than its column. The parser of pyarrow 26
+        reads beyond a table of powers then: the value is wrong, or the process ends.
+        """
+        refused = {}
+        for at in pc.indices_nonzero(pc.match_substring_regex(texts, _MAYBE_SMALL)).to_pylist():
+            try:
+                body = json.loads(
+                    texts[at].as_py(), parse_float=str, parse_int=str, object_pairs_hook=_Pairs,
+                    strict=False,
+                )  # fmt: skip
+            except (ValueError, RecursionError) as error:
+                refused[at] = Reason.of(MALFORMED, error)
+                continue
+            if not _rescalable(body, self._kind):
+                refused[at] = Reason.of(WRONG_TYPE, "a decimal has too many digits after the point")
+        return refused
 
     def _suspects(self, texts: pa.Array) -> set[int]:
         return {
@@ -191,6 +232,37 @@ def _ends(texts: pa.Array) -> np.ndarray[Any, np.dtype[np.int32]]:
     if buffer is None:  # an array without texts may have none
         return np.zeros(1, np.int32)
     return np.frombuffer(buffer, np.int32)[texts.offset : texts.offset + len(texts) + 1]
+
+
+class _Pairs(list[tuple[str, Any]]):
+    """An object of JSON with all of its names, also those that occur twice."""
+
+
+def _has_decimals(kind: pa.DataType) -> bool:
+    return pa.types.is_decimal(kind) or any(
+        _has_decimals(each.type) for each in types.children(kind)
+    )
+
+
+def _rescalable(body: Any, kind: pa.DataType) -> bool:
+    """Tell whether Arrow can give all decimals in a JSON value the scale of their columns."""
+    if isinstance(body, _Pairs):
+        if not pa.types.is_struct(kind):
+            return True
+        fields = {each.name: each.type for each in kind}
+        return all(_rescalable(inner, fields[name]) for name, inner in body if name in fields)
+    if isinstance(body, list):
+        return not pa.types.is_list(kind) or all(
+            _rescalable(each, kind.value_type) for each in body
+        )
+    if not (pa.types.is_decimal(kind) and isinstance(body, str)):
+        return True
+    try:
+        exponent = Decimal(body).as_tuple().exponent
+    except InvalidOperation:
+        # The exponent has too many digits, or the text is no number and means no decimal.
+        return not re.search(_SMALL, body)
+    return not isinstance(exponent, int) or -exponent <= kind.scale + _RESCALED_MAX
 
 
 def _framed(texts: pa.Array) -> pa.Array:

@@ -9,14 +9,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_jobs.decode.bounds import MALFORMED, TOO_LARGE, DecodeBounds, Reason
+from spark_jobs.decode.bounds import MALFORMED, TOO_LARGE, WRONG_TYPE, DecodeBounds, Reason
+
+# What libraries raise for bytes that they cannot decode. A shortage of memory is not among them:
+# it says nothing about the bytes.
+BYTES_ERRORS: Final = (
+    pa.ArrowCapacityError,
+    pa.ArrowNotImplementedError,
+    pa.ArrowSerializationError,
+    ArithmeticError,
+    ValueError,  # also UnicodeError and ArrowInvalid
+    LookupError,
+    TypeError,
+    EOFError,
+    RecursionError,
+)
+# Years 1 to 9999: all that Delta's log, Spark's types and Python can write.
+_DAYS: Final = range(-719_162, 2_932_897)
+_MICROSECONDS: Final = range(_DAYS.start * 86_400_000_000, _DAYS.stop * 86_400_000_000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,17 +160,63 @@ def from_objects(
 def to_struct(objects: list[Any], kind: pa.StructType) -> tuple[pa.StructArray, dict[int, Reason]]:
     """Convert dicts to Arrow; a dict that does not fit the type is rejected with a reason."""
     try:
-        return pa.array(objects, kind), {}
-    except (pa.ArrowException, OverflowError, ValueError, TypeError):
+        return _held(objects, kind), {}
+    except Undecodable:
         pass  # some object does not fit; find out which
     good: list[pa.StructArray] = []
     refused: dict[int, Reason] = {}
     for at, each in enumerate(objects):
         try:
-            good.append(pa.array([each], kind))
-        except (pa.ArrowException, OverflowError, ValueError, TypeError) as error:
-            refused[at] = Reason.of(MALFORMED, error)
+            good.append(_held([each], kind))
+        except Undecodable as error:
+            refused[at] = error.reason
     return concat(good, kind), refused
+
+
+def _held(objects: list[Any], kind: pa.StructType) -> pa.StructArray:
+    try:
+        made = pa.array(objects, kind)
+    except BYTES_ERRORS as error:
+        raise Undecodable(Reason.of(MALFORMED, error)) from None
+    require_held(made)
+    return made
+
+
+def require_held(values: pa.Array) -> None:
+    """Raise Undecodable if a table's column cannot hold a value, at any depth.
+
+    Arrow has dates and times outside of the years 1 to 9999, and decimals of more digits than
+    their type. Of such decimals a Parquet file would have a part of the digits.
+    """
+    kind = values.type
+    if pa.types.is_struct(kind):
+        inner = values.flatten()
+    elif pa.types.is_map(kind):
+        inner = [values.keys, values.items]
+    elif pa.types.is_list(kind):
+        inner = [values.flatten()]
+    else:
+        _require_within(values)
+        return
+    for each in inner:
+        require_held(each)
+
+
+def _require_within(values: pa.Array) -> None:
+    kind = values.type
+    if pa.types.is_decimal128(kind):
+        limit = Decimal(10) ** (kind.precision - kind.scale)
+        least, greatest = -limit, limit
+    elif pa.types.is_date32(kind):
+        values, least, greatest = values.view(pa.int32()), _DAYS.start - 1, _DAYS.stop
+    elif pa.types.is_timestamp(kind):
+        values = values.view(pa.int64())
+        least, greatest = _MICROSECONDS.start - 1, _MICROSECONDS.stop
+    else:
+        return
+    found = pc.min_max(values).as_py()
+    if found["min"] is not None and not (least < found["min"] and found["max"] < greatest):
+        raise Undecodable(Reason.of(WRONG_TYPE, f"a value is outside of a column's {kind}"))
 
 
 def concat(pieces: list[pa.StructArray], kind: pa.StructType) -> pa.StructArray:

@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError, Message
 from broker.errors import InvalidRequestError
 from spark_jobs.decode import types
 from spark_jobs.decode.bounds import MALFORMED, WRONG_TYPE, DecodeBounds, Reason
-from spark_jobs.decode.outcome import DecodeOutcome, Undecodable, from_objects
+from spark_jobs.decode.outcome import BYTES_ERRORS, DecodeOutcome, Undecodable, from_objects
 
 _DESCRIPTORS_BYTES_MAX: Final = 16 * 1024 * 1024
 _TIMESTAMP: Final = "google.protobuf.Timestamp"
@@ -81,11 +81,11 @@ class ProtobufDecoder:
         made: Message = self._class()
         try:
             made.ParseFromString(body)
-        except (DecodeError, ValueError) as error:
+            if not made.IsInitialized():
+                raise Undecodable(Reason.of(MALFORMED, "a required field is missing"))
+            return self._read(made)  # some texts are decoded only here
+        except (DecodeError, *BYTES_ERRORS) as error:
             raise Undecodable(Reason.of(MALFORMED, error)) from None
-        if not made.IsInitialized():
-            raise Undecodable(Reason.of(MALFORMED, "a required field is missing"))
-        return self._read(made)
 
 
 def _pool(descriptors: bytes, message: str) -> Descriptor:

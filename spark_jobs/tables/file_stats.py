@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import pyarrow as pa
@@ -68,11 +68,13 @@ class _Bounds:
         self.nulls += values.null_count
         if not self._bounded or values.null_count == len(values):
             return
-        if pt.is_timestamp(kind):
+        if pt.is_date32(kind):
+            values = values.view(pa.int32())
+        elif pt.is_timestamp(kind):
             values = values.view(pa.int64())
         elif pt.is_floating(kind):
             self._bounded = not pc.any(pc.is_nan(values)).as_py()  # in Spark NaN is the greatest
-        elif not (pt.is_integer(kind) or pt.is_string(kind) or pt.is_date32(kind)):
+        elif not (pt.is_integer(kind) or pt.is_string(kind)):
             self._bounded = False
         if not self._bounded:
             return
@@ -88,6 +90,8 @@ class _Bounds:
         if pt.is_timestamp(self._kind):
             zone = "Z" if self._kind.tz is not None else ""
             return _moment(self._least // 1000, zone), _moment(-(-self._greatest // 1000), zone)
+        if pt.is_date32(self._kind):
+            return _day(self._least), _day(self._greatest)
         low, high = _value(self._least), _value(self._greatest)
         if isinstance(low, str) and pt.is_string(self._kind):
             low = low[:_TEXT_MAX]
@@ -99,7 +103,14 @@ class _Bounds:
 def _value(found: Any) -> Any:
     if isinstance(found, float) and not math.isfinite(found):
         return None
-    return found.isoformat() if isinstance(found, date) else found
+    return found
+
+
+def _day(days: int) -> str | None:
+    try:
+        return (_EPOCH.date() + timedelta(days=days)).isoformat()
+    except OverflowError:
+        return None
 
 
 def _moment(milliseconds: int, zone: str) -> str | None:

@@ -241,18 +241,24 @@ def _by_key(
         codes = codes * (len(encoded.dictionary) + 1) + np.asarray(encoded.indices)
     _, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
     if len(first) == 1:
-        yield tuple(_spelled(values[0].as_py()) for values in keys), batch
+        yield tuple(_spelled(values[0]) for values in keys), batch
         return
     order = np.argsort(inverse, kind="stable")
     ends = np.cumsum(np.bincount(inverse))
     for number, end in enumerate(ends):
-        key = tuple(_spelled(values[int(first[number])].as_py()) for values in keys)
+        key = tuple(_spelled(values[int(first[number])]) for values in keys)
         low = 0 if number == 0 else int(ends[number - 1])
         yield key, batch.take(pa.array(order[low : int(end)]))
 
 
-def _spelled(value: Any) -> str | None:
+def _spelled(found: pa.Scalar) -> str | None:
     """Return a partition value in the log's spelling; for Delta an empty text is null."""
+    try:
+        value = found.as_py()
+    except (OverflowError, ValueError) as cause:
+        raise SchemaMismatchError(
+            f"a table cannot be partitioned by {found}: the log has the years 1 to 9999"
+        ) from cause
     if isinstance(value, bool):
         return "true" if value else "false"
     return None if value is None or value == "" else str(value)

@@ -28,9 +28,13 @@ from spark_jobs.decode.protobuf_decoder import ProtobufDecoder
 from spark_jobs.decode.rows import RowDecoder
 from spark_jobs.decode.spec import DecodeSpec
 
-_DDL: Final = "a bigint, b string, c double, d array<struct<e: int, f: boolean>>, g timestamp"
+_DDL: Final = (
+    "a bigint, b string, c double, d array<struct<e: int, f: boolean>>, g timestamp, h date,"
+    " i decimal(9,2)"
+)
 _JSON: Final = (
-    b'{"a":1,"b":"x","c":1.5,"d":[{"e":2,"f":true}],"g":"2026-01-01T00:00:00Z"}',
+    b'{"a":1,"b":"x","c":1.5,"d":[{"e":2,"f":true}],"g":"2026-01-01T00:00:00Z","h":"0001-01-01",'
+    b'"i":1.5e-1}',
     b'{"b":"\\u00e4\\n","d":[],"zzz":{"y":[null]}}',
 )
 _AVRO: Final = {

@@ -136,3 +136,32 @@ def test_dangerous_and_columnless_schemas_are_refused(schema: Any, words: str) -
     """Five bytes must not become a billion nulls, and a union has no one type."""
     with pytest.raises(InvalidRequestError, match=words):
         decoder(schema)
+
+
+@pytest.mark.parametrize("size", [5_000, 500_000])
+def test_a_decimal_of_any_size_is_a_row_or_a_reason(size: int) -> None:
+    """The bytes of a decimal may be far more than a number of Python can be."""
+    kind = {"type": "bytes", "logicalType": "decimal", "precision": 10, "scale": 2}
+    out = io.BytesIO()
+    fastavro.schemaless_writer(out, fastavro.parse_schema(_with("bytes")), {"a": b"\x7f" * size})
+    found = decoder(_with(kind)).decode(pa.array([out.getvalue()], pa.binary()))
+    assert {at: reason.code for at, reason in found.rejected.items()} == {0: MALFORMED}
+
+
+@pytest.mark.parametrize("number", [b"\x01", b"\x03", b"\x05", b"\xff" * 9 + b"\x01"])
+def test_negative_numbers_name_no_symbol_and_no_branch(number: bytes) -> None:
+    """-1 is not the last one, neither in a record nor in a type that is used by its name."""
+    symbols = {"type": "enum", "name": "E", "symbols": ["A", "B"]}
+    for schema, good, bad in (
+        (_with(symbols), b"\x02", number),
+        (_with(["null", "long"]), b"\x02\x0e", number + b"\x0e"),
+        (
+            {"type": "record", "name": "R", "fields": [
+                {"name": "a", "type": symbols}, {"name": "b", "type": "E"}]},
+            b"\x00\x02",
+            b"\x00" + number,
+        ),
+    ):  # fmt: skip
+        found = decoder(schema).decode(pa.array([good, bad], pa.binary()))
+        assert list(found.rejected) == [1]
+        assert len(found.columns) == 1

@@ -214,3 +214,48 @@ def test_pieces_are_whole_and_short(lengths: list[int], start: int) -> None:
     for first, end in pieces:
         assert end - first <= 7
         assert end - first <= 1 or sum(lengths[start:][first:end]) <= 50
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b'{"d": "0000-12-31"}',
+        b'{"t": "0000-01-01T00:00:00Z"}',
+        b'{"t": "0001-01-01T00:00:00+14:00"}',
+        b'{"t": "9999-12-31T23:59:59-01:00"}',
+        b'{"e": 12345678}',
+        b'{"e": "1e8"}',
+    ],
+)
+def test_a_value_that_no_table_can_hold_is_rejected(payload: bytes) -> None:
+    """Years outside of 1 to 9999, and more digits than a decimal has, cost their record only."""
+    found = decode(b'{"n": 1}', payload, b'{"n": 2}')
+    assert found.columns.field("n").to_pylist() == [1, 2]
+    assert {at: reason.code for at, reason in found.rejected.items()} == {1: WRONG_TYPE}
+
+
+def test_a_value_inside_of_a_list_must_be_held_too() -> None:
+    """A date is looked at wherever it is in a column."""
+    decoder = JsonDecoder(ddl.parse("l array<struct<d: date>>"), BOUNDS)
+    payloads = [b'{"l": [{"d": "0000-01-01"}]}', b'{"l": [{"d": "0001-01-01"}, null]}', b"{}"]
+    found = decoder.decode(pa.array(payloads, pa.binary()))
+    assert list(found.rejected) == [0]
+    assert found.columns.to_pylist() == [{"l": [{"d": dt.date(1, 1, 1)}, None]}, {"l": None}]
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        "1e-999999999", "0e-2147483647", '"1e-9999999"', '"0.1e-99999999999999999999"',
+        '"1\\u0065-999999999"', "0." + "0" * 60, "1e-41",
+    ],
+)  # fmt: skip
+def test_a_decimal_far_below_its_column_never_gets_to_the_parser(number: str) -> None:
+    """Arrow's parser would read beyond its table, and end the process or give a wrong value."""
+    good = b'{"s": "5e-12", "e": 1.50e-1}'
+    with patch.object(JsonDecoder, "parse", autospec=True, side_effect=JsonDecoder.parse) as parse:
+        found = decode(good, b'{"e": %s}' % number.encode(), good)
+    parsed = [text for call in parse.call_args_list for text in call.args[1].to_pylist()]
+    assert set(parsed) == {good.decode()}
+    assert found.columns.field("e").to_pylist() == [Decimal("0.15")] * 2
+    assert found.rejected[1].code == WRONG_TYPE

@@ -133,3 +133,20 @@ def test_messages_that_cannot_be_columns_are_refused(message: str, words: str) -
         decoder(message)
     with pytest.raises(InvalidRequestError, match="descriptor set"):
         ProtobufDecoder(b"junk", message, DecodeBounds())
+
+
+def test_a_key_of_a_map_that_is_no_text_is_rejected() -> None:
+    """In proto2 a text is decoded only when the field is read."""
+    file = descriptor_pb2.FileDescriptorProto(name="two.proto", package="two", syntax="proto2")
+    made = file.message_type.add(name="M")
+    entry = made.nested_type.add(name="MpEntry")
+    entry.options.map_entry = True
+    entry.field.extend([_field("key", 1, F.TYPE_STRING), _field("value", 2, F.TYPE_INT32)])
+    made.field.append(
+        _field("mp", 1, F.TYPE_MESSAGE, type_name=".two.M.MpEntry", label=F.LABEL_REPEATED)
+    )
+    body = descriptor_pb2.FileDescriptorSet(file=[file]).SerializeToString()
+    payloads = [b"", b"\n\x05\n\x01\xff\x10\x01", b"\n\x05\n\x01a\x10\x01"]
+    found = ProtobufDecoder(body, "two.M", DecodeBounds()).decode(pa.array(payloads, pa.binary()))
+    assert {at: reason.code for at, reason in found.rejected.items()} == {1: MALFORMED}
+    assert found.columns.to_pylist() == [{"mp": []}, {"mp": [("a", 1)]}]

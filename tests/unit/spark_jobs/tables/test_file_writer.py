@@ -179,3 +179,19 @@ def test_a_footer_says_whose_rows_these_are(tmp_path: Path) -> None:
 
     assert json.loads(metadata[b"headwater.append"]) == {"app": "t"}
     assert (file.size_bytes, crc32c(body)) == (len(body), crc32c(store.get(file.path)))
+
+
+def test_dates_that_the_log_cannot_write_have_no_bounds(tmp_path: Path) -> None:
+    """A transform may return any date of Arrow; such a date makes no partition either."""
+    days = pa.array([-(2**31), 0, 2**31 - 1], pa.int32()).view(pa.date32())
+    rows = pa.RecordBatch.from_arrays([days, days.view(pa.int32())], names=["d", "n"])
+    stats = WrittenStats(["d"])
+    stats.add(rows)
+    found = json.loads(stats.to_json())
+    assert (found["minValues"], found["maxValues"], found["nullCount"]) == ({}, {}, {"d": 0})
+
+    fit = schema_match.match(rows.schema, rows.schema, partition_columns=("d",), evolve="none")
+    store = StoreConfig.from_env(str(tmp_path))
+    out = Output(store=store, folder="f", fit=fit, stats_columns=(), note={})
+    with pytest.raises(SchemaMismatchError, match="years 1 to 9999"):
+        write(out, rows)
