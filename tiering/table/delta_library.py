@@ -308,7 +308,8 @@ class DeltaLibrary:
                 app_id: self.guarded(partial(table.transaction_version, app_id), "transactions")
                 for app_id in ids
             }
-            found = {app_id: answer for app_id, answer in answers.items() if answer is not None}
+            # Not kept: the next call may ask for other ids.
+            return {app_id: answer for app_id, answer in answers.items() if answer is not None}
         if self._known is None or version >= self._known[0]:
             self._known = (version, found)
         return found
