@@ -63,7 +63,9 @@ def latest_rows(
     if snapshot is not None:
         newest_at_end = table_at(spark, snapshot.uri, snapshot.version, snapshot=snapshot)
         gone = _below_start(cut)
-        kept = newest_at_end.where(f"NOT ({gone})") if gone else newest_at_end
+        numbers = ", ".join(str(int(part.partition)) for part in cut.partitions)
+        kept = newest_at_end.where(f"`partition` IN ({numbers})")
+        kept = kept.where(f"NOT ({gone})") if gone else kept
         rows = kept.select(*needed).union(rows)
     moved = cut.keys_from is not None
     names = ("key",) if moved else ("partition", "key")

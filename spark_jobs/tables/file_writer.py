@@ -257,7 +257,7 @@ def _spelled(found: pa.Scalar) -> str | None:
         value = found.as_py()
     except (OverflowError, ValueError) as cause:
         raise SchemaMismatchError(
-            f"a table cannot be partitioned by {found}: the log has the years 1 to 9999"
+            "a table cannot be partitioned by such a date: the log has the years 1 to 9999"
         ) from cause
     if isinstance(value, bool):
         return "true" if value else "false"

@@ -67,7 +67,13 @@ def usable_snapshot(cut: Cut, location: StoreConfig | None = None) -> LatestTabl
                 part.end,
             )
             return None
-    return replace(found, ends=ends)
+    # Partitions that were added after the cut have records of later moments only.
+    return replace(
+        found,
+        ends=ends,
+        starts={number: start for number, start in found.starts.items() if number in ends},
+        files=tuple(file for file in found.files if file.partition in ends),
+    )
 
 
 class SnapshotRows:

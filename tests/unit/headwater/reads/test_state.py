@@ -207,3 +207,18 @@ def test_an_added_partition_comes_after_the_rows_that_its_keys_had_before(client
             one = next(read)
             ends[one.partition] = one.fetched.end_offset
     assert ends == {0: len(RECORDS) + 40, 1: 1}
+
+
+def test_a_cut_from_before_partitions_were_added_has_nothing_of_theirs(
+    served: Served, client: Client
+) -> None:
+    """The key snapshot covers a partition by now that the cut has not: it is left out."""
+    cut = client.cut("s", ttl_ms=600_000)
+    client.alter_stream("s", partitions=2)
+    client.producer("s", 1).send([{"key": b"new", "value": b"0"}]).result(20)
+    served.broker.ship("s", 1, Offset(1))
+    build_key_snapshot(served.broker, "s")
+    found = usable_snapshot(cut)
+    assert found is not None
+    assert set(found.ends) == set(found.starts) == {0}
+    assert {file.partition for file in found.files} == {0}
