@@ -191,9 +191,9 @@ def _json_text(node: exp.Expr, names: Names) -> Value:
 
 
 def _occurs_twice(sql: str, key: str) -> str:
-    """Return the test whether a text of JSON may have a name twice."""
+    """Return the test whether a text of JSON may have a name twice, also with escapes in it."""
     name = text_of(f'"{key}"')
-    return f"contains(substr({sql}, strpos({sql}, {name}) + 1), {name})"
+    return f"(contains({sql}, '\\') OR contains(substr({sql}, strpos({sql}, {name}) + 1), {name}))"
 
 
 # ── Times ────────────────────────────────────────────────────────────────────────────────────────
