@@ -63,7 +63,7 @@ def state_by_partition(
 ) -> Generator[tuple[int, pa.RecordBatch]]:
     """Yield the rows of :func:`newest_of_each_key`, each batch with its partition."""
     location = None if history.cut.table_version is None else history.location()
-    found = usable_snapshot(history.cut, location)
+    found = usable_snapshot(history.cut, location, whole_start=history.whole_start)
     rows = None if found is None else SnapshotRows(history.cut, found, location)
     _require_compacted_below(history)
     first = history.again()

@@ -313,7 +313,8 @@ def _rows(
     snapshot = None
     if options.latest:
         # Raises for a foreign change, even if it is not used. Only Spark's own scan reads it.
-        found = usable_snapshot(cut, location)
+        whole = None if table is None else table.whole_start
+        found = usable_snapshot(cut, location, whole_start=whole)
         by_spark = options.certificate != "full" and (location is None or location.vended is None)
         snapshot = found if by_spark else None
         rows = latest_rows(

@@ -9,7 +9,7 @@ above are exactly the state of ``[start, E)``, also when retention has moved the
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import pyarrow as pa
@@ -28,10 +28,17 @@ from tiering.store.location import StoreConfig
 _log = logging.getLogger("headwater.read")
 
 
-def usable_snapshot(cut: Cut, location: StoreConfig | None = None) -> LatestTable | None:
+def usable_snapshot(
+    cut: Cut,
+    location: StoreConfig | None = None,
+    *,
+    whole_start: Callable[[int], Offset] | None = None,
+) -> LatestTable | None:
     """Return the key snapshot that a read of this cut can use, or None. Blocks.
 
     ``location`` is that of the cut's table; its settings come from the environment otherwise.
+    ``whole_start`` tells below which offset of a partition key compaction has removed records of
+    the cut's table; None: it is read without one.
     Its ``ends`` are never below the cut's starts: from there on the history has to be read.
 
     Raises:
@@ -55,6 +62,16 @@ def usable_snapshot(cut: Cut, location: StoreConfig | None = None) -> LatestTabl
             covered.end <= part.start
         ):  # nothing of it is in the cut, or the partition was added since
             ends[part.partition] = part.start
+        elif whole_start is not None and covered.end < whole_start(part.partition):
+            # An older copy: the tombstones of its keys may be gone from the table.
+            _log.info(
+                "key_snapshot_passed_over stream=%s partition=%d covers=%s whole_from=%d",
+                cut.stream,
+                part.partition,
+                covered,
+                whole_start(part.partition),
+            )
+            return None
         elif covered.start <= part.start and covered.end <= part.end:
             ends[part.partition] = covered.end
         else:

@@ -222,3 +222,10 @@ def test_a_cut_from_before_partitions_were_added_has_nothing_of_theirs(
     assert found is not None
     assert set(found.ends) == set(found.starts) == {0}
     assert {file.partition for file in found.files} == {0}
+
+
+def test_a_key_snapshot_that_ends_below_a_compaction_is_passed_over(client: Client) -> None:
+    """An older copy of it may have keys whose tombstones have left the table since."""
+    cut = client.cut("s", ttl_ms=600_000)
+    assert usable_snapshot(cut, whole_start=lambda _: Offset(8)) is not None
+    assert usable_snapshot(cut, whole_start=lambda _: Offset(9)) is None
