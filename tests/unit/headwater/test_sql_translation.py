@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import duckdb
 import pytest
 from sqlglot import exp
 
 from broker.errors import InvalidRequestError
 from headwater.local_sql.expressions import NeedsSparkError
+from headwater.local_sql.functions import _occurs_twice
 from headwater.local_sql.parsing import parse_statement
 from headwater.local_sql.translation import Translated, translate_statement
 
@@ -104,3 +106,13 @@ def test_the_column_offset_is_no_clause() -> None:
         assert "offset" in dict(_translated(text).columns)
     with pytest.raises(InvalidRequestError, match="syntax error"):
         parse_statement("select offset from s group offset")
+
+
+@pytest.mark.parametrize(
+    ("text", "left_to_spark"),
+    [('{"a":null,"\\u0061":5}', True), ('{"a":null,"a":5}', True), ('{"a":null}', False)],
+)
+def test_a_name_with_an_escape_may_be_there_twice(text: str, left_to_spark: bool) -> None:
+    """Only names that are spelled in one way can be counted in a text."""
+    query = f"select {_occurs_twice('t', 'a')} from (select $1 as t)"
+    assert duckdb.execute(query, [text]).fetchall() == [(left_to_spark,)]
