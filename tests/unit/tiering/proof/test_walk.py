@@ -396,7 +396,7 @@ def test_a_foreign_change_is_an_error_until_everything_is_as_before(
         {"stats": stats(A, minValues__timestamp="1970-01-01T00:00:05.000999Z")},
     ],
 )
-def test_an_undoing_brings_its_own_further_statistics(false: dict[str, str]) -> None:
+def test_an_undoing_brings_its_own_further_statistics(false: dict[str, Any]) -> None:
     """They are compared with the rows, as those of a file that is only described again."""
     before = (CREATED, shipped(A), shipped(B))
     state = walked(*before, [remove(A)], [add(A, **false)])
