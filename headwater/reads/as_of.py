@@ -12,6 +12,9 @@ There are three ways to name a moment. Offsets and times narrow a new cut:
   that offset does not belong to the moment, even if its timestamp is older, and every record before
   that offset does.
 
+A record that retention or key compaction removed may have been that first one. A time is refused if
+that cannot be ruled out, see tiering/read/moments.py.
+
 A time is looked up in the table and in the log, so the result does not depend on the tier. Once
 each partition has a record that reaches the time, every later read gets the same rows. To get the
 same rows in every case, save the cut of the read.
@@ -35,6 +38,7 @@ from broker.model.offsets import OFFSET_MAX, Offset, OffsetRange
 from headwater.reads.table_access import table_location
 from tiering.read.certify import certify_counts
 from tiering.read.lake import kept_table
+from tiering.read.moments import compacted_moment, require_moment_known
 from tiering.read.times import first_reaching
 
 if TYPE_CHECKING:
@@ -97,6 +101,7 @@ def narrowed(cut: Cut, moment: AtOffsets | AtTime, client: Client) -> Cut:
     Raises:
         InvalidRequestError: not every partition is named, or the time is in the future.
         OffsetOutOfRangeError: an offset is below the start or not committed yet.
+        ExpiredError, CompactedRangeError: a record that went may have defined the moment.
         CorruptDataError, UnavailableError: the time could not be looked up in a tier.
     """
     if isinstance(moment, AtOffsets):
@@ -222,6 +227,7 @@ def _ends_at(cut: Cut, stamp_us: int, client: Client) -> dict[int, Offset]:
         for part in cut.partitions:
             cold = OffsetRange(part.start, part.cold_end)
             found = first_reaching(snapshot, table.store, part.partition, cold, stamp_us)
+            require_moment_known(snapshot, table.store, part, stamp_us, found)
             if found is not None:
                 ends[part.partition] = found
     for part in cut.partitions:
@@ -245,8 +251,13 @@ def _hot_end_at(cut: Cut, part: PartitionCut, stamp_us: int, client: Client) -> 
         for one in fetched:
             stamps = np.asarray(one.batch.column(0).view(pa.int64()))
             hits = np.flatnonzero(stamps >= stamp_us)
-            if hits.size:
-                return Offset(one.batch.column(1)[int(hits[0])].as_py())
+            found = Offset(one.batch.column(1)[int(hits[0])].as_py()) if hits.size else None
+            known = found is not None and found - one.base_offset == hits[0]  # all before are here
+            if one.removed_count and not known:
+                span = OffsetRange(one.base_offset, one.end_offset)
+                raise compacted_moment(part.partition, span)
+            if found is not None:
+                return found
     return part.hot_end
 
 

@@ -12,7 +12,13 @@ from typing import Any
 import pytest
 
 from broker.codec.flight.protocol import AtTime
-from broker.errors import InvalidCutError, InvalidRequestError, OffsetOutOfRangeError
+from broker.errors import (
+    CompactedRangeError,
+    ExpiredError,
+    InvalidCutError,
+    InvalidRequestError,
+    OffsetOutOfRangeError,
+)
 from broker.model.cut import Cut
 from broker.model.offsets import Offset
 from headwater.client import Client
@@ -20,6 +26,7 @@ from headwater.reads.as_of import AtOffsets, narrowed, parse_as_of
 from headwater.reads.history import History
 from headwater.reads.verification import verify_cut
 from simkit.tier.lake_broker import Served, serving
+from tiering.table.ledger import ledger_key
 
 BASE_US = 1_700_000_000_000_000
 # Out of order: offset 3 is the first to reach 300, offset 5 is older than it again.
@@ -185,3 +192,78 @@ def test_a_vector_is_json_too() -> None:
     """What a program printed as JSON can be given back."""
     vector = {"0": 5, "1": 0}
     assert parse_as_of(json.dumps(vector)) == AtOffsets({0: Offset(5), 1: Offset(0)})
+
+
+# ------------------------------------------------------------------- moments of records that went
+
+# Offset 1 reaches 80, what follows it is older again.
+_EARLY: list[list[tuple[bytes, int]]] = [
+    [(b"a", 10), (b"k", 100)],
+    [(b"z", 50), (b"k", 60)],
+    [(b"r", 200)],
+    [(b"r", 150)],
+]
+
+
+@contextmanager
+def _shipped(folder: Path, *, compact: bool = False) -> Iterator[tuple[Served, Client]]:
+    """Serve stream ``s``, all of it cold, a file for each list of records."""
+    with serving(str(folder / "lake")) as found, Client(found.server) as client:
+        client.create_stream("s", compact=compact, tiering=not compact)
+        count = 0
+        for rows in _EARLY:
+            with client.producer("s", 0) as producer:
+                for key, stamp in rows:
+                    producer.send([{"key": key, "value": b"v", "timestamp": BASE_US + stamp}])
+            count += len(rows)
+            if not compact:
+                found.broker.ship("s", 0, Offset(count))
+        yield found, client
+
+
+def test_a_moment_that_expired_is_refused_and_later_ones_are_not(tmp_path: Path) -> None:
+    """The record that defined it has gone, and with it the end of the moment's rows."""
+    with _shipped(tmp_path) as (served, _):
+        assert ends(served, BASE_US + 80) == [1]
+        served.broker.expire("s", 0, Offset(2))
+        for stamp in (5, 80, 100):
+            with pytest.raises(ExpiredError, match="a later moment") as caught:
+                ends(served, BASE_US + stamp)
+            assert (caught.value.offset, caught.value.start) == (0, 2)
+        for stamp, end in ((101, 4), (150, 4), (200, 4), (201, 6)):
+            assert ends(served, BASE_US + stamp) == [end]
+        served.broker.expire("s", 0, Offset(4))
+        assert ends(served, BASE_US + 101) == [4]
+
+
+def test_a_moment_whose_record_key_compaction_removed_is_refused(tmp_path: Path) -> None:
+    """Later moments have all their records, and a hole for those that were superseded."""
+    with _shipped(tmp_path) as (served, _):
+        served.broker.compact_keys("s", 0, Offset(4))
+        for stamp in (50, 80, 100):
+            with pytest.raises(CompactedRangeError, match="a later moment") as caught:
+                ends(served, BASE_US + stamp)
+            assert (caught.value.start, caught.value.end) == (0, 2)
+        assert ends(served, BASE_US + 10) == [0]  # the first record of all is left
+        for stamp, end in ((101, 4), (200, 4), (201, 6)):
+            assert ends(served, BASE_US + stamp) == [end]
+
+
+def test_a_moment_is_refused_if_the_ledger_does_not_know_what_went(tmp_path: Path) -> None:
+    """An entry of the ledger has the greatest time of its range; without it nothing is known."""
+    with _shipped(tmp_path) as (served, _):
+        served.broker.expire("s", 0, Offset(2))
+        (tmp_path / "lake/default/s" / ledger_key(0, 0)).unlink()
+        with pytest.raises(ExpiredError):
+            ends(served, BASE_US + 101)
+
+
+def test_a_compacted_log_without_a_table_knows_no_moment_beyond_what_went(tmp_path: Path) -> None:
+    """Nothing has the times of its removed records."""
+    with _shipped(tmp_path, compact=True) as (served, _):
+        assert ends(served, BASE_US + 80) == [1]
+        served.broker.handle("s", 0).compact(Offset(4), [0, 2, 3])
+        for stamp in (80, 101, 201):
+            with pytest.raises(CompactedRangeError):
+                ends(served, BASE_US + stamp)
+        assert ends(served, BASE_US + 10) == [0]
