@@ -2,6 +2,8 @@
 
 Commits are written by hand, action by action. What whole tables and other engines do is in
 test_provenance.py.
+
+The file is not split: it is a list of commits by hand, each refused or let through.
 """
 
 from __future__ import annotations
