@@ -15,7 +15,13 @@ from broker.model.groups import PositionReset
 from broker.model.stream import StreamConfig
 from broker.model.tenant import Tenant
 from broker.runtime.api.feature_levels import raise_level
+from broker.runtime.broker import Broker
 from simkit.brokers.brokers import disk_broker
+
+
+def _set_cursors(broker: Broker, beginning: str, count: int) -> None:
+    for number in range(count):
+        broker.cursors.set(f"{beginning}{number}", "shop-in", 0, 1)
 
 
 def test_a_stream_takes_no_more_than_its_share(
@@ -60,8 +66,7 @@ def test_a_tenant_takes_no_more_than_its_share(tmp_path: Path) -> None:
         long = "\N{BOMB}" * 60  # 720 bytes as JSON
         broker.cursors.set(f"{long}0", "shop-in", 0, 1)
         with pytest.raises(QuotaExceededError, match="9000 bytes"):
-            for number in range(1, 20):
-                broker.cursors.set(f"{long}{number}", "shop-in", 0, 1)
+            _set_cursors(broker, long, 20)
         broker.streams.create("wide", replace(wide, subject="wide"))
         broker._metadata.propose(AlterTenant(name="shop", metadata_bytes_max=90_000))
         broker.streams.create("shop-wide", wide)
