@@ -30,7 +30,7 @@ _ANY_STREAM: Final = Resource("stream", "*")  # only who may use all streams may
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _NeededRight:
     """One right on one resource that a call needs."""
 
     ask: Ask
@@ -229,7 +229,7 @@ class Gate:
         caller: Caller,
         call: str,
         row: CallRow | None,
-        resources: Sequence[_Asked],
+        resources: Sequence[_NeededRight],
     ) -> None:
         assert self._access is not None, "the gate is not open"
         if row is None:  # a call that was added without a row: nobody may make it
@@ -253,7 +253,7 @@ class Gate:
             else:
                 self._access.require(caller, one.ask.action, one.resource, call)
 
-    def _require_unnamed(self, caller: Caller, call: str, one: _Asked) -> None:
+    def _require_unnamed(self, caller: Caller, call: str, one: _NeededRight) -> None:
         """Ask for a right on a stream that the request does not name.
 
         The refusal is the same whether the stream is not there or may not be used. An unknown lease
@@ -272,22 +272,22 @@ class Gate:
                 action=one.ask.action,
             ) from None
 
-    def _asked(self, row: CallRow, values: Mapping[str, Any]) -> tuple[_Asked, ...]:
+    def _asked(self, row: CallRow, values: Mapping[str, Any]) -> tuple[_NeededRight, ...]:
         return tuple(
             self._named(ask, name)
             for ask in row.asks
             for name in islice(ask.names(values), _RESOURCES_MAX + 1)
         )
 
-    def _named(self, ask: Ask, name: str) -> _Asked:
+    def _named(self, ask: Ask, name: str) -> _NeededRight:
         assert self._access is not None, "the gate is not open"
         if ask.by == "name":
-            return _Asked(ask, self._of(ask.kind, name))
+            return _NeededRight(ask, self._of(ask.kind, name))
         by_lease = ask.by == "lease"
         find = self._access.stream_of_lease if by_lease else self._access.stream_of_uuid
         found = find(name)
         resource = _ANY_STREAM if found is None else self._of("stream", found)
-        return _Asked(ask, resource, by=f"{ask.by} {told(name)}", found=found is not None)
+        return _NeededRight(ask, resource, by=f"{ask.by} {told(name)}", found=found is not None)
 
     def _of(self, kind: Kind, name: str) -> Resource:
         assert self._access is not None, "the gate is not open"
@@ -295,7 +295,9 @@ class Gate:
             return self._access.stream(name)
         return Resource(kind, CLUSTER if kind == "cluster" else name)
 
-    def _note(self, caller: Caller, call: str, resources: Sequence[_Asked], result: str) -> None:
+    def _note(
+        self, caller: Caller, call: str, resources: Sequence[_NeededRight], result: str
+    ) -> None:
         if self._audit is None:
             return
         named = [
