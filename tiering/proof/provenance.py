@@ -433,12 +433,17 @@ def _applied(state: Provenance, actions: Sequence[Action]) -> Provenance:
                 _described(state, one["metaData"])
             except NotOursError:
                 state.columns = _UNREADABLE
-    removed = {path_of(one["remove"]) for one in actions if "remove" in one}
+    removed = {_logical_file(one["remove"]) for one in actions if "remove" in one}
     for one in actions:
         if "add" in one:
-            path = path_of(one["add"])
-            state.files[path] = _added(one["add"], plain=path not in removed)
+            plain = _logical_file(one["add"]) not in removed
+            state.files[path_of(one["add"])] = _added(one["add"], plain=plain)
     return state
+
+
+def _logical_file(action: Action) -> tuple[str, str]:
+    """Return what Delta knows a file by: its path, and the rows that count as deleted in it."""
+    return path_of(action), json.dumps(action.get("deletionVector"), sort_keys=True)
 
 
 def _added(add: Action, *, plain: bool) -> ProvedFile:

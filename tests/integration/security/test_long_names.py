@@ -32,6 +32,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 CALL_S: Final = 60
 UNKNOWN, DENIED = grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED
+TOO_LARGE: Final = grpc.StatusCode.RESOURCE_EXHAUSTED
 REFUSALS: Final = ("UnauthenticatedError", "AccessDeniedError")
 HUGE: Final = "é" * 25_000_000  # more than a request without a record may have
 WIDE: Final = "é" * 100_000  # 600 KB as JSON, more than a record of the audit may have
@@ -59,13 +60,14 @@ def by_liftbridge(stub: Any, token: str | None, call: str, request: Any) -> grpc
     return code
 
 
-def ask_with_long_names(up: RuntimeFile, stub: Any, tokens: dict[str, str]) -> None:
-    """Make the calls of the attack and their like; each one is refused."""
+def ask_with_long_names(up: RuntimeFile, stub: Any, tokens: dict[str, str], bob: str) -> None:
+    """Make the calls of the attack and their like; each one is refused. Nothing is bob's."""
     assert "UnauthenticatedError" in create_by_flight(up, None, "stranger")
     huge, wide = (api.CreateStreamRequest(name=name) for name in (HUGE, WIDE))
-    assert by_liftbridge(stub, None, "CreateStream", huge) is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert by_liftbridge(stub, None, "CreateStream", wide) is UNKNOWN
+    assert by_liftbridge(stub, None, "CreateStream", wide) is UNKNOWN  # before its name is read
+    assert by_liftbridge(stub, bob, "CreateStream", wide) is DENIED
     for who, token in tokens.items():  # an owner may not, either: nothing has such a name
+        assert by_liftbridge(stub, token, "CreateStream", huge) is TOO_LARGE
         assert "AccessDeniedError" in create_by_flight(up, token, who)
         for call, request in (
             ("CreateStream", api.CreateStreamRequest(name="s", subject=LONG)),
@@ -92,6 +94,8 @@ def test_no_name_keeps_the_audit_from_being_whole(
     with start_up(data, "--guarded", "--nats-port", "0", "--flight-port", "0", "--http-port", "0"):
         up = RuntimeFile.read(data)
         run("token", "create", "ann", "-o", "ann.token")
+        run("token", "create", "bob", "-o", "bob.token")
+        bob = (tmp_path / "bob.token").read_text().strip()
         run("access", "grant", "ann", "owner", "--stream", "*")
         run("access", "grant", "ann", "owner", "--subject", ">")
         run("access", "grant", "ann", "owner", "--group", "*")
@@ -99,26 +103,26 @@ def test_no_name_keeps_the_audit_from_being_whole(
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
             stub = APIStub(channel)  # type: ignore[no-untyped-call]  # generated
             tokens = {who: file.read_text().strip() for who, file in files.items()}
-            ask_with_long_names(up, stub, tokens)
+            ask_with_long_names(up, stub, tokens, bob)
             last = api.DeleteStreamRequest(name="the-last-one")
-            assert by_liftbridge(stub, None, "DeleteStream", last) is UNKNOWN
+            assert by_liftbridge(stub, bob, "DeleteStream", last) is DENIED
         with Client(up.flight) as client:
             until(stored(client, "stream:the-last-one"), "the last note is stored", CALL_S)
             found = records(client)
         refused = [one for one in found if one["result"] in REFUSALS]
-        assert len(refused) == 2 + 2 * 6 + 1
+        assert len(refused) == 3 + 2 * 6 + 1
         told = json.dumps(refused)
         assert f"({len(WIDE)} characters, SHA-256 " in told
         assert f"({len(LONG)} characters, SHA-256 " in told
         assert " more" in told
         verified = json.loads(run("audit", "verify", "--json"))
         assert (verified["problems"], verified["not_kept"]) == ([], 0)
-        takes_less_at_a_time(up, port)
+        takes_less_at_a_time(up, port, bob)
     lines = (data / "up.log").read_text().splitlines()
     assert max(len(line) for line in lines) < RECORD_BYTES_MAX
 
 
-def takes_less_at_a_time(up: RuntimeFile, port: int) -> None:
+def takes_less_at_a_time(up: RuntimeFile, port: int, bob: str) -> None:
     """Show that notes which fit into no segment together, or alone, keep no others waiting."""
     streams = [f"{number}-{'x' * 500}" for number in range(15)]
     calls = [api.DeleteStreamRequest(name="one-of-many")] * 30
@@ -126,11 +130,12 @@ def takes_less_at_a_time(up: RuntimeFile, port: int) -> None:
         stub = APIStub(channel)  # type: ignore[no-untyped-call]  # generated
         client.alter_stream(AUDIT_STREAM, segment_bytes_max=4_096)
         joins = api.JoinConsumerGroupRequest(groupId="g", streams=streams)
-        waiting = [stub.DeleteStream.future(one, timeout=CALL_S) for one in calls]
-        waiting.append(stub.JoinConsumerGroup.future(joins, timeout=CALL_S))
-        assert {one.code() for one in waiting} == {UNKNOWN}
+        asked = {"timeout": CALL_S, "metadata": [("authorization", f"Bearer {bob}")]}
+        waiting = [stub.DeleteStream.future(one, **asked) for one in calls]
+        waiting.append(stub.JoinConsumerGroup.future(joins, **asked))
+        assert {one.code() for one in waiting} == {DENIED}
         last = api.DeleteStreamRequest(name="the-very-last")
-        assert by_liftbridge(stub, None, "DeleteStream", last) is UNKNOWN
+        assert by_liftbridge(stub, bob, "DeleteStream", last) is DENIED
         until(stored(client, "stream:the-very-last"), "the last note is stored", CALL_S)
         found = [one["resources"] for one in records(client)]
     assert found.count(["stream:one-of-many"]) == 30
