@@ -116,10 +116,11 @@ class ReplicaFolders:
     ) -> None:
         """Remove what was deleted, or moved to other brokers, while this broker was down.
 
-        ``state`` is confirmed. A log of a stream that the state neither has nor remembers as
-        deleted is moved aside instead, because the whole cluster's metadata may be older than the
-        log. The same is done with a log that the state places on other brokers, if it has records
-        of a leader epoch that the state does not have.
+        ``state`` is confirmed. A log whose stream the state neither has nor remembers as
+        deleted, or whose partition the stream does not have, is moved aside instead, because the
+        whole cluster's metadata may be older than the log. The same is done with a log that the
+        state places on other brokers, if it has records of a leader epoch that the state does not
+        have.
         """
         stored = stored_partitions(self._files)
         for partition_id in sorted({*stored, *self._promises.replicas()}):
@@ -144,7 +145,7 @@ class ReplicaFolders:
         if not self._unknown:
             return None
         return (
-            f"logs of streams that the metadata does not know were moved to {self._unknown[0]}"
+            f"logs that the metadata does not know were moved to {self._unknown[0]}"
             f"{' and others' if self._unknown[1:] else ''}: the metadata may be an older copy"
         )
 

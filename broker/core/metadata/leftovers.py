@@ -1,8 +1,8 @@
 """Whether a log on a broker's disk belongs to a partition, according to the metadata.
 
-If the metadata does not know a stream, its logs must stay: an older copy of the metadata knows none
-of the streams that were created since, and their records were acknowledged. A log may be removed
-only if the metadata remembers that its stream was deleted.
+If the metadata does not know a stream or a partition, its logs must stay: an older copy of the
+metadata knows none that were created since, and their records were acknowledged. A log may be
+removed only if the metadata remembers that its stream was deleted.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Belongs(Enum):
     HERE = "here"
     ELSEWHERE = "elsewhere"  # the partition has its replicas on other brokers
     DELETED = "deleted"  # its stream was deleted
-    UNKNOWN = "unknown"  # the metadata does not know its stream: the log is never removed
+    UNKNOWN = "unknown"  # the metadata does not know it: the log is never removed
 
 
 def where_belongs(state: MetadataState, partition_id: PartitionId, me: BrokerId) -> Belongs:

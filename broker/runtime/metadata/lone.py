@@ -13,6 +13,8 @@ from typing import Final
 
 import structlog
 
+from broker.core.metadata.state import MetadataState
+from broker.core.raft.applier import Applier
 from broker.core.raft.config import RaftConfig
 from broker.core.raft.consensus import NewConsensus
 from broker.core.raft.core import RaftCore
@@ -23,14 +25,15 @@ from broker.errors import (
     NoRoomError,
 )
 from broker.model.ids import BrokerId
-from broker.model.raft import Floor, NodeId, Snapshot
+from broker.model.raft import Floor, LogImage, NodeId, Snapshot
 from broker.ports.system import Clock, Files
 from broker.runtime.ingest.sessions import note_alone
 from broker.runtime.metadata import lone_journal
 from broker.runtime.metadata.controllers_note import check_controllers, note_controllers
 from broker.runtime.metadata.lone_takeover import KEPT, take_over
+from broker.runtime.metadata.raft.machine import MetadataMachine
 from broker.runtime.metadata.raft_metadata_log import RaftMetadataLog
-from broker.runtime.metadata.unknown_logs import require_known
+from broker.runtime.metadata.unknown_logs import require_counted, require_known
 from broker.storage.no_room import lacks_room, no_room
 from broker.storage.promises.promises import PROMISES_NAME, Promises
 from broker.storage.raft.journal import COUNTER, RaftJournal
@@ -174,6 +177,21 @@ def _examine(
     texts = [b"" if snapshot is None else snapshot.data, *(one.payload for one in entries)]
     end = found.image.base_index + len(entries)
     require_known(files, texts, folder=_FOLDER, end=end)
+    require_counted(files, _state_at_end(snapshot, found.image), folder=_FOLDER, end=end)
+
+
+def _state_at_end(snapshot: Snapshot | None, image: LogImage) -> MetadataState:
+    """Return the state after the last entry: all entries of a broker alone take effect.
+
+    Before Raft begins, because its first entry and term would make the newest copy look older.
+    """
+    machine = MetadataMachine()
+    applier = Applier(machine)
+    if snapshot is not None:
+        applier.restore(snapshot.id.index, snapshot.data)
+    if image.base_index <= applier.index:  # else the journal refuses to open
+        applier.apply(image.entries[applier.index - image.base_index :])
+    return machine.state
 
 
 def _require_not_forgotten(journal: RaftJournal) -> None:

@@ -28,7 +28,7 @@ from broker.model.raft import HardState, LogImage, NodeId, Snapshot, SnapshotId
 from broker.ports.system import Files
 from broker.runtime.ingest.sessions import note_alone
 from broker.runtime.metadata.lone_journal import COUNTER, FOLDER, read_lone_journal
-from broker.runtime.metadata.unknown_logs import require_known
+from broker.runtime.metadata.unknown_logs import require_counted, require_known
 from broker.storage.no_room import is_full
 from broker.storage.promises.promises import Promises
 from broker.storage.raft.journal import RaftJournal
@@ -73,6 +73,7 @@ def _snapshot(files: Files, promises: Promises | None) -> Snapshot | None:
     state, index = read_lone_journal(files, answered=0 if noted is None else noted[0])
     known = " ".join((*state.partitions, *state.deleted)).encode()
     require_known(files, [known], folder=FOLDER, end=index)
+    require_counted(files, state, folder=FOLDER, end=index)
     if index == 0:
         return None
     level = max(state.feature_level, FEATURE_LEVEL_REPLICATED)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -10,17 +12,21 @@ import pyarrow as pa
 import pytest
 
 from broker.codec.record_batch import prepare
+from broker.core.metadata.commands import DropLease
 from broker.core.metadata.state import FEATURE_LEVEL_STREAMS
 from broker.errors import (
     FixedSettingError,
     HeadwaterError,
     InvalidCutError,
     InvalidStreamError,
+    MetadataCorruptError,
     UnknownPartitionError,
 )
+from broker.model.ids import LeaseId
 from broker.model.stream import StreamConfig
 from broker.runtime.broker import Broker
 from broker.runtime.led import LedPartitions
+from broker.runtime.metadata import lone
 from simkit.brokers.brokers import disk_broker
 from simkit.brokers.lone_broker import OWNER, STREAM, image, running
 
@@ -60,6 +66,42 @@ def test_new_partitions_take_records_when_the_call_returns(tmp_path: Path) -> No
             assert ends(broker) == found
             broker.streams.alter(STREAM, {"partitions": 6 if len(found) == 3 else 2})
             assert put(broker, 1, b"again").leader_epoch >= 1
+
+
+@pytest.mark.parametrize("has_snapshot", [False, True])
+def test_metadata_from_before_the_growth_are_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, has_snapshot: bool
+) -> None:
+    """The logs of the added partitions have acknowledged records: they stay where they are."""
+    if has_snapshot:
+        monkeypatch.setattr(lone, "_JOURNAL_BYTES_MAX", 40_000)
+    with running(tmp_path / "data") as live:
+        broker = live.broker
+        broker.streams.create("other", StreamConfig(subject="o", partitions=4, tiering=False))
+        uuid = broker.streams.create(STREAM, replace(CONFIG, partitions=2)).uuid
+        for _ in range(1_500 * has_snapshot):
+            broker._metadata.propose(DropLease(lease_id=LeaseId("none")))
+        older = image(live.folder, tmp_path / "older")
+        assert (older / "raft" / "snapshot").exists() == has_snapshot
+        broker.streams.alter(STREAM, {"partitions": 4})
+        for number in (2, 3):
+            put(broker, number, b"acknowledged")
+        folder = image(live.folder, tmp_path / "killed")
+    newest = image(folder / "raft", tmp_path / "newest")
+    shutil.rmtree(folder / "raft")
+    shutil.copytree(older / "raft", folder / "raft")
+    shutil.copy(older / "promises", folder / "promises")
+    for _ in range(2):  # a refused start changes nothing, so the next one is refused as well
+        named = f"has 2 of its partitions.*streams/{uuid}/2, streams/{uuid}/3"
+        with pytest.raises(MetadataCorruptError, match=named), running(folder):
+            pass
+        assert not (folder / "unknown").exists()
+        for one in ("journal", "meta"):
+            assert (folder / "raft" / one).read_bytes() == (older / "raft" / one).read_bytes()
+    shutil.rmtree(folder / "raft")
+    newest.rename(folder / "raft")
+    with disk_broker(folder, owner=OWNER) as broker:
+        assert ends(broker) == [0, 0, 1, 1]
 
 
 def test_who_serves_the_stream_is_told_of_the_new_partitions(tmp_path: Path) -> None:

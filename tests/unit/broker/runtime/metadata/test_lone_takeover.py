@@ -238,6 +238,16 @@ def test_logs_that_the_old_metadata_does_not_know_are_named() -> None:
     assert not disk.copy_of("raft")
 
 
+def test_logs_beyond_the_partitions_of_the_old_metadata_are_named() -> None:
+    """Nothing is converted: the newest copy of the folder can still be put in its place."""
+    image = {**_files_of(0, 0), f"streams/{_uuid(1)}/1/epochs": b"x"}
+    disk = _disk(image)
+    for _ in range(2):
+        with pytest.raises(MetadataCorruptError, match=f"streams/{_uuid(1)}/1:"):
+            _open(disk)
+        assert not disk.copy_of("raft")
+
+
 def test_an_old_folder_put_back_beside_a_raft_in_use_is_refused() -> None:
     """The operator has to say which of the two is the newer one."""
     image = FOLDERS["journal"]
