@@ -30,7 +30,7 @@ from broker.ports.partition import StoredBatch
 from tiering.ship.compression import codecs
 from tiering.store.table_keys import CIPHER, FOOTER_KEY, TableKeys
 from tiering.table.ledger import LedgerEntry
-from tiering.table.table import FORMAT_VERSION
+from tiering.table.table import FORMAT_VERSION, stated_last_ms
 
 ROW_GROUP_ROWS_MAX: Final = 128 * 1024
 ROW_GROUP_BYTES_MAX: Final = 16 * 1024 * 1024  # packing holds several times as much
@@ -196,7 +196,7 @@ def statistics_json(
         {
             "numRecords": records_count,
             "minValues": {"offset": low, "timestamp": _iso_ms(first_us // 1000)},
-            "maxValues": {"offset": high, "timestamp": _iso_ms(-(-last_us // 1000))},
+            "maxValues": {"offset": high, "timestamp": _iso_ms(stated_last_ms(last_us))},
             "nullCount": {"offset": 0, "timestamp": 0},
         }
     )

@@ -14,7 +14,6 @@ from typing import Any
 
 from broker.errors import (
     ForeignHistoryError,
-    HeadwaterError,
     ObjectCorruptError,
     ObjectMissingError,
     RemoteTierUnavailableError,
@@ -159,7 +158,7 @@ class PartitionShipper:
             if self.key_compactor is not None:
                 self.key_compactor.stop()
             self.machine.step(tier.Failed())
-            if isinstance(error, HeadwaterError):
+            if isinstance(error, Exception):  # a bug, too: the alert must fire
                 self.counters.failures_total += 1
             if isinstance(error, ForeignHistoryError) and self._claimant is not None:
                 self._claimant.lose(self.source.partition_id, error)

@@ -13,7 +13,7 @@ from typing import Any, Final
 from broker.errors import TableMismatchError
 from broker.model.offsets import Offset
 from tiering.table.ledger import LedgerEntry
-from tiering.table.table import DataFile, NewFile, first_of_ms, last_of_ms
+from tiering.table.table import DataFile, NewFile, first_of_ms, last_of_ms, stated_last_ms
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _BOUNDED: Final = ("offset", "timestamp")
@@ -129,7 +129,7 @@ def file_of(entry: LedgerEntry) -> DataFile:
         min_offset=entry.start,
         max_offset=Offset(entry.end - 1),
         min_timestamp_us=entry.min_timestamp_us // 1000 * 1000,
-        max_timestamp_us=-(-entry.max_timestamp_us // 1000) * 1000,
+        max_timestamp_us=stated_last_ms(entry.max_timestamp_us) * 1000,
     )
 
 

@@ -47,6 +47,7 @@ TableKind = Literal["history", "latest"]  # every record, or the newest of each 
 _TABLE_NAME_UUID_LENGTH: Final = 8
 _TIME_MIN_US: Final = -(2**63)
 _TIME_MAX_US: Final = 2**63 - 1
+_STATED_MS_MAX: Final = 253_402_300_799_999  # 9999-12-31T23:59:59.999Z; later times have no text
 
 EMPTY: Final = OffsetRange(Offset(0), Offset(0))
 
@@ -62,6 +63,14 @@ def last_of_ms(stated_us: int | None) -> int | None:
     Delta keeps milliseconds. We round a greatest time up, other engines round it down.
     """
     return None if stated_us is None else min(stated_us // 1000 * 1000 + 999, _TIME_MAX_US)
+
+
+def stated_last_ms(last_us: int) -> int:
+    """Return the milliseconds that our statistics state for a greatest time: rounded up.
+
+    In the last millisecond of the year 9999 they are rounded down, as other engines do everywhere.
+    """
+    return min(-(-last_us // 1000), _STATED_MS_MAX)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,8 +25,14 @@ from broker.model.ids import PartitionId
 from broker.model.lineage import Lineage
 from broker.model.offsets import Offset, OffsetRange
 from broker.model.stream import Stream
+from simkit.tier import source as simulated
 from simkit.tier.faulty_store import FaultyStore
-from simkit.tier.source import MemoryTierCatalog, MemoryTierSource, make_stream
+from simkit.tier.source import (
+    TIMESTAMP_US_LAST,
+    MemoryTierCatalog,
+    MemoryTierSource,
+    make_stream,
+)
 from simkit.wall_clock import WallClock
 from tiering.config import TieringConfig
 from tiering.read.lake import Lake
@@ -108,6 +114,27 @@ def test_a_time_is_looked_up_without_reading_older_objects(rig: Rig) -> None:
         assert rig.tiering.offset_at(stream, 0, *whole, wanted) == expected
         read = rig.store.calls["get"] - before
         assert read <= 4, f"{read} requests: one object of four was to be read"
+
+
+def test_a_record_of_the_last_time_that_a_log_takes_is_shipped(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So are the records behind it; reads and lookups of a time find all of them."""
+    stream = make_stream()
+    source = rig.catalog.add(stream)[0]
+    with monkeypatch.context() as patched:
+        patched.setattr(simulated, "FIRST_US", TIMESTAMP_US_LAST - 1_499)
+        patched.setattr(source._random, "randrange", lambda end: end - 1)
+        source.fill(1, 1)
+    source.fill(2, 30)
+    rig.tiering.start()
+    rig.until(lambda: source.cold_end == 61)
+    found = rig.rows(stream, source)
+    assert found.equals(source.truth())
+    assert found.column("timestamp").cast(pa.int64())[0].as_py() == TIMESTAMP_US_LAST
+    whole = (Offset(0), source.cold_end)
+    assert rig.tiering.offset_at(stream, 0, *whole, TIMESTAMP_US_LAST) == 0
+    assert rig.tiering.stats()[0].failures_total == 0
 
 
 def test_a_sealed_segment_wakes_the_uploader(tmp_path: Path) -> None:
@@ -254,6 +281,7 @@ def test_a_bug_in_one_partition_does_not_stop_the_others(
     rig.tiering.start()
     rig.until(lambda: good.cold_end == 20)
     rig.until(lambda: any(name == "tier_crashed" for name, _ in rig.events))
+    rig.until(lambda: rig.tiering.stats()[0].failures_total > 0)
     monkeypatch.undo()
     rig.until(lambda: bad.cold_end == 20)
 

@@ -28,6 +28,7 @@ from broker.ports.tiering import RetentionStanding, TierSource
 
 UUID = StreamUuid("0b5e0f3e-5a0c-4c7c-9a54-1f1f5a6b7c8d")
 FIRST_US = 1_700_000_000_000_000
+TIMESTAMP_US_LAST = 253_402_300_799_999_999  # the last microsecond of the year 9999
 
 
 def make_stream(

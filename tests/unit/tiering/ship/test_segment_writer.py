@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from broker.codec.schema import FILE_SCHEMA
 from broker.errors import BatchCorruptError, GapError, ObjectCorruptError
 from broker.model.offsets import Offset, OffsetRange
 from broker.ports.partition import StoredBatch
-from simkit.tier.source import FIRST_US, MemoryTierSource, make_stream
+from simkit.tier.source import FIRST_US, TIMESTAMP_US_LAST, MemoryTierSource, make_stream
 from tiering.ship import segment_writer
 from tiering.ship.segment_writer import (
     RangeFacts,
@@ -26,6 +27,7 @@ from tiering.ship.segment_writer import (
     stats_json,
     write_segment,
 )
+from tiering.table.commit_files import facts_of, file_in, file_of
 from tiering.table.ledger import LedgerEntry, decode_ranges, encode_ranges
 
 
@@ -152,6 +154,26 @@ def test_statistics_never_lose_a_row_by_rounding(source: MemoryTierSource) -> No
     assert low.view(pa.int64())[0].as_py() <= entry.min_timestamp_us
     assert high.view(pa.int64())[0].as_py() >= entry.max_timestamp_us
     assert entry.min_timestamp_us >= FIRST_US
+
+
+@pytest.mark.parametrize("below", [0, 1, 998, 999, 1000])
+def test_the_last_times_that_a_log_takes_have_statistics(
+    source: MemoryTierSource, below: int
+) -> None:
+    """The year 10000 has no ISO text: the last millisecond is stated as other engines state it."""
+    last_us = TIMESTAMP_US_LAST - below
+    entry = replace(write(source).entry, min_timestamp_us=last_us, max_timestamp_us=last_us)
+    added = {
+        "path": entry.path,
+        "size": entry.size_bytes,
+        "partitionValues": {"partition": "0"},
+        "stats": stats_json(entry),
+    }
+    file = file_in(added)
+    assert file.min_timestamp_us is not None
+    assert file.max_timestamp_us is not None
+    assert file.min_timestamp_us <= last_us <= file.max_timestamp_us
+    assert facts_of(file) == facts_of(file_of(entry)), "a repair says what the commit said"
 
 
 def test_missing_batches_are_a_gap(source: MemoryTierSource) -> None:
