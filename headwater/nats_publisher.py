@@ -14,6 +14,7 @@ The event loop runs in a thread of its own, so that callers are ordinary blockin
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 import threading
 import time
@@ -43,6 +44,7 @@ _CONNECT_TIMEOUT_S: Final = 5
 _ABANDON_S: Final = 1.0
 _SWEEP_S: Final = 0.25
 _BACKOFF_S_MAX: Final = 1.0
+_MARGIN_S: Final = 10.0  # for the way to the broker, before the end of the dedup window
 _PENDING_BYTES_MAX: Final = 64 * 1024 * 1024
 _T = TypeVar("_T")
 
@@ -73,6 +75,7 @@ class _Unanswered:
     headers: dict[str, str]
     first_sent_s: float
     last_sent_s: float
+    unsure_since_s: float  # the first sending that may have been stored; inf: nobody heard any
     backoff_s: float = 0.0
     refusal: HeadwaterError | None = None  # the answer to the last attempt; None: no answer yet
 
@@ -89,7 +92,9 @@ class NatsPublisher:
         window: How many messages may be unacknowledged at a time.
         ack_timeout_s: A message without an acknowledgement is sent again after this.
         give_up_s: If a message has no acknowledgement after this, :meth:`publish` and
-            :meth:`finish` raise.
+            :meth:`finish` raise. They raise sooner if the stream's dedup window is about to end:
+            sent again after it, the message could be stored twice. With a window of 0 the broker
+            knows no ids, and a message that is sent again may be stored twice.
         patience_s: Before the first acknowledgement, how long the subject may have no subscriber.
             It must be longer than an election, and short, to report a wrong subject soon.
         login: User, credentials and certificates for the NATS server.
@@ -115,6 +120,8 @@ class NatsPublisher:
         self._window = window
         self._ack_timeout_s = ack_timeout_s
         self._give_up_s = give_up_s
+        window_s = stream.config.dedup_window_ms / 1000 or math.inf
+        self._known_s = window_s - min(_MARGIN_S, window_s / 2)
         self._patience_s = patience_s
         self._acks = acks
         self._run_id = secrets.token_hex(8)
@@ -218,7 +225,7 @@ class NatsPublisher:
             headers = dict(message.headers or {})
             headers.setdefault(MESSAGE_ID_HEADER, f"{self._run_id}-{token}")
             now_s = time.monotonic()
-            self._unanswered[token] = _Unanswered(message, partition, headers, now_s, now_s)
+            self._unanswered[token] = _Unanswered(message, partition, headers, now_s, now_s, now_s)
             await self._send(message, headers, self._inbox + token)
 
     async def _finish(self) -> None:
@@ -233,9 +240,16 @@ class NatsPublisher:
             await self._wait_for_room()
         self._raise_failure()
 
-    async def _send(self, message: NatsMessage, headers: dict[str, str] | None, to: str) -> None:
+    async def _send(
+        self,
+        message: NatsMessage,
+        headers: dict[str, str] | None,
+        to: str,
+        *,
+        limit_s: float = math.inf,
+    ) -> None:
         assert self._connection is not None, "used outside its with block"
-        deadline_s = time.monotonic() + self._give_up_s
+        deadline_s = time.monotonic() + min(self._give_up_s, limit_s)
         while True:
             try:
                 await self._connection.publish(
@@ -298,6 +312,8 @@ class NatsPublisher:
         A partition without a leader gets one soon. Without any acknowledgement so far, the subject
         or the server is probably wrong.
         """
+        if waiting.unsure_since_s == waiting.last_sent_s:
+            waiting.unsure_since_s = math.inf
         self._send_again_soon(token, waiting)
         waited_s = time.monotonic() - waiting.first_sent_s
         if self._acked == 0 and waited_s >= self._patience_s:
@@ -331,18 +347,22 @@ class NatsPublisher:
             if token not in self._unanswered:  # answered while an earlier message was sent
                 continue
             waiting = self._unanswered.pop(token)
-            if now_s - waiting.first_sent_s > self._give_up_s:
+            limit_s = min(self._give_up_s, waiting.unsure_since_s + self._known_s - now_s)
+            is_late = now_s - waiting.unsure_since_s > self._known_s
+            if is_late or now_s - waiting.first_sent_s > self._give_up_s:
                 if isinstance(waiting.refusal, DiskFullError):
                     raise waiting.refusal
                 raise CommitTimeoutError(
                     f"no acknowledgement for a record on {waiting.message.subject!r} within "
-                    f"{self._give_up_s:.0f} s by stream {self._answers.stream.name!r}; whether it "
-                    f"is stored is not known{self._foreign}"
+                    f"{min(self._give_up_s, self._known_s):.1f} s by stream "
+                    f"{self._answers.stream.name!r}; whether it is stored is not known{self._foreign}"
                 )
             waiting.last_sent_s, waiting.refusal = now_s, None
+            waiting.unsure_since_s = min(waiting.unsure_since_s, now_s)
             self._unanswered[token] = waiting
             self._retried += 1
-            await self._send(waiting.message, waiting.headers, self._inbox + token)
+            to = self._inbox + token
+            await self._send(waiting.message, waiting.headers, to, limit_s=limit_s)
 
     async def _wait_for_room(self) -> None:
         self._raise_failure()

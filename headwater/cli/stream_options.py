@@ -87,7 +87,9 @@ QueueGroupOption = Annotated[
 DedupWindowOption = Annotated[
     int | None,
     duration_option(
-        "--dedup-window", help="How long a Nats-Msg-Id is remembered; 0s: off; default: 2m."
+        "--dedup-window",
+        help="How long a Nats-Msg-Id is remembered, and so how long a message may be sent again "
+        "(headwater publish: at most 1 min); 0s: off; default: 2m.",
     ),
 ]
 DedupIdsOption = Annotated[
