@@ -355,7 +355,8 @@ class NatsPublisher:
                 raise CommitTimeoutError(
                     f"no acknowledgement for a record on {waiting.message.subject!r} within "
                     f"{min(self._give_up_s, self._known_s):.1f} s by stream "
-                    f"{self._answers.stream.name!r}; whether it is stored is not known{self._foreign}"
+                    f"{self._answers.stream.name!r}; whether it is stored is not known"
+                    f"{self._foreign}"
                 )
             waiting.last_sent_s, waiting.refusal = now_s, None
             waiting.unsure_since_s = min(waiting.unsure_since_s, now_s)
