@@ -71,6 +71,8 @@ class ProducerTable:
         self._bytes_max = bytes_max
         self._batches: OrderedDict[ProducerId, _Batches] = OrderedDict()
         self.size_bytes = 0
+        self.forgotten = 0  # producers that had to go
+        self.unknown_below = Offset(0)  # some producers of records below may be missing
 
     def __len__(self) -> int:
         """Number of producers in the table."""
@@ -126,6 +128,7 @@ class ProducerTable:
         self.size_bytes += grown * _BATCH_BYTES
         while self.size_bytes > self._bytes_max and len(self._batches) > 1:
             _, gone = self._batches.popitem(last=False)
+            self.forgotten += 1
             self.size_bytes -= _PRODUCER_BYTES + len(gone.offsets) * _BATCH_BYTES
 
     def offsets_below(self, end: Offset) -> frozenset[int]:

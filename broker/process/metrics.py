@@ -73,6 +73,8 @@ class PartitionSample:
     message_ids: int
     message_ids_bytes: int
     forgotten_ids_total: int
+    forgotten_producers_total: int
+    producers_unknown_below: int  # offset; 0 if all producers are known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,6 +277,8 @@ _HELP: Final = {
     "message_ids": "Message ids in the deduplication window.",
     "message_ids_bytes": "Memory of the message ids.",
     "forgotten_ids_total": "Message ids that left the window early: too many, or no room.",
+    "forgotten_producers_total": "Producers that a full table forgot: a retry is stored again.",
+    "producers_unknown_below": "Offset below which producers may be unknown; 0: none.",
     "received_messages_total": "NATS messages read.",
     "received_bytes_total": "Bytes of NATS messages read.",
     "cluster_received_bytes_total": "Bytes of messages read from other brokers.",

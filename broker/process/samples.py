@@ -238,6 +238,8 @@ def _partition_sample(driver: PartitionDriver) -> PartitionSample:
         message_ids=ids.ids,
         message_ids_bytes=ids.size_bytes,
         forgotten_ids_total=ids.forgotten,
+        forgotten_producers_total=ids.forgotten_producers,
+        producers_unknown_below=ids.unknown_below,
     )
 
 

@@ -35,7 +35,7 @@ assert _HEADER.size == SEGMENT_HEADER_SIZE  # the drawing, the struct and the do
 _CRC: Final = struct.Struct("<I")
 _LATER: Final = bytes(16)
 
-_NAME: Final = re.compile(r"(\d{20})\.(log|index|producers)\Z")
+_NAME: Final = re.compile(r"(\d{20})\.(log|index|producers(?:-copy)?)\Z")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

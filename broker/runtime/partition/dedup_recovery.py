@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import structlog
 
 from broker.codec.nats.conditions import MESSAGE_ID
 from broker.codec.record_batch import BatchHeader, decode_body, offsets_of
@@ -22,6 +22,8 @@ from broker.model.stream import StreamConfig
 from broker.ports.partition import StoredBatch
 from broker.storage.log.partition_log import PartitionLog
 
+_log = structlog.get_logger(__name__)
+
 _READ_BYTES: Final = 16 * 1024 * 1024
 _HEADERS_BIT: Final = next(bit for bit, field in OPTIONAL_COLUMNS if field.name == "headers")
 
@@ -30,19 +32,40 @@ _Part = tuple[BatchHeader, pa.RecordBatch]
 
 
 def rebuild_producers(log: PartitionLog) -> ProducerTable:
-    """Return the producer table at the log's end: the newest state, then the batches after it."""
-    table, start = ProducerTable(), log.log_start
-    stored = log.read_producer_state()
-    if stored is not None:
-        state, end = stored
-        with contextlib.suppress(MetadataCorruptError):  # a cache: if damaged, read the whole log
-            table, start = ProducerTable.from_state(state), max(start, end)
+    """Return the producer table at the log's end: the newest state, then the batches after it.
+
+    States that cannot be used are named in the broker's log. If no usable state reaches the log's
+    start, the producers of freed records are not known: that is in the broker's log, too, and the
+    table says up to where.
+    """
+    states = log.read_producer_states()
+    table, end, refused = ProducerTable(), Offset(0), list(states.unreadable)
+    for state, covered, path in states.valid:
+        try:
+            table, end = ProducerTable.from_state(state), covered
+        except MetadataCorruptError:  # a cache: the next older state, and more of the log
+            refused.append(path)
+        else:
+            break
+    if refused:
+        _log.warning("producers_state_unreadable", folder=states.folder, files=refused, used=end)
+    start = max(log.log_start, end)
     for batch in _batches(log, start):
         header = batch.header
         if header.producer_id != NO_PRODUCER:
             table.add(
                 header.producer_id, header.base_sequence, header.offset_span, header.base_offset
             )
+    table.forgotten = 0  # they were counted when they were forgotten
+    if end < log.log_start:
+        table.unknown_below = log.log_start
+        _log.warning(
+            "producers_unknown",
+            folder=states.folder,
+            start=end,
+            end=log.log_start,
+            effect="a batch of these records that its producer sends again may be stored again",
+        )
     return table
 
 

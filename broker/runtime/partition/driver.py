@@ -40,7 +40,7 @@ from broker.runtime.partition.queue import CALL_S_MAX, OwnerCall, TurnQueue, Wor
 from broker.runtime.partition.reads import PartitionReads
 from broker.runtime.partition.replica_shell import ReplicaIdentity
 from broker.runtime.partition.replication import Replication
-from broker.runtime.partition.retry_tables import MessageIdCounts
+from broker.runtime.partition.retry_tables import RetryCounts
 from broker.runtime.partition.room import LogRoom
 from broker.runtime.partition.tier_source import LocalTierSource
 from broker.runtime.partition.writes import PartitionWrites
@@ -180,7 +180,7 @@ class PartitionDriver:
         return self.health.failure or self._gate.refusal
 
     @property
-    def message_ids(self) -> MessageIdCounts:
+    def message_ids(self) -> RetryCounts:
         """The window of message ids, for metrics."""
         return self._local.retries.counts()
 

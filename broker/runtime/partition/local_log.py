@@ -204,14 +204,12 @@ class LocalLog:
         if not bases:
             return 0
         left, end = plan[: len(bases)], plan[len(bases) - 1].end_offset
-        noted = end
         while left:
             noted = self._noted_end(end)
             count = max(1, sum(one.end_offset <= noted for one in left))
             self.log.free([one.base_offset for one in left[:count]])
             left = left[count:]
-        if noted < end:
-            self.save_producers()
+        self._save_before_free(end)  # the disk may have had no room before
         self._counters.freed_segments += len(bases)
         self.watch_segments()
         return len(bases)
@@ -219,16 +217,24 @@ class LocalLog:
     def _noted_end(self, end: Offset) -> Offset:
         """Return up to where a restart knows the producers without the records, at most ``end``.
 
-        Their state is written where there is none: the disk may have been full at the seal.
+        On a disk without room for two states, one has to do.
         """
-        if not len(self.retries.producers):
+        if self._save_before_free(end):
             return end
-        stored = self.log.read_producer_state()
-        noted = 0 if stored is None else stored[1]
-        if noted >= end or self.save_producers():
+        newest = self.log.read_producer_states().newest
+        noted = 0 if newest is None else newest[1]
+        if noted >= end:
             return end
         offsets = self.retries.producers.offsets_below(end)
         return Offset(min((one for one in offsets if one >= noted), default=end))
+
+    def _save_before_free(self, end: Offset) -> bool:
+        """Write the producers' state unless two files cover all below ``end``; any may be damaged.
+
+        Returns False when the disk is full.
+        """
+        covered = self.log.read_producer_states().kept_end >= end
+        return covered or self.save_producers(twice=True)
 
     def seal_purged(self) -> None:
         """Seal the active segment if it has purged records: only a sealed one is freed."""
@@ -243,16 +249,17 @@ class LocalLog:
             self.watch_segments()
         return rolled
 
-    def save_producers(self) -> bool:
+    def save_producers(self, *, twice: bool = False) -> bool:
         """Write the producers' state beside the log: a start then reads only the log's end.
 
-        Returns False when the disk is full, or when the log cannot be read now.
+        With ``twice`` it is in two files, and any one of them may be damaged later. Returns False
+        when the disk is full, or when the log cannot be read now.
         """
         try:
             self.refresh()
         except (NoRoomError, OverloadedError, CorruptDataError):  # who needs the tables says so
             return False
-        return self.log.write_producer_state(self.retries.producers.to_state())
+        return self.log.write_producer_state(self.retries.producers.to_state(), twice=twice)
 
     def begin_leading(self) -> None:
         """Begin the retry tables of a leader; :meth:`read_ids` fills them."""
@@ -319,7 +326,7 @@ class LocalLog:
         if self.log.log_start and end < self.log.log_end:
             self.refresh()
             state = self.retries.producers.below(end, batches_max=BATCHES_KEPT)
-            if not self.log.write_producer_state(state.to_state(), end=end):
+            if not self.log.write_producer_state(state.to_state(), end=end, twice=True):
                 raise DiskFullError(
                     "the disk has no room for the producer state that a truncation writes first"
                 )

@@ -24,12 +24,14 @@ _BATCHES_SENT_MAX: Final = 200_000  # of all producers, sent to a follower that 
 
 
 @dataclass(frozen=True, slots=True)
-class MessageIdCounts:
-    """The message ids of a partition at one moment."""
+class RetryCounts:
+    """The retry tables of a partition at one moment: message ids and producers."""
 
     ids: int  # in the window
     size_bytes: int  # of the memory that they take
     forgotten: int  # that left the window early, since the start
+    forgotten_producers: int  # that the table had no room for, since the start
+    unknown_below: Offset  # some producers of records below may be missing in the table
 
 
 class RetryTables:
@@ -39,20 +41,42 @@ class RetryTables:
         """Start empty. ``room`` bounds the memory of the window; None: nothing does."""
         self._config = config
         self._room = room
-        self.producers = ProducerTable()
+        self._producers = ProducerTable()
+        self._forgotten_producers_before = 0  # by earlier tables
         self.window = self._new_window()
         self._reading: WindowReading | None = None  # None: all ids are known, or none is needed
         self._forgotten_before = 0  # by earlier windows
+
+    @property
+    def producers(self) -> ProducerTable:
+        """The newest batches of each producer."""
+        return self._producers
+
+    @producers.setter
+    def producers(self, table: ProducerTable) -> None:
+        self._forgotten_producers_before += self._producers.forgotten
+        self._producers = table
+
+    @property
+    def forgotten_producers(self) -> int:
+        """Number of producers that the table had no room for, since the start. Any thread."""
+        return self._forgotten_producers_before + self._producers.forgotten
 
     @property
     def forgotten_ids(self) -> int:
         """Number of message ids that left the window early, since the start. Any thread."""
         return self._forgotten_before + self.window.forgotten_early
 
-    def counts(self) -> MessageIdCounts:
-        """Return the counts of the window. Any thread."""
+    def counts(self) -> RetryCounts:
+        """Return the counts of both tables. Any thread."""
         window = self.window
-        return MessageIdCounts(len(window), window.size_bytes, self.forgotten_ids)
+        return RetryCounts(
+            ids=len(window),
+            size_bytes=window.size_bytes,
+            forgotten=self.forgotten_ids,
+            forgotten_producers=self.forgotten_producers,
+            unknown_below=self._producers.unknown_below,
+        )
 
     def _new_window(self) -> MessageIdWindow:
         config = self._config

@@ -25,9 +25,9 @@ from broker.ports.partition import SegmentInfo, StoredBatch
 from broker.ports.system import Files
 from broker.storage.key_compaction.exchange import exchange, sealed_at
 from broker.storage.key_compaction.rewriter import Replacement, SegmentRewriter
+from broker.storage.log import producer_state
 from broker.storage.log.config import LogConfig
 from broker.storage.log.disk_errors import DiskErrors, closed_after_error
-from broker.storage.log.producer_state import read_producer_state, write_producer_state
 from broker.storage.log.recovery import recover
 from broker.storage.log.refusals import stale_epoch, takes_no_writes, waits_for_room
 from broker.storage.log.truncation import remove_files, truncate_files
@@ -413,19 +413,22 @@ class PartitionLog:
                     write_index(self._folder, active.segment)
             self._write_point(self.log_start)
 
-    def write_producer_state(self, state: bytes, *, end: Offset | None = None) -> bool:
-        """Store the producers' state of the log end, or of ``end``, in place of older states.
+    def write_producer_state(
+        self, state: bytes, *, end: Offset | None = None, twice: bool = False
+    ) -> bool:
+        """Store the producers' state of the log end, or of ``end``; ``twice`` against damage.
 
         Returns False when the disk is full: the older state stays.
         """
         with suppress(NoRoomError), self._errors("producer state"):
             self.sync()  # there may be no room for its promise
-            return write_producer_state(self._folder, self.log_end if end is None else end, state)
+            at = self.log_end if end is None else end
+            return producer_state.write_state(self._folder, at, state, twice=twice)
         return False
 
-    def read_producer_state(self) -> tuple[bytes, Offset] | None:
-        """Return the newest valid producers' state and the end of the records that it covers."""
-        return read_producer_state(self._folder, self.log_end)
+    def read_producer_states(self) -> producer_state.ProducerStates:
+        """Return the producers' states that are on the disk, the newest first."""
+        return producer_state.read_states(self._folder, self.log_end)
 
     def poison(self, reason: str) -> None:
         """Take no more writes: the writing thread has crashed, perhaps in a write. Any thread.

@@ -1,10 +1,15 @@
 """Snapshots of the producers' state beside the log: opaque bytes, a cache.
 
 A snapshot is named by the end of the records that it covers. The newest valid snapshot is used. The
-snapshot before it is kept, so that damage of the newest only costs a longer replay.
+snapshot before it is kept, so that damage of the newest only costs a longer replay. That needs the
+records after the older one. So before records are freed, two snapshots must cover them: if only the
+newest does, it gets a copy under a second name.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
 
 from broker.codec.disk.log_state_format import decode_producer_state, encode_producer_state
 from broker.codec.disk.segment_format import parse_segment_name
@@ -14,47 +19,75 @@ from broker.storage.log_folder import LogFolder, cannot_open
 from broker.storage.no_room import PROCESS_LIMITS, lacks_room
 
 _KEPT: int = 2
+_KINDS: Final = ("producers", "producers-copy")
 
 
-def write_producer_state(folder: LogFolder, offset: Offset, state: bytes) -> bool:
+@dataclass(frozen=True, slots=True)
+class ProducerStates:
+    """The snapshots of a log at one moment."""
+
+    folder: str
+    valid: tuple[tuple[bytes, Offset, str], ...]  # state, end, path; the newest first
+    unreadable: tuple[str, ...]  # paths
+
+    @property
+    def newest(self) -> tuple[bytes, Offset] | None:
+        """The newest snapshot, and the end of the records that it covers."""
+        return self.valid[0][:2] if self.valid else None
+
+    @property
+    def kept_end(self) -> Offset:
+        """End of the records that two snapshots cover: any one of them may be damaged later."""
+        return self.valid[1][1] if len(self.valid) > 1 else Offset(0)
+
+
+def write_state(folder: LogFolder, offset: Offset, state: bytes, *, twice: bool = False) -> bool:
     """Write the snapshot of all records below ``offset``, which are durable; drop older ones.
+
+    With ``twice`` it gets a copy: two snapshots cover these records then.
 
     Returns:
         False when the disk is full; the older snapshots stay.
     """
+    data = encode_producer_state(offset, state)
     try:
-        folder.replace(
-            folder.segment_file(offset, "producers"), encode_producer_state(offset, state)
-        )
+        for kind in _KINDS if twice else _KINDS[:1]:
+            folder.replace(folder.segment_file(offset, kind), data)
         folder.sync()
     except OSError as error:
         if lacks_room(error):
             return False
         raise
-    for old in [one for one in _offsets(folder) if one <= offset][:-_KEPT]:
-        folder.files.remove(folder.segment_file(old, "producers"))
+    for old in [one for one in _snapshots(folder) if one[0] <= offset][:-_KEPT]:
+        folder.files.remove(folder.segment_file(*old))
     return True
 
 
-def read_producer_state(folder: LogFolder, log_end: Offset) -> tuple[bytes, Offset] | None:
-    """Return the newest valid snapshot at or below ``log_end`` and its offset.
+def read_states(folder: LogFolder, log_end: Offset) -> ProducerStates:
+    """Return the snapshots at or below ``log_end``.
 
     Raises:
         OverloadedError: the process has no free descriptor or memory now. Nothing is skipped for
             that: without a state that may be whole, repeats would not be known.
     """
+    valid, unreadable = [], []
     try:
-        for offset in reversed(_offsets(folder)):
-            if offset <= log_end and (state := _valid_state(folder, offset)) is not None:
-                return state, offset
+        for offset, kind in reversed(_snapshots(folder)):
+            if offset <= log_end:
+                path = folder.segment_file(offset, kind)
+                state = _valid_state(folder, path, offset)
+                if state is None:
+                    unreadable.append(path)
+                else:
+                    valid.append((state, offset, path))
     except OSError as cause:
         raise cannot_open(folder.path, cause, "read the producers' state of") from cause
-    return None
+    return ProducerStates(folder.path, tuple(valid), tuple(unreadable))
 
 
-def _valid_state(folder: LogFolder, offset: Offset) -> bytes | None:
+def _valid_state(folder: LogFolder, path: str, offset: Offset) -> bytes | None:
     try:
-        found, state = decode_producer_state(folder.read(folder.segment_file(offset, "producers")))
+        found, state = decode_producer_state(folder.read(path))
     except CorruptDataError:
         return None
     except OSError as cause:
@@ -66,12 +99,13 @@ def _valid_state(folder: LogFolder, offset: Offset) -> bytes | None:
 
 def remove_producer_state_above(folder: LogFolder, end: Offset) -> bool:
     """Remove snapshots that cover records from ``end`` on; return whether there were any."""
-    above = [offset for offset in _offsets(folder) if offset > end]
-    for offset in above:
-        folder.files.remove(folder.segment_file(offset, "producers"))
+    above = [one for one in _snapshots(folder) if one[0] > end]
+    for one in above:
+        folder.files.remove(folder.segment_file(*one))
     return bool(above)
 
 
-def _offsets(folder: LogFolder) -> list[Offset]:
+def _snapshots(folder: LogFolder) -> list[tuple[Offset, str]]:
+    """Return offset and kind of each snapshot, oldest first."""
     names = map(parse_segment_name, folder.files.list(folder.path))
-    return sorted(name[0] for name in names if name is not None and name[1] == "producers")
+    return sorted(name for name in names if name is not None and name[1] in _KINDS)

@@ -39,7 +39,8 @@ def replace_log(
         files.make_folder(folder)
         place.replace(place.file(EPOCHS_NAME), encode_epochs(partition_id, epochs.starts))
         state = encode_producer_state(start, producers)
-        place.replace(place.segment_file(start, "producers"), state)
+        for kind in ("producers", "producers-copy"):
+            place.replace(place.segment_file(start, kind), state)
         place.sync()
         place.create_segment(start)
         place.sync()

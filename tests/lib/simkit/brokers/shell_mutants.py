@@ -179,7 +179,7 @@ def tail_is_not_read() -> Any:
     """The producer table is only the newest stored state, without the log behind it."""
 
     def rebuild(log: Any) -> Any:
-        stored = log.read_producer_state()
+        stored = log.read_producer_states().newest
         table = ProducerTable()
         return table if stored is None else table.from_state(stored[0])
 

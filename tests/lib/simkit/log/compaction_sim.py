@@ -305,7 +305,7 @@ class CompactionSim(LogSim):
             found, known = rebuild_producers(log), self._table()
             # A state on the disk may know batches that are older than those that may come again.
             same = found.to_state() == known.to_state()
-            assert same or log.read_producer_state() is not None, "producers were forgotten"
+            assert same or log.read_producer_states().newest is not None, "producers were forgotten"
         self.seen["reopened compacted"] += any(one.sparse for one in log.segments())
 
     def _check_time(self, log: PartitionLog) -> None:

@@ -482,7 +482,7 @@ class LogSim:
         stamp = self.now_us - self.rng.randrange(60_000)
         reaching = (one.base for one in expected if one.timestamp_us >= stamp)
         assert log.offset_at(stamp) == next(reaching, log.log_end), "time leads elsewhere"
-        state = log.read_producer_state()
+        state = log.read_producer_states().newest
         if state is not None:
             assert state[0] == repr(state[1]).encode(), "the state of another offset"
             assert state[1] <= log.log_end, "state of records that are gone"

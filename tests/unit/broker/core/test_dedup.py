@@ -143,6 +143,7 @@ def test_the_producer_that_was_silent_for_longest_is_forgotten_first() -> None:
     assert table.size_bytes == whole.size_bytes - _one_batch().size_bytes
     tiny = _three_producers(bytes_max=1)
     assert [tiny.expected(ProducerId(one)) for one in (1, 2, 3)] == [0, 0, 1]
+    assert (whole.forgotten, table.forgotten, tiny.forgotten) == (0, 1, 3)
     assert tiny.size_bytes == _one_batch().size_bytes
 
 

@@ -152,6 +152,8 @@ def _partition(stream: str, partition: int, log_end: int) -> PartitionSample:
         message_ids=11,
         message_ids_bytes=550,
         forgotten_ids_total=3,
+        forgotten_producers_total=4,
+        producers_unknown_below=5,
         refused_writes_total=0,
         overrun_messages_total=0,
         syncs_total=4,

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from structlog.testing import capture_logs
 
 from broker.adapters.disk.files import DiskFiles
 from broker.codec.record_batch import prepare
-from broker.errors import DiskFullError
+from broker.errors import DiskFullError, SequenceGapError
 from broker.model.epochs import LeaderEpoch
 from broker.model.ids import PartitionId, PartitionNumber, ProducerId, StreamUuid
 from broker.model.offsets import OFFSET_MAX, Offset
@@ -21,6 +22,7 @@ from broker.runtime.partition.counters import PartitionCounters
 from broker.runtime.partition.local_log import LocalLog
 from broker.runtime.stream_keys import PartitionCipher
 from broker.storage.log.partition_log import LogConfig, PartitionLog
+from broker.storage.log.replacement import replace_log
 from simkit.brokers.memory_broker import FakeClock
 
 PRODUCER, GONE = ProducerId(7), ProducerId(8)
@@ -145,7 +147,7 @@ def test_producers_of_freed_records_are_known_though_the_disk_was_full_when_they
             patch.setattr(
                 PartitionLog,
                 "write_producer_state",
-                lambda log, state: log.log_start > 0 and write_state(log, state),
+                lambda log, state, **twice: log.log_start > 0 and write_state(log, state, **twice),
             )
         free(unsaved, segments_count=2)
 
@@ -163,9 +165,9 @@ def test_the_oldest_segment_alone_makes_room_for_the_producers_of_the_others(
     unsaved.learn_cold_end(Offset(10))
     write_state, starts = PartitionLog.write_producer_state, []
 
-    def when_there_is_room(log: PartitionLog, state: bytes) -> bool:
+    def when_there_is_room(log: PartitionLog, state: bytes, *, twice: bool) -> bool:
         starts.append(log.log_start)
-        return log.log_start > 0 and write_state(log, state)
+        return log.log_start > 0 and write_state(log, state, twice=twice)
 
     with monkeypatch.context() as patch:
         patch.setattr(PartitionLog, "write_producer_state", when_there_is_room)
@@ -189,13 +191,108 @@ def test_segments_without_producers_need_no_room_for_their_state(
     unsaved.learn_cold_end(Offset(12))
     tries: list[bytes] = []
 
-    def refuse(_log: PartitionLog, state: bytes) -> bool:
+    def refuse(_log: PartitionLog, state: bytes, **_twice: bool) -> bool:
         tries.append(state)
         return False
 
     with monkeypatch.context() as patch:
         patch.setattr(PartitionLog, "write_producer_state", refuse)
         free(unsaved, segments_count=6)
-    assert len(tries) == 1
+    assert 1 <= len(tries) <= 2, "before the segments go, and after"
     found = dedup_recovery.rebuild_producers(unsaved.log)
     assert found.expected(PRODUCER) == 9
+
+
+def _states(folder: Path) -> list[Path]:
+    """Return the files with producers' states."""
+    return sorted(one for one in (folder / "log").iterdir() if ".producers" in one.name)
+
+
+@pytest.mark.parametrize("damage", ["gone", "empty", "changed"])
+@pytest.mark.parametrize("case", ["freed in the middle", "freed to the end", "cut", "begun anew"])
+def test_one_damaged_producers_state_costs_no_producer_of_freed_records(
+    unsaved: LocalLog, tmp_path: Path, case: str, damage: str
+) -> None:
+    """Whichever file is damaged, another one and the records after it know all producers.
+
+    Found by a tester: a retry of a freed record was stored again.
+    """
+    files = unsaved.log._folder.files
+    unsaved.save_producers()
+    if case == "freed to the end":
+        unsaved.log.seal_active(2)
+        unsaved.save_producers()
+        unsaved.learn_cold_end(Offset(8))
+        free(unsaved, segments_count=2)
+        expected = 8
+    elif case == "begun anew":
+        state = unsaved.producers_before(Offset(5))
+        unsaved.log.close()
+        replace_log(
+            files, "log", PARTITION, start=Offset(5), epochs=unsaved.log.epochs, producers=state
+        )
+        expected = 5
+    else:
+        free(unsaved)
+        expected = 8
+        if case == "cut":
+            unsaved.truncate(Offset(6))
+            expected = 6
+    unsaved.log.close()
+    for path in _states(tmp_path):
+        whole = path.read_bytes()
+        if damage == "gone":
+            path.unlink()
+        else:
+            path.write_bytes(b"" if damage == "empty" else whole[:-1] + b"?")
+        log = PartitionLog.open(files, "log", PARTITION, LogConfig())
+        assert log.log_start > 0
+        with capture_logs() as logs:
+            found = dedup_recovery.rebuild_producers(log)
+        log.close()
+        path.write_bytes(whole)
+        assert found.expected(PRODUCER) == expected, path.name
+        named = [one["files"] for one in logs if one["event"] == "producers_state_unreadable"]
+        assert damage == "gone" or named == [[f"log/{path.name}"]]
+        assert [one for one in logs if one["event"] == "producers_unknown"] == []
+
+
+def test_producers_that_no_state_has_are_reported(local: LocalLog, tmp_path: Path) -> None:
+    """Two damaged files are two faults: the broker says so, and goes on with what it knows."""
+    for path in _states(tmp_path):
+        path.write_bytes(b"")
+    with capture_logs() as logs:
+        local.shrunk()
+    assert [(one["start"], one["end"]) for one in logs if one["event"] == "producers_unknown"] == [
+        (0, 5)
+    ]
+    assert local.retries.counts().unknown_below == 5
+    with pytest.raises(SequenceGapError):
+        local.retries.producers.find(GONE, 3, 1)
+    assert local.retries.producers.find(GONE, 0, 1) is None, "every new producer begins so"
+
+
+def test_a_state_that_is_no_table_is_passed_over(local: LocalLog, tmp_path: Path) -> None:
+    """Its checksum is right, but not its content: the state before it counts."""
+    local.log.write_producer_state(b"{}")
+    with capture_logs() as logs:
+        found = dedup_recovery.rebuild_producers(local.log)
+    assert found.expected(PRODUCER) == 9
+    assert [one["event"] for one in logs] == ["producers_state_unreadable"]
+
+
+def test_one_state_has_to_do_on_a_disk_without_room_for_two(
+    unsaved: LocalLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk frees what one state covers; the second is written once there is room."""
+    write(unsaved, 8, 9)
+    unsaved.save_producers()
+    write_state = PartitionLog.write_producer_state
+
+    def one_only(log: PartitionLog, state: bytes, *, twice: bool = False) -> bool:
+        return (log.log_start > 0 or not twice) and write_state(log, state, twice=twice)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PartitionLog, "write_producer_state", one_only)
+        free(unsaved)
+    assert unsaved.log.read_producer_states().kept_end >= unsaved.log.log_start == 5

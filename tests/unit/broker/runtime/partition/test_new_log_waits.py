@@ -89,7 +89,7 @@ def test_a_log_that_begins_anew_has_its_producers_on_the_disk(left: int) -> None
         rig.driver.replication.tick()
         rig.turns.run()
     assert (rig.driver.reads.log_start, rig.driver.reads.log_end) == (10, 10)
-    stored = rig.driver._local.log.read_producer_state()
+    stored = rig.driver._local.log.read_producer_states().newest
     assert stored is not None
     assert stored[1] == 10
 

@@ -85,7 +85,7 @@ def test_a_full_disk_may_have_no_room_for_a_promise_of_a_producer_state(disk: Si
     disk.capacity_bytes = ROOMY
     assert log.write_producer_state(b"state")
     assert log.synced_end == log.log_end
-    assert log.read_producer_state() == (b"state", log.log_end)
+    assert log.read_producer_states().newest == (b"state", log.log_end)
 
 
 def test_an_older_epoch_is_refused_and_a_newer_one_noted_first(disk: SimDisk) -> None:
@@ -329,15 +329,15 @@ def test_a_producer_state_beyond_the_end_is_of_another_log(disk: SimDisk) -> Non
         states.append(f"{FOLDER}/{segment_name(number + 1, 'producers')}")
     assert [one in disk.paths() for one in states] == [False, True, True]
     disk.flip_bit(states[2], 28, 0)
-    assert log.read_producer_state() == (b"1", Offset(2))
+    assert log.read_producer_states().newest == (b"1", Offset(2))
     disk.flip_bit(states[2], 28, 0)
     log = open_log(disk.files(), LARGE)
     later = {states[2]: disk.peek(states[2])}
     log.truncate(Offset(1))
-    assert log.read_producer_state() is None
+    assert log.read_producer_states().newest is None
     log.close()
     disk.put_back(later)  # a power cut may undo a removal
-    assert open_log(disk.files(), LARGE).read_producer_state() is None
+    assert open_log(disk.files(), LARGE).read_producer_states().newest is None
 
 
 def test_a_batch_in_the_place_of_another_is_not_handed_out(disk: SimDisk) -> None:

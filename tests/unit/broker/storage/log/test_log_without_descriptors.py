@@ -130,7 +130,7 @@ def test_an_open_without_descriptors_changes_nothing(wrap: Callable[[Files], Fil
             log = PartitionLog.open(files, FOLDER, PARTITION, SMALL, promise=promise)
             assert not log.recovery.damaged
             with suppress(NoRoomError):
-                assert log.read_producer_state() == (b"state", end)
+                assert log.read_producer_states().newest == (b"state", end)
         assert life.disk.peek(f"{FOLDER}/{EPOCHS_NAME}") == epochs
         if not scarce.refused_count:
             return

@@ -54,7 +54,7 @@ def test_a_new_log_is_empty(disk: SimDisk) -> None:
     assert [(one.base_offset, one.sealed) for one in log.segments()] == [(0, False)]
     assert log.read(Offset(0), Offset(0), bytes_max=1) == []
     assert log.offset_at(0) == 0
-    assert log.read_producer_state() is None
+    assert log.read_producer_states().newest is None
 
 
 def test_append_returns_the_offsets_that_come_next(disk: SimDisk) -> None:
@@ -266,7 +266,7 @@ def test_truncation_cuts_every_trace(disk: SimDisk) -> None:
     log.write_producer_state(b"at 25")
     log.truncate(Offset(10))
     assert (log.log_end, log.synced_end, log.epochs.latest) == (10, 10, 1)
-    assert log.read_producer_state() == (b"at 10", 10)
+    assert log.read_producer_states().newest == (b"at 10", 10)
     assert log.append([raw_batch(9)], leader_epoch=LeaderEpoch(3), now_us=1) == [10]
     log.sync()
     disk.lose_power()
@@ -296,11 +296,13 @@ def test_producer_state_is_the_newest_valid(disk: SimDisk) -> None:
     for state in (b"one", b"two", b"three"):
         fill(log, 1)
         assert log.write_producer_state(state)
-    assert log.read_producer_state() == (b"three", 3)
+    assert log.read_producer_states().newest == (b"three", 3)
     names = [name for name in disk.files().list(FOLDER) if name.endswith("producers")]
     assert names == [f"{offset:020d}.producers" for offset in (2, 3)]
     disk.flip_bit(f"{FOLDER}/{names[-1]}", 30, 1)
-    assert open_log(disk.files()).read_producer_state() == (b"two", 2)
+    found = open_log(disk.files()).read_producer_states()
+    assert [one[:2] for one in found.valid] == [(b"two", 2)]
+    assert found.unreadable == (f"{FOLDER}/{names[-1]}",)
 
 
 def test_a_follower_stores_the_leaders_bytes(disk: SimDisk) -> None:

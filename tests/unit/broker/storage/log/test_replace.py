@@ -43,7 +43,7 @@ def test_it_begins_at_the_offset_with_the_epochs_of_what_was_before() -> None:
     log = open_log(disk.files())
     assert (log.log_start, log.log_end, log.synced_end) == (100, 100, 100)
     assert log.epochs.epoch_of(Offset(99)) == 4
-    assert log.read_producer_state() == (PRODUCERS, 100)
+    assert log.read_producer_states().newest == (PRODUCERS, 100)
     assert not log.recovery.damaged
     log.append([raw_batch(7)], leader_epoch=LeaderEpoch(5), now_us=1)
     log.sync()
@@ -73,7 +73,7 @@ def test_a_crash_at_any_step_leaves_no_log_or_the_new_one() -> None:
         outcomes.add(where)
         if where == (100, 100):
             assert log.epochs.epoch_of(Offset(99)) == 4
-            assert log.read_producer_state() == (PRODUCERS, 100)
+            assert log.read_producer_states().newest == (PRODUCERS, 100)
         if done:
             assert where == (100, 100)
             break
