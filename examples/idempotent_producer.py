@@ -5,6 +5,10 @@ producer's id and sequence number. A program that stores both can do the same af
 it sends every batch without an answer again, under the same numbers. Here the "crash" is a second
 producer.
 
+A partition remembers the producers that wrote last: tens of thousands of them. A program that comes
+back after so many others is forgotten: its first batch (number 0) would be stored again, and later
+ones are refused with ``SequenceGapError``. So send again soon after a crash.
+
 Needs a server: ``headwater up`` in another terminal.
 
 Prints::

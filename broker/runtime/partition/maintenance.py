@@ -7,6 +7,7 @@ from typing import Final
 
 import structlog
 
+from broker.core.dedup import PRODUCER_BYTES_MAX
 from broker.core.idleness import Idleness
 from broker.errors import DiskFullError, LogFailedError, NoRoomError
 from broker.model.epochs import LeaderEpoch
@@ -19,6 +20,7 @@ from broker.runtime.partition.replication import Replication
 
 _log = structlog.get_logger(__name__)
 
+_TOLD_US: Final = 600_000_000  # time without a forgotten producer after which the next is news
 CHECKPOINTED_MS: Final = 20_000  # after its last record a log has a checkpoint: see ``LogConfig``
 
 
@@ -58,6 +60,8 @@ class Maintenance:
         self._begun_us: int | None = None  # when the first record of the active segment came
         self._forgotten_ids = 0  # message ids that left the window early, at the last look
         self._told_until_us = 0  # no further warning before this time
+        self._forgotten_producers = 0  # that the table had no room for, at the last look
+        self._producers_told_until_us = 0
 
     def configure(self, config: StreamConfig) -> None:
         """Take changed settings."""
@@ -121,6 +125,7 @@ class Maintenance:
         self._queued = False
         now_us = self._clock.now_us()
         self._expire_ids(now_us)
+        self._tell_forgotten_producers(now_us)
         shell = self._replication.shell
         if shell is None or self._health.failure is not None or not self._local.is_there:
             return
@@ -197,3 +202,19 @@ class Maintenance:
                 bounds="dedup_ids_max of the stream, node.message_ids_bytes_max of the broker",
             )
         self._told_until_us = now_us + self._config.dedup_window_ms * 1000
+
+    def _tell_forgotten_producers(self, now_us: int) -> None:
+        """Warn if producers had to be forgotten; again only after ten minutes without."""
+        count = self._local.retries.forgotten_producers - self._forgotten_producers
+        if not count:
+            return
+        self._forgotten_producers += count
+        if now_us >= self._producers_told_until_us:
+            _log.warning(
+                "producers_forgotten",
+                partition=self._name,
+                producers=count,
+                effect="a batch that one of these producers sends again may be stored again",
+                bytes_max=PRODUCER_BYTES_MAX,
+            )
+        self._producers_told_until_us = now_us + _TOLD_US

@@ -41,7 +41,9 @@ class Moment:
 MOMENTS: Final = (
     Moment.of("segment created (roll)", _CREATE, r".*/\d{20}\.log"),
     Moment.of("index created (roll)", _CREATE | _MOVED_TO, r".*/\d{20}\.index"),
-    Moment.of("producer state replaced", _CREATE | _MOVED_TO, r".*/\d{20}\.producers(-copy)?(\.tmp)?"),
+    Moment.of(
+        "producer state replaced", _CREATE | _MOVED_TO, r".*/\d{20}\.producers(-copy)?(\.tmp)?"
+    ),
     Moment.of("recovery point written", _MODIFY, r".*/recovery"),
     Moment.of("metadata written", _MODIFY, r".*/raft/journal"),
     Moment.of("local segment freed", _DELETE, r".*/\d{20}\.log"),

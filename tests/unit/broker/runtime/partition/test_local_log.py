@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from structlog.testing import capture_logs
 
 from broker.adapters.disk.files import DiskFiles
 from broker.codec.record_batch import prepare
+from broker.core.dedup import ProducerTable
 from broker.errors import DiskFullError, SequenceGapError
 from broker.model.epochs import LeaderEpoch
 from broker.model.ids import PartitionId, PartitionNumber, ProducerId, StreamUuid
@@ -23,7 +25,9 @@ from broker.runtime.partition.local_log import LocalLog
 from broker.runtime.stream_keys import PartitionCipher
 from broker.storage.log.partition_log import LogConfig, PartitionLog
 from broker.storage.log.replacement import replace_log
+from simkit.brokers.driver_rig import DriverRig
 from simkit.brokers.memory_broker import FakeClock
+from simkit.disk.disk import SimDisk
 
 PRODUCER, GONE = ProducerId(7), ProducerId(8)
 PARTITION = PartitionId(StreamUuid("00000000-0000-4000-8000-000000000001"), PartitionNumber(0))
@@ -296,3 +300,20 @@ def test_one_state_has_to_do_on_a_disk_without_room_for_two(
         patch.setattr(PartitionLog, "write_producer_state", one_only)
         free(unsaved)
     assert unsaved.log.read_producer_states().kept_end >= unsaved.log.log_start == 5
+
+
+def test_producers_that_a_full_table_forgets_are_counted_and_logged() -> None:
+    """A flood of other producers makes a retry unknown: found by a tester. One warning is told."""
+    rig = DriverRig(SimDisk(random.Random(1)).files())
+    rig.driver._local.retries.producers = ProducerTable(bytes_max=2_000)
+    with capture_logs() as logs:
+        for producer in range(10):
+            rig.put(b"x", producer=producer, sequence=0)
+            rig.driver.maintenance.tick()
+            rig.turns.run()
+    told = [one for one in logs if one["event"] == "producers_forgotten"]
+    assert [(one["partition"], one["producers"]) for one in told] == [("s/0", 1)]
+    assert rig.driver.message_ids.forgotten_producers == 7
+    rig.driver._local.shrunk()
+    assert rig.driver.message_ids.forgotten_producers == 7, "none is counted twice"
+    rig.close()
