@@ -19,6 +19,10 @@ LeaseId = NewType("LeaseId", str)
 NO_PRODUCER: Final = ProducerId(-1)
 NO_SEQUENCE: Final = -1
 
+# In place of the sequence of a batch without a producer: whether its message ids were looked up.
+IDS_COUNT: Final = -2  # they are in the deduplication window, as NATS ingest puts them there
+IDS_DO_NOT_COUNT: Final = -3  # a header that looks like a message id is data
+
 _STREAM_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,127}\Z")
 _UUID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
 

@@ -8,6 +8,7 @@ cannot be a record is refused alone, with a typed error; the other messages are 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -129,25 +130,29 @@ class Records:
             self.policy,
         )
 
-    def in_runs(self, expected: Mapping[int, Offset]) -> Iterator[Records]:
+    def in_runs(
+        self, expected: Mapping[int, Offset], copied_ids: AbstractSet[int] = frozenset()
+    ) -> Iterator[Records]:
         """Yield the same rows in order, in runs of one ack policy; a conditional row is alone.
 
         A row without an envelope has policy ALL. A row that gets a PubAck has policy ALL too.
-        ``expected`` maps a row to the only log end at which the row may be stored.
+        ``expected`` maps a row to the only log end at which the row may be stored. Alone, too, are
+        the rows of ``copied_ids``: a batch says of all its records whether their ids count.
         """
         weaker = {
             row: one.publish.ack_policy
             for row, one in self.opened.items()
             if one.publish.ack_policy is not AckPolicy.ALL and row not in self.replies
         }
-        if not weaker and not expected:
+        alone = expected.keys() | copied_ids
+        if not weaker and not alone:
             yield self
             return
         start, rows = 0, self.rows_count
         for row in range(1, rows + 1):
             policy = weaker.get(start, AckPolicy.ALL)
-            conditional = start in expected or row in expected
-            if row == rows or conditional or weaker.get(row, AckPolicy.ALL) is not policy:
+            ends = row == rows or start in alone or row in alone
+            if ends or weaker.get(row, AckPolicy.ALL) is not policy:
                 part = self._slice(start, row)
                 yield replace(part, policy=policy, expected_end=expected.get(start))
                 start = row
@@ -178,7 +183,7 @@ def to_records(
     records, refused = columns.build()
     if records is None:
         return [], refused
-    runs = records.in_runs(columns.expected_ends())
+    runs = records.in_runs(columns.expected_ends(), columns.copied_ids())
     return [part for run in runs for part in run.fitting(rules.batch_bytes_max)], refused
 
 
@@ -255,15 +260,16 @@ class _Columns:
                 for name, value in headers:
                     if name == key_header:
                         self._keys.setdefault(row, value)
-                    elif name == conditions.MESSAGE_ID and value:
+                    if name == conditions.MESSAGE_ID and value:
                         self._ids.setdefault(row, _message_id(value))
                 if self._rules.puback and b"Nats-" in block:
                     self._read_conditions(row, headers)
             except MalformedMessageError as error:
                 self._errors[row] = error
                 continue
-            opened = self._headers.get(row)
-            self._headers[row] = headers if opened is None else opened + headers
+            opened = self._headers.get(row, ())
+            # A restart takes a record's first message id: the one that counts must be the first.
+            self._headers[row] = headers + opened if row in self._ids else opened + headers
 
     def _read_conditions(self, row: int, headers: Headers) -> None:
         """Check the conditions of a JetStream publisher; only streams with ``puback`` do so."""
@@ -294,6 +300,22 @@ class _Columns:
         rows = (row for row in range(self._count) if row not in self._errors)
         return {
             place: self._expected[row] for place, row in enumerate(rows) if row in self._expected
+        }
+
+    def copied_ids(self) -> AbstractSet[int]:
+        """Return the rows whose only message id is data: the envelope brought it, no header did.
+
+        A row is its place among the rows to store. Without ids that count there is no such row.
+        """
+        if not self._ids:
+            return frozenset()
+        rows = (row for row in range(self._count) if row not in self._errors)
+        return {
+            place
+            for place, row in enumerate(rows)
+            if row in self._publishes
+            and row not in self._ids
+            and _first(self._publishes[row].headers, conditions.MESSAGE_ID) is not None
         }
 
     def check_sizes(self) -> None:

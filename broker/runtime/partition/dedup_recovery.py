@@ -1,4 +1,10 @@
-"""Rebuild the retry tables from the log: the tables are caches of the log."""
+"""Rebuild the retry tables from the log: the tables are caches of the log.
+
+The message ids that count after a restart are those that counted before: the ids of records that
+NATS ingest stored. A batch says whether its ids count (``broker/model/ids.py``). Many batches of
+builds before 2026-11-28 do not say: their ids count, unless the batch has a producer, a compaction
+rewrote it, or a time of it lies so far ahead that no broker can have stamped it.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +22,7 @@ from broker.codec.schema import OPTIONAL_COLUMNS, TIMESTAMP_FIELD
 from broker.core.dedup import ProducerTable
 from broker.core.message_ids import MessageIdWindow, digest_of
 from broker.errors import MetadataCorruptError
-from broker.model.ids import NO_PRODUCER
+from broker.model.ids import IDS_COUNT, NO_PRODUCER, NO_SEQUENCE
 from broker.model.offsets import Offset
 from broker.model.stream import StreamConfig
 from broker.ports.partition import StoredBatch
@@ -104,12 +110,12 @@ class WindowReading:
         start, end = max(self._next, self._log.log_start), self._log.log_end
         if start < end:
             batches = self._log.read(start, end, bytes_max=slice_bytes)
-            plain = opened([one for one in batches if one.header.columns & _HEADERS_BIT])
+            plain = opened([one for one in batches if self._may_count(one.header)])
             parts = [(one.header, decode_body(one.header, one.body)) for one in plain]
             if self._counted is not None:
                 self._counted.append((start, _count_ids(parts) if parts else 0))
             elif parts:
-                _add_ids(parts, self._window)
+                _add_ids(parts, self._window, self._now_us)
                 self._window.expire(self._now_us)  # to hold no more than a window's ids meanwhile
             start = batches[-1].header.end_offset
         self._next = start
@@ -117,6 +123,18 @@ class WindowReading:
             self._next, self._counted = self._skip(self._counted), None
             return False
         return start >= end
+
+    def _may_count(self, header: BatchHeader) -> bool:
+        """Tell whether the batch's message ids were in the window of the leader that wrote it.
+
+        Compaction leaves segments alone while an id of them is in the window.
+        """
+        if not header.columns & _HEADERS_BIT or header.sparse or header.producer_id != NO_PRODUCER:
+            return False
+        if header.base_sequence == NO_SEQUENCE:  # an older build wrote the batch
+            ahead_us = header.max_timestamp_us - self._now_us
+            return ahead_us <= self._config.dedup_window_ms * 1000
+        return header.base_sequence == IDS_COUNT
 
     def _skip(self, counted: list[tuple[Offset, int]]) -> Offset:
         """Return where the ids begin that the window may have; it has forgotten those before."""
@@ -150,11 +168,15 @@ def _count_ids(parts: Sequence[_Part]) -> int:
     return int(np.count_nonzero(np.asarray(pc.equal(keys, MESSAGE_ID))))
 
 
-def _add_ids(parts: Sequence[_Part], window: MessageIdWindow) -> None:
-    """Add the ids of many batches at once: with little traffic each batch has one record."""
+def _add_ids(parts: Sequence[_Part], window: MessageIdWindow, now_us: int) -> None:
+    """Add the ids of many batches at once: with little traffic each batch has one record.
+
+    A time after ``now_us`` counts as ``now_us``: the id would not leave the window otherwise.
+    """
     headers = pa.concat_arrays([body.column("headers") for _, body in parts])
     offsets = np.concatenate([offsets_of(header, body) for header, body in parts])
-    stamps = np.asarray(pa.concat_arrays([body.column(TIMESTAMP_FIELD.name) for _, body in parts]))
+    times = pa.concat_arrays([body.column(TIMESTAMP_FIELD.name) for _, body in parts])
+    stamps = np.minimum(np.asarray(times), now_us)
     entries = headers.flatten()
     hits = np.flatnonzero(np.asarray(pc.equal(entries.field("key"), MESSAGE_ID)))
     rows = np.asarray(pc.list_parent_indices(headers))[hits]

@@ -27,7 +27,7 @@ from broker.errors import (
     of_unknown_outcome,
 )
 from broker.model.epochs import LeaderEpoch
-from broker.model.ids import NO_PRODUCER
+from broker.model.ids import IDS_COUNT, IDS_DO_NOT_COUNT, NO_PRODUCER
 from broker.model.offsets import Offset
 from broker.model.records import AckPolicy, AppendResult
 from broker.ports.partition import RecordsOutcome
@@ -167,8 +167,12 @@ class CommitGroup:
             return Offset(max(offsets, default=-1) + 1)
         return _end_of(outcome)
 
-    def _place(self, batch: PreparedBatch) -> Offset:
+    def _place(self, batch: PreparedBatch, *, ids_count: bool = False) -> Offset:
+        """Place a batch at the group's end, marked for the next leader, which reads its ids."""
         base = Offset(self._end)
+        if batch.producer_id == NO_PRODUCER:
+            mark = IDS_COUNT if ids_count else IDS_DO_NOT_COUNT
+            batch = replace(batch, base_sequence=mark)
         self.batches.append(batch)
         self._end += batch.records_count
         return base
@@ -205,7 +209,7 @@ class CommitGroup:
         digests = digests_of(write.message_ids)
         repeats = find_repeats(self._id_plan, digests, self.now_us)
         if not repeats:
-            base = self._place(write.prepared)
+            base = self._place(write.prepared, ids_count=True)
             every = _offsets(base, rows)
             self._id_plan.add_all(zip(digests, every, strict=True))
             return RecordsOutcome(every, frozenset(), self.leader_epoch)
@@ -221,7 +225,7 @@ class CommitGroup:
         keep[[*repeats.stored, *repeats.inside]] = False
         base = Offset(self._end)
         if keep.any():
-            self._place(self.encode(batch.filter(pa.array(keep))))
+            self._place(self.encode(batch.filter(pa.array(keep))), ids_count=True)
         offsets = [Offset(int(one)) for one in base + np.cumsum(keep) - 1]
         for row, offset in repeats.stored.items():
             offsets[row] = offset

@@ -303,3 +303,28 @@ def test_columns_have_the_types_that_the_log_takes() -> None:
         "reply_subject": "string",
         "correlation_id": "string",
     }
+
+
+def test_a_key_may_be_the_message_id() -> None:
+    """The header is both: a stream that takes it as the key goes on to deduplicate."""
+    message = pub("foo", b"x", headers=[("Nats-Msg-Id", "A")])
+    records = only(delivered(message), rules(key_header="Nats-Msg-Id"))
+    assert records.message_ids == ["A"]
+    assert records.batch.column("key").to_pylist() == [b"A"]
+
+
+def test_an_envelopes_header_is_no_message_id() -> None:
+    """A restart takes a record's first id: one that counts is first, other records are apart."""
+    inner = liftbridge(value=b"e", headers={"Nats-Msg-Id": b"inner"}, ackPolicy=wire.ALL)
+    outer = [("Nats-Msg-Id", "outer")]
+    messages = delivered(
+        pub("foo", b"0", headers=[("Nats-Msg-Id", "A")]),
+        pub("foo", inner),
+        pub("foo", inner, headers=outer),
+        pub("foo", b"3"),
+    )
+    records, refused = convert(messages, rules())
+    assert refused == []
+    assert [one.message_ids for one in records] == [["A"], [None], ["outer", None]]
+    headers = records[2].batch.column("headers").to_pylist()[0]
+    assert [one["value"] for one in headers] == [b"outer", b"inner"]
