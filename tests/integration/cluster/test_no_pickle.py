@@ -152,7 +152,7 @@ def test_pickles_instead_of_files_are_not_loaded(
             shutil.copytree(broker.data_dir, whole)
             files = [one.relative_to(whole) for one in whole.rglob("*") if one.is_file()]
             kinds = {one.suffix or one.name for one in files}
-            assert kinds == {
+            assert kinds - {".producers-copy"} == {  # a copy is there once a segment was freed
                 ".lock", "journal", ".json", ".index", ".log", ".producers", "epochs", "recovery",
                     "member", "meta", "promises",
             }  # fmt: skip
