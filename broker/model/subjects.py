@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Final
 
 SUBJECT_BYTES_MAX: Final = 255
+INBOX: Final = "_INBOX"  # first word of the subjects on which clients wait for replies
 
 
 def matches(pattern: str, subject: str) -> bool:
@@ -77,7 +78,7 @@ def is_shared(pattern: str) -> bool:
     replies, or a word that begins with ``$`` (NATS's own, such as ``$SRV``).
     """
     first = pattern.partition(".")[0]
-    return first in ("*", ">", "_INBOX") or first.startswith("$")
+    return first in ("*", ">", INBOX) or first.startswith("$")
 
 
 def replication_subjects(cluster: str) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from broker.errors import InvalidConfigError
 UMASK: Final = 0o077  # of a child process, for the files that it makes by itself
 _MODE: Final = 0o600
 _FOLDER_MODE: Final = 0o700
-_ROOT: Final = 0
+ROOT: Final = 0  # its user id
 
 
 def write_private(path: Path, text: str) -> None:
@@ -72,10 +72,10 @@ def make_private_folder(path: Path) -> None:
             often belongs to the user who made it.
     """
     path.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
-    if os.geteuid() == _ROOT:
+    if os.geteuid() == ROOT:
         return
     for about in (path.lstat(), path.stat()):
-        if about.st_uid not in (os.geteuid(), _ROOT):
+        if about.st_uid not in (os.geteuid(), ROOT):
             raise InvalidConfigError(
                 f"{path} belongs to user {about.st_uid}, who could exchange every file in it: "
                 "choose another folder, or take this one over (chown)"

@@ -21,13 +21,12 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, Self
 
 from broker.errors import InvalidConfigError
-from headwater.local.private_files import write_private
+from headwater.local.private_files import ROOT, write_private
 
 FILE_NAME: Final = "headwater.json"
 DEFAULT_DATA_DIR: Final = "headwater-data"
 _FORMAT_VERSION: Final = 1
 _BYTES_MAX: Final = 64 * 1024
-_ROOT: Final = 0
 _ADVICE: Final = (
     "give the address with --server, or take the folder over (chown) if you know what the file says"
 )
@@ -90,7 +89,7 @@ class RuntimeFile:
         try:
             body: dict[str, Any] = dict(json.loads(text.decode()))
             version = body.pop("v")
-            found = cls(**body, by_root=owner == _ROOT)
+            found = cls(**body, by_root=owner == ROOT)
         except (ValueError, KeyError, TypeError, RecursionError) as cause:
             raise InvalidConfigError(f"{path} is not a runtime file: {cause}") from cause
         if version != _FORMAT_VERSION or not found.well_formed():
@@ -133,7 +132,7 @@ def _trusted_owner(path: Path, file: BinaryIO) -> int:
     about = os.fstat(file.fileno())  # of what is read, whatever is at the path by now
     if not stat.S_ISREG(about.st_mode):
         why = f"it is no regular file, and belongs to {_user(about.st_uid)}"
-    elif about.st_uid not in (os.geteuid(), _ROOT):
+    elif about.st_uid not in (os.geteuid(), ROOT):
         why = f"it belongs to {_user(about.st_uid)}, who would get your token"
     elif about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         why = f"others than its owner, {_user(about.st_uid)}, may write it"

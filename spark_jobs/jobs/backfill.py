@@ -326,9 +326,8 @@ def _finish(
         firsts={part.partition: part.start for part in described.partitions},
         begins={number: offsets.start for number, offsets in wanted.items()},
     )
-    for app, done in finished:
-        if app == target.app:
-            totals.add(done)
+    for done in begun.of_target(finished, target):
+        totals.add(done)
     return any(done.ranges for _, done in finished)
 
 

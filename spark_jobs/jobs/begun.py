@@ -9,7 +9,7 @@ other names, too: an ingest and a backfill that fill one table finish each other
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -95,8 +95,11 @@ def _finished(
 ) -> list[tuple[str, Appended]]:
     tables = CommittingTable(target, source), CommittingTable(rejects_of(target), source)
     ranges_of: dict[tuple[str, str, int | None], dict[int, OffsetRange]] = {}
+    newest_of: dict[str, Pin | None] = {}  # of each appender, read once
     for each in committing.begun(*tables, source.stream_uuid):
-        newest = _pins(target, each.began_by).newest()
+        if each.began_by not in newest_of:
+            newest_of[each.began_by] = _pins(target, each.began_by).newest()
+        newest = newest_of[each.began_by]
         wanted: OffsetRange | None = each.offsets
         if newest is None:  # no run has decoded for this appender, or its pins are lost
             wanted = None
@@ -113,7 +116,7 @@ def _finished(
             )
     found = []
     for (app, began_by, number), ranges in ranges_of.items():
-        pin = _pin(_pins(target, began_by), number)
+        pin = _pin(_pins(target, began_by), newest_of[began_by], number)
         if pin is None:
             continue
         done = _appender(spark, replace(target, app=app), source, pin).append(
@@ -128,6 +131,11 @@ def _finished(
         )
         found.append((app, done))
     return found
+
+
+def of_target(finished: Iterable[tuple[str, Appended]], target: Target) -> list[Appended]:
+    """Return what :func:`finish` has appended under the name of this target."""
+    return [done for app, done in finished if app == target.app]
 
 
 def _is_asked(each: Begun, begins: Mapping[int, Offset], target: Target) -> bool:
@@ -168,9 +176,8 @@ def _pins(target: Target, app: str) -> Pins:
     return Pins(open_store(target.store), replace(target, app=app).app)  # a name that is a name
 
 
-def _pin(pins: Pins, number: int | None) -> Pin | None:
+def _pin(pins: Pins, newest: Pin | None, number: int | None) -> Pin | None:
     """Return the pin of a transform; None if no pin is of it."""
-    newest = pins.newest()
     if newest is None or number is None:  # an old build rejected the records, by the newest pin
         return newest
     for at in range(newest.number, 0, -1):

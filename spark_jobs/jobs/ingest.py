@@ -144,9 +144,8 @@ def run(spark: SparkSession, args: argparse.Namespace, report: Report) -> Facts:
         report=report,
         behind=lambda ends: _behind(client.describe(source.stream), ends, pin.starts),
     )
-    for app, done in finished:
-        if app == target.app:
-            batches.totals.add(done)
+    for done in begun.of_target(finished, target):
+        batches.totals.add(done)
     runner = _BatchRunner(batches, report.stop)
     behind = _behind(described, batches.totals.ends, pin.starts)
     report.progress("reading", stream=source.stream, table=target.uri, behind=behind)

@@ -236,11 +236,11 @@ class Batches:
 
         The new pin would judge the rest of these ranges in the next batch.
         """
-        for app, done in begun.finish(
+        finished = begun.finish(
             self._spark, self._target, self._source, self._report, firsts=self._firsts
-        ):
-            if app == self._target.app:
-                self.totals.add(done)
+        )
+        for done in begun.of_target(finished, self._target):
+            self.totals.add(done)
 
     def _grown(self, added: pa.Schema) -> None:
         """Pin new columns and use that pin, or the pin that another run has stored meanwhile."""

@@ -165,14 +165,18 @@ def _owner(uuid: object, stream: object = None) -> TableOwner | None:
     )
 
 
-def _marked(store: ObjectStore, key: str = MARK_KEY) -> Iterator[TableOwner]:
+def _marked(store: ObjectStore) -> Iterator[TableOwner]:
+    return _named_in(store, MARK_KEY)
+
+
+def _named_in(store: ObjectStore, key: str) -> Iterator[TableOwner]:
     with suppress(ObjectMissingError):
         yield decode_owner(store.get(key), key)
 
 
 def _begun(store: ObjectStore) -> Iterator[TableOwner]:
     """Yield the streams that have begun in the folder."""
-    yield from _marked(store, RESERVED_KEY)
+    yield from _named_in(store, RESERVED_KEY)
     yield from _in_log(store)
     yield from _in_claims(store)
 

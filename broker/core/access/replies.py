@@ -11,11 +11,11 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from broker.model.stream import Stream
-from broker.model.subjects import overlap
+from broker.model.subjects import INBOX, matches
 from broker.model.tenant import Tenant, tenant_of
 
 # Of a client's own replies, and of JetStream's consumers: an answer there means "acknowledged".
-_ALWAYS: Final = ("_INBOX.", "$JS.ACK.")
+_ALWAYS: Final = (f"{INBOX}.", "$JS.ACK.")
 
 
 class ReplyAddresses:
@@ -69,4 +69,4 @@ class ReplyAddresses:
 
 
 def _is_of(patterns: Iterable[str], address: str) -> bool:
-    return any(overlap(pattern, address) for pattern in patterns)
+    return any(matches(pattern, address) for pattern in patterns)

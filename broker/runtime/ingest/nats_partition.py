@@ -26,11 +26,14 @@ from broker.model.offsets import Offset
 from broker.model.partitioner import partition_of_key
 from broker.model.records import AckPolicy
 from broker.model.stream import Stream
+from broker.model.subjects import INBOX
 from broker.ports.partition import PartitionWriter, RecordsOutcome
 
 _log = structlog.get_logger(__name__)
 
-_INBOX: Final = b"_INBOX."  # most addresses are a client's own inbox: these are not asked about
+_INBOX: Final = (
+    f"{INBOX}.".encode()
+)  # most addresses are a client's own inbox: these are not asked about
 TakesAnswers = Callable[[Stream, bytes], bool]  # whether a stream's publishers get answers there
 
 

@@ -20,7 +20,7 @@ from broker.runtime.partition.replication import Replication
 
 _log = structlog.get_logger(__name__)
 
-_TOLD_US: Final = 600_000_000  # time without a forgotten producer after which the next is news
+_QUIET_US: Final = 600_000_000  # time without a forgotten producer after which the next is news
 CHECKPOINTED_MS: Final = 20_000  # after its last record a log has a checkpoint: see ``LogConfig``
 
 
@@ -58,10 +58,8 @@ class Maintenance:
         self._log_end = Offset(0)  # when it was last seen to have moved, and where to
         self._moved_ms = 0
         self._begun_us: int | None = None  # when the first record of the active segment came
-        self._forgotten_ids = 0  # message ids that left the window early, at the last look
-        self._told_until_us = 0  # no further warning before this time
-        self._forgotten_producers = 0  # that the table had no room for, at the last look
-        self._producers_told_until_us = 0
+        self._forgotten_ids = _Forgotten()  # message ids that left the window early
+        self._forgotten_producers = _Forgotten()  # that the table had no room for
 
     def configure(self, config: StreamConfig) -> None:
         """Take changed settings."""
@@ -189,11 +187,9 @@ class Maintenance:
         """
         retries = self._local.retries
         retries.window.expire(now_us)
-        count = retries.forgotten_ids - self._forgotten_ids
-        if not count:
-            return
-        self._forgotten_ids += count
-        if now_us >= self._told_until_us:
+        quiet_us = self._config.dedup_window_ms * 1000
+        count = self._forgotten_ids.to_tell(retries.forgotten_ids, now_us, quiet_us=quiet_us)
+        if count:
             _log.warning(
                 "message_ids_forgotten_early",
                 partition=self._name,
@@ -201,15 +197,12 @@ class Maintenance:
                 effect="a message that is sent again with one of these ids is stored again",
                 bounds="dedup_ids_max of the stream, node.message_ids_bytes_max of the broker",
             )
-        self._told_until_us = now_us + self._config.dedup_window_ms * 1000
 
     def _tell_forgotten_producers(self, now_us: int) -> None:
         """Warn if producers had to be forgotten; again only after ten minutes without."""
-        count = self._local.retries.forgotten_producers - self._forgotten_producers
-        if not count:
-            return
-        self._forgotten_producers += count
-        if now_us >= self._producers_told_until_us:
+        total = self._local.retries.forgotten_producers
+        count = self._forgotten_producers.to_tell(total, now_us, quiet_us=_QUIET_US)
+        if count:
             _log.warning(
                 "producers_forgotten",
                 partition=self._name,
@@ -217,4 +210,22 @@ class Maintenance:
                 effect="a batch that one of these producers sends again may be stored again",
                 bytes_max=PRODUCER_BYTES_MAX,
             )
-        self._producers_told_until_us = now_us + _TOLD_US
+
+
+class _Forgotten:
+    """Decides when to warn that a table of bounded size has forgotten something."""
+
+    def __init__(self) -> None:
+        self._seen = 0
+        self._told_until_us = 0  # no further warning before this time
+
+    def to_tell(self, total: int, now_us: int, *, quiet_us: int) -> int:
+        """Return how many were forgotten since the last look; 0 also if that is no news.
+
+        It is news again after ``quiet_us`` in which nothing was forgotten.
+        """
+        count, self._seen = total - self._seen, total
+        if not count:
+            return 0
+        told_until_us, self._told_until_us = self._told_until_us, now_us + quiet_us
+        return count if now_us >= told_until_us else 0

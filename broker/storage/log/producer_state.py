@@ -19,7 +19,7 @@ from broker.storage.log_folder import LogFolder, cannot_open
 from broker.storage.no_room import PROCESS_LIMITS, lacks_room
 
 _KEPT: int = 2
-_KINDS: Final = ("producers", "producers-copy")
+KINDS: Final = ("producers", "producers-copy")  # of a snapshot, and of its copy
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ def write_state(folder: LogFolder, offset: Offset, state: bytes, *, twice: bool 
     """
     data = encode_producer_state(offset, state)
     try:
-        for kind in _KINDS if twice else _KINDS[:1]:
+        for kind in KINDS if twice else KINDS[:1]:
             folder.replace(folder.segment_file(offset, kind), data)
         folder.sync()
     except OSError as error:
@@ -108,4 +108,4 @@ def remove_producer_state_above(folder: LogFolder, end: Offset) -> bool:
 def _snapshots(folder: LogFolder) -> list[tuple[Offset, str]]:
     """Return offset and kind of each snapshot, oldest first."""
     names = map(parse_segment_name, folder.files.list(folder.path))
-    return sorted(name for name in names if name is not None and name[1] in _KINDS)
+    return sorted(name for name in names if name is not None and name[1] in KINDS)

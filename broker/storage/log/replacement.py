@@ -7,6 +7,7 @@ from broker.model.epoch_history import EpochHistory
 from broker.model.ids import PartitionId
 from broker.model.offsets import Offset
 from broker.ports.system import Files
+from broker.storage.log.producer_state import KINDS
 from broker.storage.log_folder import EPOCHS_NAME, LogFolder, cannot_open
 from broker.storage.promises.log_promise import LogPromise
 from broker.storage.promises.promises import ReplicaPromise
@@ -39,7 +40,7 @@ def replace_log(
         files.make_folder(folder)
         place.replace(place.file(EPOCHS_NAME), encode_epochs(partition_id, epochs.starts))
         state = encode_producer_state(start, producers)
-        for kind in ("producers", "producers-copy"):
+        for kind in KINDS:
             place.replace(place.segment_file(start, kind), state)
         place.sync()
         place.create_segment(start)

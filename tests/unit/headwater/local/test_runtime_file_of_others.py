@@ -99,9 +99,9 @@ def test_a_strangers_process_is_not_the_server_that_ended(
         raise PermissionError
 
     owner = os.lstat(data / FILE_NAME).st_uid
-    monkeypatch.setattr("headwater.local.runtime_file._ROOT", -1)
+    monkeypatch.setattr("headwater.local.runtime_file.ROOT", -1)
     monkeypatch.setattr(os, "kill", refused)
     with pytest.raises(UnavailableError, match="has ended"):
         find_server(None)
-    monkeypatch.setattr("headwater.local.runtime_file._ROOT", owner)
+    monkeypatch.setattr("headwater.local.runtime_file.ROOT", owner)
     assert find_server(None).flight == "grpc://127.0.0.1:7"
