@@ -374,7 +374,7 @@ def _fits(body: Any, kind: pa.DataType) -> bool:
 def _has_unknown(body: Any, kind: pa.DataType) -> bool:
     if isinstance(body, dict) and pa.types.is_struct(kind):
         for name, inner in body.items():
-            at = kind.get_field_index(name)
+            at = types.position(kind, name)
             if at < 0 or _has_unknown(inner, kind.field(at).type):
                 return True
     if isinstance(body, list) and pa.types.is_list(kind):

@@ -60,7 +60,7 @@ def new_fields(
     room = bounds.columns_max - _leaves(list(known))
     names: dict[str, None] = {}
     for body in sample:
-        names |= dict.fromkeys(name for name in body if known.get_field_index(name) < 0)
+        names |= dict.fromkeys(name for name in body if types.position(known, name) < 0)
     fields = []
     for name in names:
         if not _usable(name):
@@ -125,6 +125,7 @@ def _vote(value: Any) -> str | None:
 
 
 def _usable(name: str) -> bool:
+    """Whether a column may have the name. Half of a surrogate pair is not printable: no UTF-8."""
     return 0 < len(name) <= _NAME_CHARACTERS_MAX and name.isprintable()
 
 

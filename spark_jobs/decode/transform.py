@@ -103,7 +103,7 @@ def _raise_new_fields(decoder: RowDecoder, rows: pa.RecordBatch) -> None:
     known = decoder.decoder
     assert known is not None, "the format raw has no unknown fields"
     bodies = json_inference.objects(rows.column("value").to_pylist())
-    fresh = [body for body in bodies if any(known.schema.get_field_index(n) < 0 for n in body)]
+    fresh = [body for body in bodies if any(types.position(known.schema, n) < 0 for n in body)]
     added = json_inference.new_fields(fresh[:_SAMPLE_ROWS], known.schema, decoder.spec.bounds)
     if len(added) == 0:
         return  # the fields are inside structs, only null, or too many: dropped and counted

@@ -45,6 +45,18 @@ def decimal(precision: int, scale: int) -> pa.DataType:
     return pa.decimal128(precision, scale)
 
 
+def position(fields: pa.Schema | pa.StructType, name: str) -> int:
+    """Return the index of a field, -1 if there is none.
+
+    Arrow itself cannot look up a name with half of a surrogate pair, which JSON may have.
+    """
+    try:
+        index: int = fields.get_field_index(name)
+    except UnicodeEncodeError:
+        return -1
+    return index
+
+
 def to_json(schema: pa.Schema) -> str:
     """Return a schema in the form of ``StructType.json()``."""
     return json.dumps(_struct_json(list(schema)), separators=(",", ":"))

@@ -15,6 +15,7 @@ from broker.errors import InvalidRequestError, SchemaMismatchError
 from spark_jobs.decode import ddl, types
 from spark_jobs.decode.rows import REJECTED_SCHEMA, RowDecoder
 from spark_jobs.decode.spec import DecodeSpec
+from spark_jobs.decode.transform import DecodeTransform
 
 
 def spec(text: str = "id bigint, name string", **more: object) -> DecodeSpec:
@@ -50,6 +51,14 @@ def test_good_bad_and_null_values_go_where_they_belong() -> None:
     assert rejected["headers"] == [{"key": "h", "value": b"v"}]
     assert made.reasons == {"malformed": 1}
     assert made.rejected.schema == REJECTED_SCHEMA
+
+
+@pytest.mark.parametrize("name", [b"\xed\xa0\x80", b"\\ud800"])
+def test_a_rejected_record_does_not_keep_others_from_new_columns(name: bytes) -> None:
+    """Its field has half of a surrogate pair as its name, which no column can have."""
+    decode = DecodeTransform(spec(), grow=True)
+    with pytest.raises(SchemaMismatchError, match="new fields: tail"):
+        decode(rows(b'{"id":1,"%s":2}' % name, b'{"id":2,"tail":"N1"}'))
 
 
 def test_nothing_but_tombstones_and_nothing_at_all() -> None:

@@ -105,6 +105,15 @@ def test_new_fields_stay_within_bounds() -> None:
     assert json_inference.new_fields([body], known, DecodeBounds(columns_max=2)).names == []
 
 
+@pytest.mark.parametrize("name", [b"\xed\xa0\x80", b"\\ud800"])
+def test_a_name_with_half_of_a_surrogate_pair_is_passed_over(name: bytes) -> None:
+    """No column can have it; the record itself is rejected later, and the job goes on."""
+    sample = json_inference.objects([b'{"%s":1,"a":{"%s":2,"b":3}}' % (name, name)])
+    assert sample
+    found = json_inference.infer(sample, DecodeBounds())
+    assert found == pa.schema([("a", pa.struct([("b", pa.int64())]))])
+
+
 def test_only_objects_say_something_about_columns() -> None:
     """Nulls, noise and other JSON values are no sample."""
     assert json_inference.objects([None, b"x", b"[1]", b"5", b'{"a":1}', b"\xff"]) == [{"a": 1}]
