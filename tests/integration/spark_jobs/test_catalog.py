@@ -226,6 +226,47 @@ def test_a_stream_follows_a_table_from_where_it_is_told(
     assert (copied.count(), copied.select("partition", "offset").distinct().count()) == (67, 67)
 
 
+def test_the_log_as_columns_is_the_log_as_rows(
+    spark: SparkSession, served: Served, catalog: str, tmp_path: Path
+) -> None:
+    """The JVM takes Python's batches as they come: every type, null and length."""
+    headers = [None, [], [{"key": "h", "value": b""}, {"key": "", "value": None}]]
+    records = [
+        {
+            "key": None if number % 3 else b"k%d" % number,
+            "value": (None, b"", b"v" * (number % 700))[number % 7 % 3],
+            "headers": headers[number % 5 % 3],
+            "correlation_id": None if number % 2 else f"c\u00e4{number}",
+        }
+        for number in range(6_000)
+    ]
+    with Client(served.server) as client:
+        client.create_stream("t", tiering=False)
+        with client.producer("t") as producer:
+            for start in range(0, len(records), 500):
+                producer.send(records[start : start + 500])
+    given = {"server": served.server, "stream": "t"}
+    rows = spark.read.format("headwater").options(**given).load().orderBy("offset").collect()
+    columns = spark.table(f"{catalog}.t")
+    assert "ColumnarToRow" in columns._jdf.queryExecution().executedPlan().toString()
+    assert columns.orderBy("offset").collect() == rows
+    assert [row.value for row in rows] == [one["value"] for one in records]
+    assert len(columns.limit(700).collect()) == 700
+    held = columns.cache()
+    assert held.count() == held.join(held, "offset").count() == 6_000
+    held.unpersist()
+    query = (
+        spark.readStream.option("startingOffsets", "earliest")
+        .table(f"{catalog}.t")
+        .writeStream.trigger(availableNow=True)
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .format("parquet")
+        .start(str(tmp_path / "copy"))
+    )
+    query.awaitTermination()
+    assert spark.read.parquet(str(tmp_path / "copy")).orderBy("offset").collect() == rows
+
+
 def test_what_a_table_cannot_do_is_refused(
     spark: SparkSession, served: Served, catalog: str
 ) -> None:

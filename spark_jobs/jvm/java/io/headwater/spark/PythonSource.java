@@ -8,6 +8,7 @@ import org.apache.spark.sql.connector.read.Batch;
 import org.apache.spark.sql.connector.read.InputPartition;
 import org.apache.spark.sql.connector.read.PartitionReaderFactory;
 import org.apache.spark.sql.connector.read.ScanBuilder;
+import org.apache.spark.sql.connector.read.streaming.MicroBatchStream;
 import org.apache.spark.sql.execution.datasources.DataSource$;
 import org.apache.spark.sql.execution.datasources.v2.python.PythonDataSourceV2;
 import org.apache.spark.sql.internal.SQLConf;
@@ -49,8 +50,13 @@ final class PythonSource {
     return schema;
   }
 
+  /** Begins to follow the stream as a streaming query does. */
+  MicroBatchStream stream(StructType columns) {
+    return LogStream.begun(source, columns, options);
+  }
+
   /** Begins a scan of the planned rows with some of the columns. */
-  ScanBuilder scan(StructType columns) {
+  private ScanBuilder scan(StructType columns) {
     SupportsRead table =
         (SupportsRead)
             source.getTable(columns, new Transform[0], options.asCaseSensitiveMap());
@@ -74,7 +80,8 @@ final class PythonSource {
     source.setReadInfo(null);
     try {
       Batch batch = scan(told).build().toBatch();
-      return new Division(batch.planInputPartitions(), batch.createReaderFactory());
+      return new Division(
+          batch.planInputPartitions(), PythonColumns.readers(batch.createReaderFactory()));
     } finally {
       source.setReadInfo(null);
     }

@@ -45,7 +45,7 @@ final class StreamReaders implements PartitionReaderFactory {
     if (partition instanceof ColdTask task) {
       return new ColdReader(task.pieces());
     }
-    return new RowsAsColumns(python.createReader(partition), columns, 0, Long.MAX_VALUE);
+    return python.createColumnarReader(partition);
   }
 
   /** Reads one piece after the other, and counts the rows where their number is known. */

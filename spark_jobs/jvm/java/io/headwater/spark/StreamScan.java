@@ -47,12 +47,10 @@ final class StreamScan implements Scan, Batch {
         + Arrays.toString(bounds.filters());
   }
 
-  /** Without files there are rows only; else Spark asks the readers, of a streaming query too. */
+  /** All readers give columns. */
   @Override
   public ColumnarSupportMode columnarSupportMode() {
-    return files.isEmpty()
-        ? ColumnarSupportMode.UNSUPPORTED
-        : ColumnarSupportMode.PARTITION_DEFINED;
+    return ColumnarSupportMode.SUPPORTED;
   }
 
   @Override
@@ -63,7 +61,7 @@ final class StreamScan implements Scan, Batch {
   /** Spark 4.2 neither chooses columns for a streaming query nor asks in which order they are. */
   @Override
   public MicroBatchStream toMicroBatchStream(String checkpoint) {
-    return source.scan(plan.columns()).build().toMicroBatchStream(checkpoint);
+    return source.stream(plan.columns());
   }
 
   @Override
