@@ -52,6 +52,7 @@ def _ways(
     ways: dict[str, tuple[Callable[[], DataFrame], int]] = {
         "tail": (lambda: _tail(spark, wanted["server"], NARROW), tail_rows),
         "tail_all": (lambda: _tail(spark, wanted["server"], ()), tail_rows),
+        "tail_table": (partial(spark.table, "headwater.tail"), tail_rows),
         "native": (lambda: spark.read.format("delta").load(wanted["native_uri"]), full_rows),
     }
     spark.conf.set("spark.sql.catalog.headwater.server", wanted["server"])
