@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from simkit.servers.s3_proxy import Break, Rule, S3Proxy, s3_proxy
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
+WAIT_S = 60.0
 AWAY = [Rule(Break.DROP, method) for method in ("PUT", "GET", "HEAD")]
 
 
@@ -64,6 +66,14 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
                 broker.kill()
 
 
+def _until(holds: Callable[[], object], what: str) -> None:
+    """Wait for what the broker does on a thread of its own."""
+    deadline_s = time.monotonic() + WAIT_S
+    while not holds():
+        assert time.monotonic() < deadline_s, what
+        time.sleep(0.05)
+
+
 def _values(client: Client) -> list[bytes]:
     return [value for one in client.fetch("s") for value in one.batch["value"].to_pylist()]
 
@@ -78,7 +88,8 @@ def test_a_broker_starts_without_nats_and_lake_and_finds_them(scene: Scene) -> N
             stream = client.create_stream("s", puback=True)
             with client.producer("s") as producer:
                 producer.send([b"1"])
-        assert broker.stop_within(30)
+        _until(lambda: broker.log_events("leadership_claimed"), "the claim of the first start")
+        assert broker.stop_within(WAIT_S)
     scene.proxy.always(*AWAY)
 
     broker.start()
@@ -87,7 +98,7 @@ def test_a_broker_starts_without_nats_and_lake_and_finds_them(scene: Scene) -> N
     with Client(broker.url) as client:
         assert _values(client) == [b"1"]
         with client.producer("s") as producer:
-            assert producer.send([b"2"]).result(30).base_offset == Offset(1)
+            assert producer.send([b"2"]).result(WAIT_S).base_offset == Offset(1)
         status = Operations(client).status()
         for told, begins in zip(status.missing, missing, strict=True):
             assert told.startswith(begins)
@@ -106,7 +117,7 @@ def test_a_broker_starts_without_nats_and_lake_and_finds_them(scene: Scene) -> N
                 assert out.finish().acked == 1
             client.tier_flush("s", timeout_ms=60_000)
             assert client.tier_status("s")[0].cold.end == Offset(3)
-            assert Operations(client).status().missing == ()
+            _until(lambda: not Operations(client).status().missing, "nothing is missing")
             assert _values(client) == [b"1", b"2", b"3"]
         assert len(broker.log_events("leadership_claimed")) == 2
 
@@ -123,9 +134,9 @@ def test_a_first_start_without_lake_writes_nothing_before_the_store_is_known(
         with Client(scene.broker.url) as client:
             client.create_stream("s")
             with client.producer("s") as producer:
-                assert producer.send([b"1"]).result(30).base_offset == Offset(0)
+                assert producer.send([b"1"]).result(WAIT_S).base_offset == Offset(0)
+            told = scene.broker.wait_ready_saying("conditional PUT")
             with pytest.raises(RemoteTierUnavailableError, match="conditional PUT"):
                 client.tier_flush("s", timeout_ms=5_000)
-            told = scene.broker.wait_ready_saying("conditional PUT")
         assert "single_writer" in told
         assert scene.broker.log_events("leadership_claimed") == []

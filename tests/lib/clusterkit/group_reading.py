@@ -8,7 +8,7 @@ from typing import Final
 
 from headwater.client import Client, GroupConsumer, GroupRecord
 
-WAIT_S: Final = 20.0
+WAIT_S: Final = 60.0
 
 
 def send(client: Client, partition: int, *values: bytes) -> None:

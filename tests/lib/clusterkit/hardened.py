@@ -29,7 +29,7 @@ from simkit.servers.natsproc import NatsProcess
 BROKERS: Final = ("b1", "b2", "b3")
 PASSWORDS: Final = {"BROKER_PASSWORD": "of-the-brokers", "SHOP_PASSWORD": "of-the-shop"}
 _TITLE: Final = "A hardened cluster"
-_WAIT_S: Final = 60.0
+_WAIT_S: Final = 120.0
 _POLL_S: Final = 0.02
 
 

@@ -6,10 +6,13 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from typing import Final
 
 from broker.model.records import AppendResult
 from headwater.client.client import Client
 from headwater.client.fetch import Fetch
+
+_WAIT_S: Final = 90.0
 
 
 class Load:
@@ -53,7 +56,7 @@ class Load:
         with self._progress:
             wanted = len(self.acked) + more
             ok = self._progress.wait_for(
-                lambda: len(self.acked) >= wanted or self._failure is not None, 30
+                lambda: len(self.acked) >= wanted or self._failure is not None, _WAIT_S
             )
         assert self._failure is None, self._failure
         assert ok, f"only {len(self.acked)} of {wanted} records were acknowledged"
@@ -77,7 +80,7 @@ def load(client: Client, stream: str, *, every_s: float = 0.002) -> Iterator[Loa
 def publish(client: Client, stream: str, *values: bytes) -> None:
     """Store the values as one batch of partition 0; return when they are acknowledged."""
     with client.producer(stream, 0) as producer:
-        producer.send(list(values)).result(30)
+        producer.send(list(values)).result(_WAIT_S)
 
 
 def stored(client: Client, stream: str) -> list[bytes]:
@@ -119,7 +122,7 @@ class Following:
         """Wait until so many records have come."""
         with self._changed:
             self._changed.wait_for(
-                lambda: len(self.values) >= count or self.failure is not None, 30
+                lambda: len(self.values) >= count or self.failure is not None, _WAIT_S
             )
         assert self.failure is None, self.failure
         assert len(self.values) >= count, f"{len(self.values)} of {count} records came"
@@ -127,7 +130,8 @@ class Following:
     def wait_failure(self) -> BaseException:
         """Wait until the read has failed."""
         with self._changed:
-            assert self._changed.wait_for(lambda: self.failure is not None, 30), "no error came"
+            came = self._changed.wait_for(lambda: self.failure is not None, _WAIT_S)
+        assert came, "no error came"
         assert self.failure is not None
         return self.failure
 

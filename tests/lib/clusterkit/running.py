@@ -27,7 +27,7 @@ from headwater.client.read_route import ReadRoute
 from headwater.local.embedded import EmbeddedServer
 from headwater.local.embedded_cluster import EmbeddedCluster, plan_cluster
 
-_PATIENCE_S = 30.0
+_PATIENCE_S = 90.0
 
 
 class Cluster:

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from headwater.local.embedded import LOOPBACK, free_port, nats_server_binary
 
-_START_TIMEOUT_S = 10.0
+_START_TIMEOUT_S = 60.0
 _START_POLL_S = 0.02
 
 
@@ -71,7 +71,7 @@ class NatsProcess:
 class RawNats:
     """A blocking NATS client of a few lines. Reads only its subscriptions."""
 
-    def __init__(self, port: int, *, timeout_s: float = 20.0) -> None:
+    def __init__(self, port: int, *, timeout_s: float = 60.0) -> None:
         """Connect and wait for the first PONG."""
         self._socket = socket.create_connection((LOOPBACK, port), timeout=timeout_s)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
