@@ -27,7 +27,7 @@ from damagekit.golden import RETENTIONS, build
 from damagekit.outcomes import Look, Outcome, worst
 
 assert preloaded.MODULES, "loaded for every process that is forked here"
-CASE_S: Final = 60.0
+CASE_S: Final = 180.0
 _PIPE_BYTES: Final = 1 << 20
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from broker.model.cut import Cut
-from damagekit.catalogue import PROMISES, TWINS, WITH_PROMISES, Case
+from damagekit.catalogue import NOTHING, PROMISES, TWINS, WITH_PROMISES, Case
 from damagekit.damages import damage
 from damagekit.golden import World, clone
 from damagekit.outcomes import Look, Outcome
@@ -41,6 +41,7 @@ def run_case(worlds: Path, folder: Path, case: Case, say: Callable[[str], None])
         cuts_of(world.info(), folder / "lake"),
         unknown=Outcome.NAMED if case.is_no_disk else Outcome.SILENT,
         pause_s=_PAUSE_S if case.state == "running" and case.entry.path == PROMISES else 0.0,
+        is_patient=case.damage == NOTHING,
     )
     folder.mkdir(parents=True)
     for root in ("data", "lake"):

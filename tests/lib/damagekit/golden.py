@@ -15,6 +15,7 @@ of each stream is taken in the middle of the second session and at its end. Two 
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 import subprocess
@@ -36,7 +37,7 @@ from headwater.reads.history import History
 RETENTIONS: Final = ("kept", "freed")
 STATES: Final = ("running", "stopped", "killed")
 OLDER: Final = ("older-stopped", "older-running")
-_WAIT_S: Final = 20.0
+_WAIT_S: Final = 60.0
 _COPIES_MAX: Final = 20
 
 # name -> what is special about it
@@ -206,7 +207,7 @@ class _Builder:
     def _flush(self, client: Client, *, only: str | None = None) -> None:
         for name in STREAMS:
             if only in (None, name):
-                client.tier_flush(name, timeout_ms=20_000)
+                client.tier_flush(name, timeout_ms=60_000)
 
     def _cut(self, client: Client, moment: str) -> None:
         self._cuts[moment] = {
@@ -238,12 +239,14 @@ class _Builder:
         (self._folder / "expected").mkdir()
         for name in STREAMS:
             with_rows: dict[int, list[pa.RecordBatch]] = {}
-            for batch in History(client, client.cut(name, ttl_ms=1_000)).batches():
+            cut = client.cut(name, ttl_ms=60_000)
+            for batch in History(client, cut).batches():
                 with_rows.setdefault(batch.column("partition")[0].as_py(), []).append(batch)
             for number, batches in with_rows.items():
                 table = pa.Table.from_batches(batches, ROW_SCHEMA)
                 _require_sent(self._sent[name, number], table)
                 pq.write_table(table, self._folder / "expected" / f"{name}-{number}.parquet")
+            client.drop_lease(cut.lease.lease_id)
 
     def _names(self, client: Client) -> dict[str, str]:
         return {stream.uuid: stream.name for stream in client.streams()}
@@ -269,12 +272,13 @@ def _answers(client: Client) -> bool:
 
 def _listing(folder: Path) -> list[tuple[str, int]]:
     found = []
-    for path in sorted(folder.rglob("*")):
-        try:
-            found.append((str(path), path.stat().st_size))
-        except FileNotFoundError:
-            found.append((str(path), -1))
-    return found
+    for at, _, names in os.walk(folder):  # passes over a folder that goes meanwhile
+        for path in (Path(at), *(Path(at) / name for name in names)):
+            try:
+                found.append((str(path), path.stat().st_size))
+            except FileNotFoundError:
+                found.append((str(path), -1))
+    return sorted(found)
 
 
 def _wait_for_stillness(look: Callable[[], object]) -> None:

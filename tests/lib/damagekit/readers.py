@@ -25,7 +25,9 @@ from headwater.reads.history import History
 from headwater.reads.verification import verify_cut
 
 _TTL_MS: Final = 60_000
-_IDLE_S: Final = 2.0  # a follower that was given nothing for so long has had all there is
+# A follower that was given nothing for so long has had all there is. A machine that stands still
+# gives nothing for some seconds. Only a look that is bad anyway takes that long.
+_IDLE_S: Final = 20.0
 
 Parts = Mapping[int, Truth]
 

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
-from broker.errors import HeadwaterError, InvalidRequestError, leaves
+from broker.errors import HeadwaterError, InvalidRequestError, NoAnswerError, leaves
 from broker.model.cut import Cut
 from damagekit.golden import World
 from damagekit.outcomes import Look, Outcome
@@ -23,9 +23,13 @@ from headwater.client import Client
 
 _BATCHES: Final = 3
 _BATCH_RECORDS: Final = 4
-_SEND_S: Final = 10.0
+_SEND_S: Final = 90.0
+# Many a damage keeps a broker from taking or shipping records for ever. Where there is none, each
+# look has to be exact, also on a machine that stands still for some seconds.
 _RETRY_MS: Final = 1_500
 _FLUSH_MS: Final = 6_000
+_PATIENT_MS: Final = 60_000
+_ANSWER_S: Final = 60.0
 _BEGAN: Final = datetime(2025, 1, 1, tzinfo=UTC)
 
 Truths = Mapping[str, Mapping[int, Truth]]  # stream -> partition -> what it holds
@@ -44,6 +48,7 @@ class Site:
     name: str = ""
     unknown: Outcome = Outcome.SILENT  # how to take it that nobody knows a stream
     pause_s: float = 0.0  # before each batch: a broker looks at its promises once a second
+    is_patient: bool = False  # nothing is damaged
     looks: list[Look] = field(default_factory=list)
     broker: Broker | None = None
     _writes: int = 0
@@ -61,6 +66,7 @@ class Site:
         broker = self.spawner.start(self.data, self.lake, self.log)
         if broker.wait_ready():
             self.broker = broker
+            _wait_for_answer(broker)
             return True
         self._note_end(phase, broker.ended())
         return False
@@ -129,17 +135,19 @@ class Site:
     def flush(self, phase: str) -> None:
         """Ship every stream."""
         assert self.broker is not None, "it does not run"
+        timeout_ms = _PATIENT_MS if self.is_patient else _FLUSH_MS
         with Client(self.broker.url) as client:
             for stream in self.truths:
                 self._guarded(
                     phase,
                     "flush",
                     stream,
-                    lambda s=stream: client.tier_flush(s, timeout_ms=_FLUSH_MS),  # type: ignore[misc]
+                    lambda s=stream: client.tier_flush(s, timeout_ms=timeout_ms),  # type: ignore[misc]
                 )
 
     def _send(self, client: Client, stream: str, number: int, truth: Truth) -> None:
-        with client.producer(stream, number, retry_ms_max=_RETRY_MS) as producer:
+        retry_ms = _PATIENT_MS if self.is_patient else _RETRY_MS
+        with client.producer(stream, number, retry_ms_max=retry_ms) as producer:
             for batch in range(_BATCHES):
                 time.sleep(self.pause_s)
                 place = f"{self.name}/{self._writes}/{stream}/{number}/{batch}"
@@ -187,6 +195,21 @@ class Site:
                 detail=detail,
             )
         )
+
+
+def _wait_for_answer(broker: Broker) -> None:
+    """Wait for a first connection, for which a busy machine may take too long; looks tell more."""
+    deadline_s = time.monotonic() + _ANSWER_S
+    with Client(broker.url) as client:
+        while time.monotonic() < deadline_s and not broker.has_ended():
+            try:
+                client.streams()
+            except NoAnswerError:
+                time.sleep(0.02)
+            except HeadwaterError:
+                return
+            else:
+                return
 
 
 def _record(name: str, number: int) -> Row:

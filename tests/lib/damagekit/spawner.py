@@ -34,6 +34,7 @@ from freezing import freeze
 
 _PR_SET_PDEATHSIG: Final = 1
 _LINE_BYTES_MAX: Final = 64 * 1024
+_WAIT_S: Final = 60.0  # for a start or an end, on a busy machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,7 @@ class Broker:
         self._code: int | None = None
         self.url = ""
 
-    def wait_ready(self, timeout_s: float = 20.0) -> bool:
+    def wait_ready(self, timeout_s: float = _WAIT_S) -> bool:
         """Return True once it serves, False when it has ended, and raise TimeoutError else."""
         deadline_s = time.monotonic() + timeout_s
         text = b""
@@ -128,9 +129,9 @@ class Broker:
         """End it at once. Blocks."""
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
-        return self._ended(10.0)
+        return self._ended(_WAIT_S)
 
-    def stop(self, timeout_s: float = 20.0) -> Ended:
+    def stop(self, timeout_s: float = _WAIT_S) -> Ended:
         """Ask it to end; raises TimeoutError when it does not."""
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGTERM)
@@ -146,7 +147,7 @@ class Broker:
 
     def ended(self) -> Ended:
         """Return how it ended; only once it has."""
-        return self._ended(1.0)
+        return self._ended(_WAIT_S)
 
     def _ended(self, timeout_s: float) -> Ended:
         if self._code is None:
