@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 
 import pyarrow as pa
 import pytest
@@ -27,6 +28,7 @@ from broker.core.access.static_tokens import TOKEN_BYTES, make_token, split_toke
 from broker.errors import (
     AccessDeniedError,
     InvalidRequestError,
+    NoAnswerError,
     QuotaExceededError,
     TenantExistsError,
     TenantInUseError,
@@ -44,6 +46,8 @@ from headwater.client.access import AccessCalls
 from simkit.brokers.memory_broker import MemoryBroker
 
 SOON_S = 1.0  # a revocation is in force within this time, on open streams too
+TRIES = 3  # to measure a time: the machine may stand still during one of them
+WAIT_S = 60.0
 
 
 def new_token() -> Secret:
@@ -184,7 +188,7 @@ def test_a_token_publishes_and_reads_what_was_granted_and_nothing_else(guarded: 
     guarded.grant("reader", "stream", "shop-in", "consume")
     with guarded.client(guarded.token("writer")) as writer:
         with writer.producer("shop-in") as producer:
-            producer.send([b"one"]).result(10)
+            producer.send([b"one"]).result(WAIT_S)
         assert [one.name for one in writer.streams()] == ["shop-in"]
         with pytest.raises(AccessDeniedError) as caught:
             list(writer.fetch("shop-in"))
@@ -192,11 +196,11 @@ def test_a_token_publishes_and_reads_what_was_granted_and_nothing_else(guarded: 
         with pytest.raises(AccessDeniedError):
             writer.delete_stream("shop-in")
         with pytest.raises(AccessDeniedError), writer.producer("hidden") as producer:
-            producer.send([b"no"]).result(10)
+            producer.send([b"no"]).result(WAIT_S)
     with guarded.client(guarded.token("reader")) as reader:
         assert sum(one.batch.num_rows for one in reader.fetch("shop-in")) == 1
         with pytest.raises(AccessDeniedError), reader.producer("shop-in") as producer:
-            producer.send([b"no"]).result(10)
+            producer.send([b"no"]).result(WAIT_S)
         with pytest.raises(AccessDeniedError):
             reader.stream("hidden")
 
@@ -205,22 +209,25 @@ def test_a_revocation_ends_open_streams(guarded: Guarded) -> None:
     """A follower and a producer that are open hear of it within a second."""
     with guarded.client(guarded.owner) as owner:
         owner.create_stream("s")
-    grant = guarded.grant("both", "stream", "s", "publish", "consume")
     token = guarded.token("both")
-    with guarded.client(token) as client:
-        producer = client.producer("s")
-        producer.send([b"one"]).result(10)
-        following = client.fetch("s", follow=True)
-        assert next(following).batch.num_rows == 1
-        began = time.monotonic()
-        guarded.access.revoke([grant])
-        with pytest.raises(AccessDeniedError):
-            next(following)
-        assert time.monotonic() - began < SOON_S
-        with pytest.raises(AccessDeniedError):
-            producer.send([b"two"]).result(10)
-        with pytest.raises(AccessDeniedError):
-            producer.close()
+    took_s = []
+    for _ in range(TRIES):
+        grant = guarded.grant("both", "stream", "s", "publish", "consume")
+        with guarded.client(token) as client:
+            producer = client.producer("s")
+            at = producer.send([b"one"]).result(WAIT_S).base_offset
+            following = client.fetch("s", start=at, follow=True)
+            assert next(following).batch.num_rows == 1
+            began = time.monotonic()
+            guarded.access.revoke([grant])
+            with pytest.raises(AccessDeniedError):
+                next(following)
+            took_s.append(time.monotonic() - began)
+            with pytest.raises(AccessDeniedError):
+                producer.send([b"two"]).result(WAIT_S)
+            with pytest.raises(AccessDeniedError):
+                producer.close()
+    assert median(took_s) < SOON_S, took_s
 
 
 def let_read(guarded: Guarded) -> None:
@@ -228,7 +235,7 @@ def let_read(guarded: Guarded) -> None:
     with guarded.client(guarded.owner) as owner:
         owner.create_stream("s")
         with owner.producer("s") as producer:
-            producer.send([b"one"]).result(10)
+            producer.send([b"one"]).result(WAIT_S)
     guarded.grant("reader", "stream", "s", "consume")
 
 
@@ -252,7 +259,7 @@ def test_a_revocation_while_a_writer_is_admitted_ends_it(guarded: Guarded) -> No
         pytest.raises(AccessDeniedError),
         client.producer("s") as late,
     ):
-        late.send([b"late"]).result(10)
+        late.send([b"late"]).result(WAIT_S)
     assert guarded.broker.partitions.handle("s", 0).reads.high_watermark == 1  # of let_read
 
 
@@ -380,6 +387,14 @@ def let_use(guarded: Guarded, *principals: str) -> list[Secret]:
     return [guarded.token(one) for one in principals]
 
 
+def wait_held(guarded: Guarded) -> None:
+    """Wait until a piece of an open call waits for its quota."""
+    deadline = time.monotonic() + WAIT_S
+    while not guarded.access.usage._quotas._waits:
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
 def test_a_publisher_beyond_its_quota_is_held_and_loses_nothing(guarded: Guarded) -> None:
     """The clock stands still: nothing more of ann passes, and bob is not held up."""
     anns, bobs = let_use(guarded, "ann", "bob")
@@ -387,14 +402,14 @@ def test_a_publisher_beyond_its_quota_is_held_and_loses_nothing(guarded: Guarded
     with guarded.client(anns) as ann, guarded.client(bobs) as bob:
         producer = ann.producer("s")
         sent = [producer.send([bytes([number]) * 4000]) for number in range(4)]
-        assert sent[0].result(10).base_offset == 0
+        assert sent[0].result(WAIT_S).base_offset == 0
         with bob.producer("s") as free:
             for _ in range(9):
-                free.send([b"x" * 4000]).result(10)
+                free.send([b"x" * 4000]).result(WAIT_S)
         assert not any(one.done() for one in sent[1:])
         for one in sent[1:]:
             guarded.broker.clock.advance(us=2_000_000)
-            one.result(10)
+            one.result(WAIT_S)
         producer.close()
         found = [value for part in bob.fetch("s") for value in part.batch["value"].to_pylist()]
     assert [one[0] for one in found if one[0] != ord("x")] == [0, 1, 2, 3]
@@ -409,17 +424,13 @@ def test_what_one_principal_of_a_tenant_has_used_another_waits_for(guarded: Guar
         owner.create_stream("shop-in")
     anns, bobs = guarded.token("ann"), guarded.token("bob")
     with guarded.client(anns) as ann, ann.producer("shop-in") as first:
-        first.send([b"x" * 4000]).result(10)
+        first.send([b"x" * 4000]).result(WAIT_S)
         with guarded.client(bobs) as bob, bob.producer("shop-in") as second:
             sent = second.send([b"y" * 4000])
-            usage = guarded.access.usage
-            deadline = time.monotonic() + 10
-            while not usage._quotas._waits:
-                assert time.monotonic() < deadline
-                time.sleep(0.002)
+            wait_held(guarded)
             assert not sent.done()
             guarded.broker.clock.advance(us=1_000_000)
-            assert sent.result(10).base_offset == 1
+            assert sent.result(WAIT_S).base_offset == 1
             with pytest.raises(QuotaExceededError, match="tenant 'shop' has 2") as refused:
                 list(bob.fetch("shop-in"))
             assert refused.value.facts == {
@@ -432,16 +443,21 @@ def test_a_reader_beyond_its_quota_is_held_until_the_quota_is_gone(guarded: Guar
     anns, bobs = let_use(guarded, "ann", "bob")
     with guarded.client(bobs) as bob, bob.producer("s") as producer:
         for _ in range(2):
-            producer.send([b"x" * 4000]).result(10)
-    guarded.access.set_quota(Quota(principal="*", read_bytes_per_s=2048))
-    with guarded.client(anns) as ann:
-        reading = ann.fetch("s", batch_bytes_max=4096)
-        assert next(reading).batch.num_rows == 1
-        threading.Timer(0.1, guarded.access.remove_quota, ("*",)).start()
-        began = time.monotonic()
-        assert next(reading).batch.num_rows == 1
-        assert 0.1 < time.monotonic() - began < SOON_S
-    assert guarded.access.usage.throttled()[("token", "read")].pieces == 1
+            producer.send([b"x" * 4000]).result(WAIT_S)
+    took_s = []
+    for tries in range(1, TRIES + 1):
+        guarded.access.set_quota(Quota(principal="*", read_bytes_per_s=2048))
+        guarded.broker.clock.advance(us=10_000_000)  # what was read before is paid for
+        with guarded.client(anns) as ann:
+            reading = ann.fetch("s", batch_bytes_max=4096)
+            assert next(reading).batch.num_rows == 1
+            wait_held(guarded)
+            began = time.monotonic()
+            guarded.access.remove_quota("*")
+            assert next(reading).batch.num_rows == 1
+            took_s.append(time.monotonic() - began)
+        assert guarded.access.usage.throttled()[("token", "read")].pieces == tries
+    assert median(took_s) < SOON_S, took_s
 
 
 @contextmanager
@@ -475,17 +491,27 @@ def test_requests_beyond_a_quota_are_refused_with_a_time_that_clients_wait(
 
         def write() -> None:
             with ann.producer("s") as producer:
-                producer.send([b"one"]).result(10)
+                producer.send([b"one"]).result(WAIT_S)
 
         def read() -> None:
             assert sum(one.batch.num_rows for one in ann.fetch("s")) == 1
 
+        def refusal() -> QuotaExceededError:
+            deadline = time.monotonic() + WAIT_S
+            while time.monotonic() < deadline:
+                try:
+                    ann.call("brokers", {}, timeout_ms=150)
+                except QuotaExceededError as refused:
+                    return refused
+                except NoAnswerError:  # the machine is busy
+                    continue
+                break
+            raise AssertionError("it was not refused")
+
         for use in (call, write, read):
             for _ in range(5):
                 call()
-            with pytest.raises(QuotaExceededError) as refused:
-                ann.call("brokers", {}, timeout_ms=150)
-            assert refused.value.facts == {
+            assert refusal().facts == {
                 "principal": "ann", "limit": "requests_per_s", "throttle_ms": 200,
             }  # fmt: skip
             with time_passing(guarded):
@@ -500,7 +526,7 @@ def test_calls_that_are_open_are_counted(guarded: Guarded) -> None:
     guarded.access.set_quota(Quota(principal="ann", open_calls=1))
     with guarded.client(anns) as ann, guarded.client(bobs) as bob:
         with ann.producer("s") as producer:
-            producer.send([b"one"]).result(10)
+            producer.send([b"one"]).result(WAIT_S)
             with pytest.raises(QuotaExceededError, match="its quota"):
                 list(ann.fetch("s"))
             assert len(list(bob.fetch("s"))) == 1

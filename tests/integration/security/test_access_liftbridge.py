@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,7 +27,7 @@ from broker.wire.liftbridge.api_pb2_grpc import APIStub
 from headwater.liftbridge import Liftbridge
 from simkit.brokers.memory_broker import MemoryBroker
 
-WAIT_S = 20
+WAIT_S = 60
 DENIED = grpc.StatusCode.PERMISSION_DENIED
 UNKNOWN = grpc.StatusCode.UNAUTHENTICATED
 
@@ -366,7 +367,11 @@ def test_a_subscriber_beyond_its_quota_is_held(door: Door) -> None:
     door.access.set_quota(Quota(principal="*", read_bytes_per_s=1024))
     reading = subscribe(door, ann)
     assert next(reading) == wire.Message()  # has used a part of the second's tokens
-    threading.Timer(0.1, door.access.remove_quota, ("*",)).start()
+    deadline = time.monotonic() + WAIT_S
+    while not door.access.usage._quotas._waits:  # it is held
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    door.access.remove_quota("*")
     assert len(next(reading).value) == 2048
     assert door.access.usage.throttled()["token", "read"].pieces == 1
     reading.cancel()

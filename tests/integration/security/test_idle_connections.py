@@ -16,7 +16,7 @@ from typing import Final
 import pytest
 
 from broker.errors import HeadwaterError
-from crashkit.processes import BrokerProcess, http_get
+from crashkit.processes import BrokerProcess
 from crashkit.stage import Witness
 from headwater.client import Client
 
@@ -87,7 +87,7 @@ def test_idle_connections_beyond_the_limit_fail_no_log(broker: BrokerProcess) ->
                         witness.put(producer, 100)
                 with Client(broker.url) as other:  # a newcomer is let in
                     assert len(other.streams()) == 4
-                assert http_get(broker.http_port, "/readyz")[0] == 200, broker.log_tail()
+                broker.wait_ready()
             for witness, producer in zip(witnesses, producers, strict=True):
                 witness.put(producer, 50)
         for witness in witnesses:

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.integration
 
 PLACES: Final = 8
 HANDSHAKES: Final = 4
-WAIT_S: Final = 30.0
+WAIT_S: Final = 60.0
 
 
 @dataclass
