@@ -21,7 +21,7 @@ from headwater.local import embedded
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 CALLS: Final = 300
-WAIT_S: Final = 20.0
+WAIT_S: Final = 60.0
 
 
 @pytest.fixture
