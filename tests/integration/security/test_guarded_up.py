@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 from urllib.parse import urlsplit
 
 import pytest
@@ -35,6 +36,8 @@ from headwater.local.owner_token import token_path
 from headwater.local.runtime_file import DEFAULT_DATA_DIR, RuntimeFile
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+WAIT_S = 60.0
 
 
 @pytest.fixture
@@ -70,7 +73,7 @@ def test_the_user_needs_no_more_words_and_others_are_refused(
     run("stream", "create", "orders", "--puback")
     with Client(up.flight) as client:
         with client.producer("orders") as producer:
-            producer.send([b"one"]).result(20)
+            producer.send([b"one"]).result(WAIT_S)
         assert AccessCalls(client).whoami().via == "owner"
     run("tier", "flush", "orders")
     assert open_to_others(tmp_path / DEFAULT_DATA_DIR) == []
@@ -123,15 +126,15 @@ def hold_back(up: RuntimeFile, ann: str) -> None:
         producer, free = client.producer("wide"), owner.producer("orders")
         began = time.monotonic()
         sent = [producer.send([b"x" * (256 << 10)]) for _ in range(8)]
-        slowest_s = 0.0
-        while not sent[-1].done():
+        waits_s: list[float] = []  # of the owner; the machine may stand still during one of them
+        while not sent[-1].done() or len(waits_s) < 5:
             asked = time.monotonic()
-            free.send([b"y"]).result(20)
-            slowest_s = max(slowest_s, time.monotonic() - asked)
+            free.send([b"y"]).result(WAIT_S)
+            waits_s.append(time.monotonic() - asked)
         took_s = time.monotonic() - began
         assert [one.result().base_offset for one in sent] == list(range(8))
-        assert 1.0 < took_s < 5.0  # a second's worth at once, the rest at the rate
-        assert slowest_s < 0.5
+        assert 1.0 < took_s < 10.0  # a second's worth at once, the rest at the rate
+        assert median(waits_s) < 0.25, waits_s
         producer.close()
         free.close()
     run("access", "revoke", "ann", "writer", "--stream", "wide")
@@ -159,7 +162,7 @@ def test_a_daemon_beyond_the_loopback_starts_with_the_word_insecure_only(tmp_pat
         """
     )
     command = [sys.executable, "-m", "headwater", "broker", "--config", str(config)]
-    refused = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert refused.returncode != 0
     assert "flight on 0.0.0.0 has no TLS" in refused.stderr
     log = tmp_path / "log"
