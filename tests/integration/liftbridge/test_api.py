@@ -405,7 +405,7 @@ def test_an_unknown_call_is_refused(server: Server) -> None:
 
 def test_a_late_answer_is_a_deadline(server: Server) -> None:
     """A subscription ends at its caller's deadline."""
-    call = server.stub.Subscribe(api.SubscribeRequest(stream="s"), timeout=3)
+    call = server.stub.Subscribe(api.SubscribeRequest(stream="s"), timeout=6)
     assert next(call) == wire.Message()
     with pytest.raises(grpc.RpcError) as ended:
         next(call)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from statistics import median
 from typing import Any
 
 import grpc
@@ -195,10 +196,13 @@ def test_l43_an_idle_follower_wakes_up(cluster: LiftCluster, brokers: list[LiftC
     stream = created(brokers, 3)
     leads = leader(cluster, brokers, stream)
     leads.publish(stream, ackPolicy=wire.ALL)
-    threading.Event().wait(2.0)  # nothing is published
-    began = time.monotonic()
-    leads.publish(stream, ackPolicy=wire.ALL)
-    assert time.monotonic() - began < 1.0
+    took_s = []
+    for _ in range(3):  # the machine may stand still during one of them
+        threading.Event().wait(2.0)  # nothing is published
+        began = time.monotonic()
+        leads.publish(stream, ackPolicy=wire.ALL)
+        took_s.append(time.monotonic() - began)
+    assert median(took_s) < 1.0, took_s
 
 
 def test_l44_any_broker_creates_and_deletes(brokers: list[LiftCalls]) -> None:
