@@ -37,14 +37,14 @@ async def _answers(url: str, messages: list[dict[str, str]], *, create: bool) ->
     connection = await nats.connect(url)
     try:
         if create:
-            context = connection.jetstream()
+            context = connection.jetstream(timeout=60)
             await context.add_stream(name=STREAM, subjects=[SUBJECT])
             await context.purge_stream(STREAM)
             await context.delete_stream(STREAM)
             await context.add_stream(name=STREAM, subjects=[SUBJECT])
         told = []
         for headers in messages:
-            answer = await connection.request(SUBJECT, b"x", timeout=20, headers=headers or None)
+            answer = await connection.request(SUBJECT, b"x", timeout=60, headers=headers or None)
             told.append(json.loads(answer.data))
         return told
     finally:
@@ -150,7 +150,7 @@ def test_the_options_of_nats_py_raise_its_errors(rig: IngestRig, server: NatsPro
 
     async def publish() -> None:
         connection = await nats.connect(server.url)
-        context = connection.jetstream(timeout=20)
+        context = connection.jetstream(timeout=60)
         try:
             ack = await context.publish(SUBJECT, b"1", stream=STREAM)
             assert (ack.stream, ack.seq) == (STREAM, 1)
@@ -184,7 +184,7 @@ def test_of_publishers_that_race_for_a_sequence_one_wins(
         headers = {"Nats-Expected-Last-Sequence": "0"}
         try:
             answers = await asyncio.gather(
-                *(connection.request(SUBJECT, b"x", timeout=20, headers=headers) for _ in range(50))
+                *(connection.request(SUBJECT, b"x", timeout=60, headers=headers) for _ in range(50))
             )
             return [json.loads(one.data) for one in answers]
         finally:

@@ -27,9 +27,9 @@ def test_a_request_is_answered_by_its_service(rig: IngestRig, server: NatsProces
         await connection.subscribe("what.time", cb=serve)
         try:
             told = [
-                (await connection.request("what.time", b"now?", timeout=20)).data for _ in range(20)
+                (await connection.request("what.time", b"now?", timeout=60)).data for _ in range(20)
             ]
-            publisher = connection.jetstream(timeout=20)
+            publisher = connection.jetstream(timeout=60)
             ack = await publisher.publish("orders.1", b"x", headers={"Nats-Msg-Id": "1"})
             return told, ack.seq
         finally:

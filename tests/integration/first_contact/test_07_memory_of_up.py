@@ -11,6 +11,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 from urllib.request import urlopen
@@ -36,8 +37,9 @@ def _processes(pid: int) -> list[int]:
     """Return a process and its descendants."""
     found = [pid]
     for children in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in children.read_text().split():
-            found += _processes(int(child))
+        with suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
+            for child in children.read_text().split():
+                found += _processes(int(child))
     return found
 
 

@@ -160,6 +160,7 @@ def test_leaders_followers_and_their_successors_obey(cluster: Cluster) -> None:
         running.wait_acked(50)
         cluster.kill(leader)
         running.wait_acked(50)
+    cluster.wait_for(lambda: cluster.leader("s") != leader, "a broker that knows the successor")
     successor = cluster.client(cluster.url_of(cluster.leader("s")))
     assert successor.stream("s").config.segment_bytes_max == 4096
     with pytest.raises(RecordTooLargeError), successor.producer("s") as producer:
@@ -176,8 +177,10 @@ def test_the_minimum_of_in_sync_replicas_goes_up_and_down(cluster: Cluster) -> N
     _put(client, "s", b"0")
     _run(cluster.url, "alter", "s", "--min-isr", "3")
     _put(client, "s", b"1")
-    cluster.kill((cluster.leader("s") + 1) % 3)
-    cluster.wait_for(lambda: len(cluster.look("s").isr) == 2, "the ISR without the dead one")
+    leader = cluster.leader("s")
+    cluster.kill((leader + 1) % 3)
+    isr = 'headwater_replica_isr{partition="0",stream="s"}'  # as the leader itself knows it
+    cluster.wait_for(lambda: cluster.metrics(leader).get(isr) == 2, "the ISR without the dead one")
     with pytest.raises(UnavailableError), client.producer("s", retry_ms_max=500) as producer:
         producer.send([b"too few"]).result(60)
     refused = _run(cluster.url, "alter", "s", "--min-isr", "4", exit_code=2)

@@ -28,7 +28,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
         values = pa.array([b"%05d " % number * 10 for number in range(COUNT)], pa.binary())
         with found.client.producer("s") as producer:
             producer.send(pa.record_batch([values], names=["value"])).result(60)
-        found.client.take_lease("s", ttl_ms=600_000)  # so that a list of leases is not empty
+        found.client.take_lease("s", ttl_ms=86_400_000)  # so that a list of leases is not empty
         yield found
 
 
