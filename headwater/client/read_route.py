@@ -71,7 +71,10 @@ class ReadRoute:
         self._request = request
         self._retry_ms = RETRY_MS if retry_ms is None else retry_ms
         self._at: Address | None = None
-        self._failed: list[Address] = []  # brokers that failed since the last rows came
+        self._failed: list[Address] = []  # brokers not to ask, until each of them has failed
+        # Since the last rows came: those whose copy is damaged, and those that failed otherwise.
+        self._damaged: set[Address] = set()
+        self._away: set[Address] = set()
         self._failing_since_ms: float | None = None
         self._backoff_ms = _BACKOFF_MS_MIN
         self._stopped = threading.Event()
@@ -119,24 +122,33 @@ class ReadRoute:
         now_ms = time.monotonic() * 1000
         if self._failing_since_ms is None:
             self._failing_since_ms, self._backoff_ms = now_ms, _BACKOFF_MS_MIN
-        elif isinstance(error, CorruptDataError) and self._at in self._failed:
+        elif isinstance(error, CorruptDataError) and self._at in self._damaged and not self._away:
             return False  # every broker was asked
         elif now_ms + self._backoff_ms > self._failing_since_ms + self._retry_ms:
             return False
         if self._at is not None and not asked_ms:
-            self._failed.append(self._at)
-            if isinstance(error, NoAnswerError):
-                self._brokers.avoid(self._at)
+            self._note_failure(self._at, error)
         if self._stopped.wait(max(self._backoff_ms, asked_ms) / 1000):
             return False
         self._backoff_ms = min(2 * self._backoff_ms, _BACKOFF_MS_MAX)
         return True
 
+    def _note_failure(self, at: Address, error: HeadwaterError) -> None:
+        self._failed.append(at)
+        if isinstance(error, CorruptDataError):
+            self._damaged.add(at)
+            self._away.discard(at)
+        else:
+            self._away.add(at)
+        if isinstance(error, NoAnswerError):
+            self._brokers.avoid(at)
+
     def progressed(self) -> None:
         """See ``ReadOpener.progressed``."""
         if self._failing_since_ms is not None:
             self._failing_since_ms = None
-            self._failed.clear()
+            for found in (self._failed, self._damaged, self._away):
+                found.clear()
 
     def lost(self) -> HeadwaterError | None:
         """See ``ReadOpener.lost``: the broker does not answer, or is reported as not in sync."""

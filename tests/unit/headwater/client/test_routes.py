@@ -192,7 +192,7 @@ def test_another_incarnation_is_not_written_to(world: World) -> None:
 def read_route(world: World, **request: Any) -> tuple[ReadRoute, ReadRequest]:
     """Return the route of a read, and its request."""
     wanted = ReadRequest(stream="s", partition=0, **request)
-    return ReadRoute(ScriptedBrokers(world, "a:1,b:1,c:1"), wanted, retry_ms=2_000), wanted
+    return ReadRoute(ScriptedBrokers(world, "a:1,b:1,c:1"), wanted, retry_ms=60_000), wanted
 
 
 def test_a_reader_asks_the_leader_then_every_other_replica(world: World) -> None:
@@ -232,6 +232,22 @@ def test_damage_is_told_once_every_replica_has_it(world: World) -> None:
         assert tries < 10
         route.get(request)
     assert tries >= 3
+
+
+def test_a_broker_that_is_away_may_have_what_is_damaged_elsewhere(world: World) -> None:
+    """It is waited for, also after the others were asked twice; then it is damaged, too."""
+    route, request = read_route(world)
+    rot: HeadwaterError = SegmentCorruptError("rot")
+    away = "c"
+    for _ in range(6):
+        opened: Any = route.get(request)
+        assert route.again(NoAnswerError("gone") if opened.broker == away else rot)
+    away = ""
+    tries = 0
+    while route.again(rot):
+        opened = route.get(request)
+        tries += 1
+        assert tries < 10
 
 
 def test_a_follower_of_a_single_broker_waits_for_its_restart(world: World) -> None:
