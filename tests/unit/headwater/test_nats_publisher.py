@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +11,10 @@ import pytest
 from broker.errors import CommitTimeoutError
 from broker.model.ids import StreamUuid
 from broker.model.stream import Stream, StreamConfig
+from headwater import nats_publisher
 from headwater.nats_publisher import NatsMessage, NatsPublisher, _Unanswered
+
+NOW_S = 1_000.0
 
 
 class Sent:
@@ -38,16 +41,22 @@ class Sent:
     ],
 )
 def test_nothing_is_sent_again_near_the_end_of_the_dedup_window(
-    window_ms: int, age_s: float, *, no_listener: bool, is_sent: bool
+    window_ms: int,
+    age_s: float,
+    *,
+    no_listener: bool,
+    is_sent: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It could be stored twice. What nobody has heard is not stored; with 0 ids are off."""
+    monkeypatch.setattr(nats_publisher, "time", SimpleNamespace(monotonic=lambda: NOW_S))
     config = StreamConfig(subject="s", puback=True, dedup_window_ms=window_ms)
     uuid = StreamUuid("00000000-0000-4000-8000-000000000001")
     stream = Stream(name="s", uuid=uuid, config=config, created_us=1, table_name="s")
     publisher = NatsPublisher("nats://127.0.0.1:1", stream=stream)
     connection: Any = Sent()
     publisher._connection = connection
-    sent_s = time.monotonic() - age_s
+    sent_s = NOW_S - age_s
     waiting = _Unanswered(NatsMessage("s", b"v"), 0, {}, sent_s, sent_s, sent_s)
     publisher._unanswered["0"] = waiting
     if no_listener:

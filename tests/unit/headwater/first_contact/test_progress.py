@@ -17,22 +17,31 @@ def test_the_remark_comes_into_a_silence_only(
 ) -> None:
     """Other output, or a more exact message to come, makes the remark needless."""
     said: list[str] = []
-    looked = threading.Event()
+    due: list[Callable[[], Any]] = []
 
-    class Kept(threading.Timer):
-        def run(self) -> None:
-            super().run()
-            looked.set()
+    class Held:
+        """A timer whose time comes when the test says so."""
 
-    monkeypatch.setattr(threading, "Timer", Kept)
+        def __init__(self, _: float, function: Callable[[], Any]) -> None:
+            self._function = function
+
+        def start(self) -> None:
+            due.append(self._function)
+
+        def cancel(self) -> None:
+            """Do nothing: the test has called it by then."""
+
+    monkeypatch.setattr(threading, "Timer", Held)
     monkeypatch.setattr(console, "note", said.append)
-    with console.waiting("the server", after_s=0.2):
+    with console.waiting("the server"):
+        (remark,) = due
         if shown == "a line":
             console.line("row")
         if shown == "a more exact remark":
-            with console.working("shipping", after_s=3600):
-                assert looked.wait(30)
-        assert looked.wait(30)
+            with console.working("shipping"):
+                remark()
+        else:
+            remark()
     assert said == (["[dim]the server …[/dim]"] if shown == "nothing" else [])
     assert capsys.readouterr().out == ("row\n" if shown == "a line" else "")
 
