@@ -13,7 +13,7 @@ from typing import Final
 
 import pytest
 
-from fuzzkit.doors.stage import Memory, errors_in, staged
+from fuzzkit.doors.stage import Memory, errors_in, staged, wait_ready
 from fuzzkit.doors.storm import RESIDENT_BYTES_MAX, allow_files
 from fuzzkit.doors.strangers import ATTACKS, STORIES, attack, idle
 
@@ -21,6 +21,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 TRIES: Final = 12
 STORY_S: Final = 0.7
+WAIT_S: Final = 60.0
 IDLE: Final = 3_000  # six times what the broker keeps
 
 
@@ -34,13 +35,13 @@ def test_strangers_at_guarded_doors(tmp_path: Path) -> None:
                 attack(doors, one, draw)
         for story in STORIES:
             story(doors, STORY_S) if story is not idle else idle(doors, STORY_S, count=IDLE)
-        assert doors.ready()
+        wait_ready(doors, WAIT_S)
         assert doors.liftbridge_answers()
         assert errors_in(doors.broker.log_path) == []
         with doors.client() as client:
             client.create_stream("after")
             with client.producer("after") as producer:
-                producer.send([b"x"]).result(30)
+                producer.send([b"x"]).result(WAIT_S)
             values = [v for part in client.fetch("after") for v in part.batch["value"].to_pylist()]
     assert values == [b"x"]
     assert memory.most_bytes < RESIDENT_BYTES_MAX, f"{memory.most_bytes >> 20} MiB"

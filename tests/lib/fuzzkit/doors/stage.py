@@ -41,7 +41,7 @@ _CLUSTER, _BROKER, _OTHER = "fuzzed", "fuzzed-broker-1", "fuzzed-broker-2"
 _HOST: Final = "127.0.0.1"
 _SAMPLE_S: Final = 0.2
 _READY_S: Final = 2.0
-_LIFTBRIDGE_S: Final = 30.0
+_LIFTBRIDGE_S: Final = 60.0
 
 
 @dataclass
@@ -182,7 +182,7 @@ def staged(folder: Path, *, guarded: bool = False) -> Iterator[Doors]:
             broker, nats, broker.flight_port, broker.http_port, liftbridge, peer,
             _member(certificates), guard,
         )  # fmt: skip
-        _wait_ready(doors, 300.0)  # a machine with other work may need minutes
+        wait_ready(doors, 300.0)  # a machine with other work may need minutes
         with doors.client() as client:
             client.create_stream(ATTACKED, subject=ATTACKED, puback=True)
             client.create_stream(_WITNESSED, subject=_WITNESSED)
@@ -191,7 +191,8 @@ def staged(folder: Path, *, guarded: bool = False) -> Iterator[Doors]:
         yield doors
 
 
-def _wait_ready(doors: Doors, seconds: float) -> None:
+def wait_ready(doors: Doors, seconds: float) -> None:
+    """Block until the broker says that it serves."""
     until_s = time.monotonic() + seconds
     while not doors.ready():
         assert doors.broker.exit_code is None, doors.broker.log_tail()

@@ -16,7 +16,17 @@ from pathlib import Path
 from typing import Final
 
 from broker.errors import HeadwaterError
-from fuzzkit.doors.stage import ATTACKED, Busy, Call, Doors, Memory, Witness, errors_in, staged
+from fuzzkit.doors.stage import (
+    ATTACKED,
+    Busy,
+    Call,
+    Doors,
+    Memory,
+    Witness,
+    errors_in,
+    staged,
+    wait_ready,
+)
 from fuzzkit.doors.strangers import ATTACKS, STORIES, attack
 
 RESIDENT_BYTES_MAX: Final = 350 * 1024 * 1024
@@ -27,6 +37,7 @@ _STORY_S: Final = 5.0
 _STRANGERS: Final = 8
 _FILES_WANTED: Final = 12_000  # ours: the strangers hold 10,000 connections
 _P: Final = 0.99
+_READY_S: Final = 60.0
 _AUTOGROUP: Final = Path("/proc/self/autogroup")
 _MODEST: Final = "19"  # the niceness that leaves most to others
 
@@ -79,6 +90,8 @@ def storm(
 def allow_files() -> None:
     """Let this process hold the connections of all strangers."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return
     wanted = _FILES_WANTED if hard == resource.RLIM_INFINITY else min(hard, _FILES_WANTED)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
 
@@ -161,7 +174,7 @@ def _judge(doors: Doors, witness: Witness, storm_s: tuple[float, float], outcome
         calls = []
     if doors.broker.exit_code is not None:
         outcome.findings.append(f"the broker ended with {doors.broker.exit_code}")
-    elif not doors.ready():
+    elif not _becomes_ready(doors):
         outcome.findings.append("the broker is not ready")
     elif not doors.liftbridge_answers():
         outcome.findings.append("Liftbridge's API does not answer")
@@ -174,6 +187,14 @@ def _judge(doors: Doors, witness: Witness, storm_s: tuple[float, float], outcome
             outcome.notes.append(told)  # a low ratio says as little as a high one
         elif stormy > RATIO_MAX * calm:
             outcome.findings.append(told)
+
+
+def _becomes_ready(doors: Doors) -> bool:
+    try:
+        wait_ready(doors, _READY_S)
+    except AssertionError:
+        return False
+    return True
 
 
 def p99_ms(calls: Sequence[Call], call: str, between_s: tuple[float, float]) -> float:
