@@ -31,7 +31,7 @@ def test_a_killed_broker_takes_no_copied_header_for_a_message_id(tmp_path: Path)
         broker = BrokerProcess(tmp_path / "b", nats_url=nats.url, lake="")
         try:
             broker.start()
-            broker.wait_ready()
+            broker.wait_ready_saying()  # NATS is there
             copied = pa.array([[{"key": "Nats-Msg-Id", "value": b"A"}]], HEADERS_TYPE)
             with Client(broker.url) as client:
                 client.create_stream("s", puback=True)
@@ -41,7 +41,7 @@ def test_a_killed_broker_takes_no_copied_header_for_a_message_id(tmp_path: Path)
             assert _ask(nats, b"b", "B")["seq"] == 2
             broker.kill()
             broker.start()
-            broker.wait_ready()
+            broker.wait_ready_saying()  # NATS is there
             first, again = _ask(nats, b"a", "A"), _ask(nats, b"b", "B")
             assert (first["seq"], first.get("duplicate", False)) == (3, False)
             assert (again["seq"], again["duplicate"]) == (2, True)
