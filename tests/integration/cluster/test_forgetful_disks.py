@@ -16,7 +16,6 @@ import pytest
 from broker.errors import ForeignHistoryError
 from clusterkit.load import stored
 from clusterkit.running import Cluster
-from headwater.local.embedded import http_status
 
 pytestmark = pytest.mark.integration
 
@@ -61,7 +60,7 @@ def test_the_leader_s_disk_is_put_back_to_an_earlier_moment_of_its_session(
     _publish(cluster, _values(0, 500))
     leader = cluster.leader(STREAM)
     copy = tmp_path / "copy"
-    shutil.copytree(_folder(cluster, leader), copy)
+    cluster.copy_folder(leader, copy)
     _publish(cluster, _values(500, 1000))
     for number in range(3):
         cluster.kill(number)
@@ -115,9 +114,9 @@ def test_a_stream_deleted_while_a_broker_was_down_leaves_nothing_there(cluster: 
     client.create_stream("gone", replication_factor=3, min_isr=2)
     uuid = client.stream("gone").uuid
     _publish(cluster, _values(0, 50))
-    cluster.kill(0)
     left = _folder(cluster, 0) / "streams" / uuid
-    assert left.exists()
+    cluster.wait_for(left.exists, "it has a replica of the stream")
+    cluster.kill(0)
     cluster.client(cluster.url_of(1)).delete_stream("gone")
     cluster.start_all()
     cluster.wait_for(lambda: not left.exists(), "its log is removed")
@@ -161,8 +160,7 @@ def test_streams_that_the_metadata_of_all_brokers_forgot_are_kept(
         assert cluster.said(number, "unknown_log_set_aside")
         (aside,) = (_folder(cluster, number) / "unknown").glob(f"{uuid}-0-*")
         assert {one.name: one.read_bytes() for one in aside.glob("*.log")} == segments[number]
-        http = cluster.plan.ports[cluster.name(number)].http
-        assert http_status(http, "GET", "/readyz") == 503
+        assert cluster.http_status(number, "/readyz") == 503
 
 
 def test_a_stream_that_syncs_by_interval_outlives_a_polite_stop_of_all(cluster: Cluster) -> None:
@@ -189,7 +187,7 @@ def test_a_cluster_that_is_older_than_its_table_ends_no_read_early(
     _publish(cluster, _values(0, 40))
     cluster.wait_for(cluster.in_sync(STREAM), "everybody in sync")
     for number in range(3):
-        shutil.copytree(_folder(cluster, number), tmp_path / f"copy{number}")
+        cluster.copy_folder(number, tmp_path / f"copy{number}")
     _publish(cluster, _values(40, 100))
     client.tier_flush(STREAM)
     for number in range(3):

@@ -9,11 +9,11 @@ import pytest
 
 from clusterkit.running import Cluster
 from headwater.client.operations import Operations
-from headwater.local.embedded import http_status
 
 pytestmark = pytest.mark.integration
 
 BEFORE, AFTER = "before", "after"
+PROBES = ("/healthz", "/readyz", "/metrics")
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_a_folder_that_forgot_elects_nobody_who_lacks_what_is_committed(
     forgets, never_knew = (number for number in range(3) if number != holder)
     folder = cluster.plan.folder_of(cluster.name(forgets)) / "raft"
     copy = folder.with_name("raft.copy")
-    shutil.copytree(folder, copy)
+    cluster.copy_folder(forgets, copy, "raft")
     cluster.kill(never_knew)
     client.create_stream(AFTER, replication_factor=1, min_isr=1)
     for number in (forgets, holder):
@@ -63,8 +63,7 @@ def test_a_folder_that_forgot_elects_nobody_who_lacks_what_is_committed(
             lambda number=number, before=before: _times_it_waited(cluster, number) > before,  # type: ignore[misc]
             "it waits for the one that is not there",
         )
-        http = cluster.plan.ports[cluster.name(number)].http
-        answers = [http_status(http, "GET", path) for path in ("/healthz", "/readyz", "/metrics")]
+        answers = [cluster.http_status(number, path) for path in PROBES]
         assert answers == [200, 503, 200], "a probe must not take it for dead"
     cluster.start_all((holder,))
     cluster.start_all()

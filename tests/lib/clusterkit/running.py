@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import threading
 import urllib.request
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from broker.codec.flight.protocol import ReadRequest
-from broker.errors import HeadwaterError, UnknownStreamError
+from broker.errors import HeadwaterError, UnavailableError, UnknownStreamError
 from broker.model.cluster_status import PartitionInfo
 from clusterkit import forked_brokers
 from clusterkit.load import publish
@@ -24,10 +25,11 @@ from headwater.client.client import Client
 from headwater.client.fetch import Fetch
 from headwater.client.operations import Operations
 from headwater.client.read_route import ReadRoute
-from headwater.local.embedded import EmbeddedServer
+from headwater.local.embedded import EmbeddedServer, http_status
 from headwater.local.embedded_cluster import EmbeddedCluster, plan_cluster
 
-_PATIENCE_S = 90.0
+_PATIENCE_S = 90.0  # on a busy machine
+_CONFIRM_MS = 8_000  # below what a client waits for one of several brokers
 
 
 class Cluster:
@@ -127,6 +129,20 @@ class Cluster:
         self.servers[self.name(number)].process.send_signal(signal.SIGCONT)
         self._paused.discard(number)
 
+    def copy_folder(self, number: int, target: Path, part: str = ".") -> None:
+        """Copy a broker's folder, or a part of it, as it is at one moment.
+
+        The broker stands still meanwhile: a running one makes, replaces and removes files.
+        """
+        runs = self.runs(number)
+        if runs:
+            self.pause(number)
+        try:
+            shutil.copytree(self.plan.folder_of(self.name(number)) / part, target)
+        finally:
+            if runs:
+                self.resume(number)
+
     def heal(self) -> None:
         """Let every broker run, and every replica of every stream be in sync again."""
         for number in list(self._paused):
@@ -167,10 +183,13 @@ class Cluster:
     def look(self, stream: str, partition: int = 0) -> PartitionInfo:
         """Return what a broker says about a partition now.
 
+        It asks a majority first. On a busy machine the answer takes more than a second.
+
         Raises:
             UnknownStreamError: it has yet to hear of it.
         """
-        found = Operations(self._own()).status().partition(stream, partition)
+        status = Operations(self._own()).status(confirm_ms=_CONFIRM_MS)
+        found = status.partition(stream, partition)
         if found is None:
             raise UnknownStreamError(f"nobody knows {stream}/{partition}")
         return found
@@ -196,12 +215,31 @@ class Cluster:
 
         Those of a replica are there once the broker has opened it, which is after the stream is
         made.
+
+        Raises:
+            UnavailableError: it does not answer now.
         """
         port = self.plan.ports[self.name(number)].http
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
-            lines = answer.read().decode().splitlines()
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+                lines = answer.read().decode().splitlines()
+        except OSError as cause:
+            raise UnavailableError(f"{self.name(number)} shows no metrics: {cause}") from cause
         pairs = (line.rpartition(" ") for line in lines if not line.startswith("#"))
         return {name: float(value) for name, _, value in pairs}
+
+    def http_status(self, number: int, path: str) -> int:
+        """Return the status with which a broker answers a request, once it answers."""
+        port = self.plan.ports[self.name(number)].http
+        found: list[int] = []
+
+        def ask() -> bool:
+            status = http_status(port, "GET", path)
+            found[:] = [] if status is None else [status]
+            return bool(found)
+
+        self.wait_for(ask, f"an answer of {self.name(number)} to {path}")
+        return found[0]
 
     def leader(self, stream: str, partition: int = 0) -> int:
         """Return the number of the broker that leads a partition, once one does."""
