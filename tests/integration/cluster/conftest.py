@@ -13,11 +13,14 @@ from headwater.local.embedded import start_nats
 
 
 @pytest.fixture(scope="module")
-def running_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Start a cluster for the module."""
+def running_cluster(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Cluster]:
+    """Start a cluster for the module; its ``CLUSTER`` has settings of their cluster section."""
     folder = tmp_path_factory.mktemp("cluster")
+    settings = {"cluster": getattr(request.module, "CLUSTER", {})}
     with start_nats(folder / "nats") as nats:
-        cluster = Cluster(folder, nats)
+        cluster = Cluster(folder, nats, settings=settings)
         try:
             cluster.start_all()
             yield cluster

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from broker.errors import TruncatedError
@@ -56,20 +58,23 @@ def test_every_replica_serves_what_is_committed(cluster: Cluster) -> None:
         sent: list[bytes] = []
         for number in range(5):
             sent.append(b"%d" % number)
-            producer.send(sent[-1:]).result(30)
+            producer.send(sent[-1:]).result(90)
             for broker in range(3):
                 assert cluster.read_at(broker, "everywhere") == sent
 
 
-def test_truncation_is_told(cluster: Cluster) -> None:
+@pytest.mark.slow
+def test_truncation_is_told(own_cluster: Callable[..., Cluster]) -> None:
     """What an uncommitted reader was shown and the next leader has not is an error to it.
 
-    A reader of committed records never saw it, and goes on.
+    A reader of committed records never saw it, and goes on. Without the others a leader takes
+    records until its lease ends, which must be later than a busy machine needs to send one.
     """
+    cluster = own_cluster(session_ms=10_000)
     client = cluster.client()
     client.create_stream("cut")
-    producer = client.producer("cut", retry_ms_max=60_000)
-    producer.send([b"0"]).result(30)  # from here on it has its connection
+    producer = client.producer("cut", retry_ms_max=90_000)
+    producer.send([b"0"]).result(90)  # from here on it has its connection
     leader = cluster.leader("cut")
     others = [number for number in range(3) if number != leader]
     careful = Following(client.fetch("cut", follow=True))
@@ -84,7 +89,7 @@ def test_truncation_is_told(cluster: Cluster) -> None:
         assert careful.values == [b"0"]
         cluster.kill(leader)
         cluster.start_all(others)
-        assert sent.result(60).base_offset == 1  # sent again, to the next leader
+        assert sent.result(90).base_offset == 1  # sent again, to the next leader
         failure = bold.wait_failure()
         assert isinstance(failure, TruncatedError)
         assert (failure.offset, failure.partition) == (2, 0)

@@ -12,7 +12,7 @@ from broker.model.records import AppendResult
 from headwater.client.client import Client
 from headwater.client.fetch import Fetch
 
-_WAIT_S: Final = 90.0
+_PATIENCE_S: Final = 90.0  # a leader is found later on a busy machine
 
 
 class Load:
@@ -24,7 +24,9 @@ class Load:
         self._progress = threading.Condition()
         self._stop = threading.Event()
         self._every_s = every_s
-        self._producer = client.producer(stream, window_batches=8)
+        self._producer = client.producer(
+            stream, window_batches=8, retry_ms_max=int(_PATIENCE_S * 1000)
+        )
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="load")
         self._thread.start()
@@ -56,7 +58,7 @@ class Load:
         with self._progress:
             wanted = len(self.acked) + more
             ok = self._progress.wait_for(
-                lambda: len(self.acked) >= wanted or self._failure is not None, _WAIT_S
+                lambda: len(self.acked) >= wanted or self._failure is not None, _PATIENCE_S
             )
         assert self._failure is None, self._failure
         assert ok, f"only {len(self.acked)} of {wanted} records were acknowledged"
@@ -79,8 +81,8 @@ def load(client: Client, stream: str, *, every_s: float = 0.002) -> Iterator[Loa
 
 def publish(client: Client, stream: str, *values: bytes) -> None:
     """Store the values as one batch of partition 0; return when they are acknowledged."""
-    with client.producer(stream, 0) as producer:
-        producer.send(list(values)).result(_WAIT_S)
+    with client.producer(stream, 0, retry_ms_max=int(_PATIENCE_S * 1000)) as producer:
+        producer.send(list(values)).result(_PATIENCE_S)
 
 
 def stored(client: Client, stream: str) -> list[bytes]:
@@ -122,7 +124,7 @@ class Following:
         """Wait until so many records have come."""
         with self._changed:
             self._changed.wait_for(
-                lambda: len(self.values) >= count or self.failure is not None, _WAIT_S
+                lambda: len(self.values) >= count or self.failure is not None, _PATIENCE_S
             )
         assert self.failure is None, self.failure
         assert len(self.values) >= count, f"{len(self.values)} of {count} records came"
@@ -130,8 +132,8 @@ class Following:
     def wait_failure(self) -> BaseException:
         """Wait until the read has failed."""
         with self._changed:
-            came = self._changed.wait_for(lambda: self.failure is not None, _WAIT_S)
-        assert came, "no error came"
+            came = self._changed.wait_for(lambda: self.failure is not None, _PATIENCE_S)
+            assert came, "no error came"
         assert self.failure is not None
         return self.failure
 
