@@ -52,7 +52,7 @@ def server(tmp_path: Path) -> Iterator[NatsProcess]:
 @pytest.fixture
 def rig(server: NatsProcess) -> Iterator[IngestRig]:
     """Ingest connected to the server."""
-    with IngestRig(NatsConfig(url=server.url)) as connected:
+    with IngestRig(NatsConfig(url=server.url, connect_timeout_ms=60_000)) as connected:
         yield connected
 
 

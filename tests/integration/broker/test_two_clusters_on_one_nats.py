@@ -33,7 +33,7 @@ from simkit.servers.natsproc import NatsProcess
 
 pytestmark = pytest.mark.integration
 
-WAIT_S = 30.0
+WAIT_S = 90.0
 NOTICE = NewDataNotice(leader_epoch=LeaderEpoch(7))
 
 
@@ -166,10 +166,11 @@ def test_names_subjects_tables_and_groups_are_apart(
         ]
         for cluster, client in zip(("red", "blue"), clients, strict=True):
             client.create_stream("orders", subject=f"{cluster}.orders", puback=True)
-            with NatsPublisher(nats.address, stream=client.stream("orders")) as out:
+            stream = client.stream("orders")
+            with NatsPublisher(nats.address, stream=stream, patience_s=WAIT_S) as out:
                 out.publish([NatsMessage(f"{cluster}.orders", cluster.encode())] * 3)
                 assert out.finish().acked == 3
-            client.tier_flush("orders", timeout_ms=30_000)
+            client.tier_flush("orders", timeout_ms=90_000)
         tables = set()
         for cluster, client in zip(("red", "blue"), clients, strict=True):
             assert [one.name for one in client.streams()] == ["orders"]

@@ -35,14 +35,15 @@ def test_a_stream_grows_under_load_while_a_leader_is_killed(cluster: Cluster) ->
             if number == 100:
                 begun.set()
 
-    with client.partitioned_producer("growing") as producer:
+    with client.partitioned_producer("growing", retry_ms_max=90_000) as producer:
         thread = threading.Thread(target=send)
         thread.start()
-        assert begun.wait(30)
+        assert begun.wait(90)
         killed = cluster.leader("growing")
         altered = client.alter_stream("growing", partitions=4)
         cluster.kill(killed)
-        thread.join(60)
+        thread.join(120)
+        assert not thread.is_alive()
         producer.flush()
     assert altered.after.grown_from == 1
     assert [len(one.replicas) for one in client.locate("growing")] == [3] * 4
@@ -60,12 +61,12 @@ def test_a_stream_grows_under_load_while_a_leader_is_killed(cluster: Cluster) ->
     values = {row["key"]: int(row["value"]) for batch in newest for row in batch.to_pylist()}
     assert values == {key: numbers[-1] for key, numbers in sent.items()}
     before = [one.high_watermark for one in client.describe("growing").partitions]
-    with NatsPublisher(cluster.nats_url, stream=client.stream("growing")) as out:
+    with NatsPublisher(cluster.nats_url, stream=client.stream("growing"), patience_s=90) as out:
         out.publish([NatsMessage(one, b"x") for one in altered.after.config.subjects])
         assert out.finish().acked == 4
     after = [one.high_watermark for one in client.describe("growing").partitions]
     assert [now - then for now, then in zip(after, before, strict=True)] == [1] * 4
-    assert [one.partition for one in client.tier_flush("growing", timeout_ms=30_000)] == [
+    assert [one.partition for one in client.tier_flush("growing", timeout_ms=90_000)] == [
         0,
         1,
         2,

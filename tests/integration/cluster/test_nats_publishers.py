@@ -16,7 +16,11 @@ def test_every_message_is_stored_once(cluster: Cluster) -> None:
     client.create_stream("notes", puback=True)
     values = [b"%06d" % number for number in range(2_000)]
     with NatsPublisher(
-        cluster.nats_url, stream=client.stream("notes"), window=64, ack_timeout_s=1.0
+        cluster.nats_url,
+        stream=client.stream("notes"),
+        window=64,
+        ack_timeout_s=1.0,
+        patience_s=90,  # its leader subscribes after the stream is made
     ) as out:
         for first in range(0, len(values), 50):
             if first == 1_000:

@@ -118,7 +118,7 @@ def _live(cluster: Cluster) -> None:
     for first in range(0, 400, 40):
         cluster.publish("kept", *(b"%0100d" % number for number in range(first, first + 40)))
     with NatsPublisher(
-        cluster.nats_url, stream=client.stream("kept"), window=64, ack_timeout_s=5.0
+        cluster.nats_url, stream=client.stream("kept"), window=64, patience_s=90
     ) as out:
         out.publish([NatsMessage("kept", b"over nats %d" % number) for number in range(300)])
         assert out.finish().acked == 300

@@ -77,7 +77,7 @@ def test_a_restarting_server_loses_no_acked_record(tmp_path: Path) -> None:
             server.stop()
             rig.wait(lambda: not rig.transport.connected, "the lost connection")
             server.start()
-        work.join(60)
+        work.join(120)
         assert not work.is_alive()
         stored = rig.values("foo")
         assert rig.transport.counters.disconnects == 3
@@ -91,8 +91,8 @@ def test_a_restarting_server_loses_no_acked_record(tmp_path: Path) -> None:
 def test_a_stream_added_while_the_server_is_away_listens_when_it_is_back(tmp_path: Path) -> None:
     """add_stream says that it is late, and the next connection subscribes."""
     with NatsProcess(tmp_path) as server:
-        config = NatsConfig(url=server.url, connect_timeout_ms=300)
-        with IngestRig(config) as rig:
+        config = NatsConfig(url=server.url, connect_timeout_ms=60_000)
+        with IngestRig(config, later_timeout_ms=300) as rig:
             server.stop()
             rig.wait(lambda: not rig.transport.connected, "the lost connection")
             with pytest.raises(UnavailableError):
@@ -267,7 +267,7 @@ def test_a_hostile_server_at_start_is_a_typed_error(script: bytes) -> None:
         began_s = time.monotonic()
         with pytest.raises(UnavailableError), rig:
             pass
-        assert time.monotonic() - began_s < 15
+        assert time.monotonic() - began_s < 60
         assert rig.transport._stream.buffered_bytes < 8 * 1024 * 1024
         assert rig.crashes == []
 
@@ -276,16 +276,16 @@ def test_a_hostile_server_at_start_is_a_typed_error(script: bytes) -> None:
 def test_a_hostile_server_in_between_is_survived(tmp_path: Path, script: bytes) -> None:
     """A good server is replaced by a hostile one and comes back: ingest listens again."""
     server = NatsProcess(tmp_path)
-    with server, IngestRig(NatsConfig(url=server.url, connect_timeout_ms=700)) as rig:
+    config = NatsConfig(url=server.url, connect_timeout_ms=60_000)
+    with server, IngestRig(config, later_timeout_ms=700) as rig:
         # The server must be up again for the rig's drain, so everything happens in here.
-        config_timeout_s = 20.0
         rig.add_stream("foo", puback=True)
         server.stop()
         rig.wait(lambda: not rig.transport.connected, "the lost connection")
         with hostile_server(script, server.port) as (_, served):
-            assert served.wait(config_timeout_s)
+            assert served.wait(60)
         server.start()
-        rig.wait(lambda: rig.transport.connected, "the good server", timeout_s=config_timeout_s)
+        rig.wait(lambda: rig.transport.connected, "the good server")
         with RawNats(server.port) as client:
             client.subscribe("in.>")
             client.publish("foo", b"x", reply="in.1")

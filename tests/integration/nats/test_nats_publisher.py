@@ -74,7 +74,7 @@ class Responder:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        assert self._ready.wait(10)
+        assert self._ready.wait(60)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -100,7 +100,7 @@ def test_every_message_is_acknowledged_once(server: embedded.EmbeddedServer) -> 
     """More messages than the window fit through it, in order, each with an id of its own."""
     with (
         Responder(server.address, _ok) as broker,
-        NatsPublisher(server.address, stream=ORDERS, window=16) as out,
+        NatsPublisher(server.address, stream=ORDERS, window=16, ack_timeout_s=3600) as out,
     ):
         out.publish(_messages(500))
         counts = out.finish()
@@ -189,7 +189,7 @@ def test_a_full_disk_is_said_plainly(server: embedded.EmbeddedServer) -> None:
     full = json.dumps({"error": error}).encode()
     with (
         Responder(server.address, lambda *_: full),
-        NatsPublisher(server.address, stream=ORDERS, give_up_s=1) as out,
+        NatsPublisher(server.address, stream=ORDERS, ack_timeout_s=3600, give_up_s=1) as out,
     ):
         out.publish(_messages(1))
         with pytest.raises(DiskFullError, match="the broker's disk is full"):
@@ -254,7 +254,7 @@ def test_a_listener_that_comes_back_gets_what_nobody_heard(
     server: embedded.EmbeddedServer,
 ) -> None:
     """While a partition has no leader the NATS server answers for it, and that is no failure."""
-    with NatsPublisher(server.address, stream=ORDERS, ack_timeout_s=3600) as out:
+    with NatsPublisher(server.address, stream=ORDERS, ack_timeout_s=3600, patience_s=60) as out:
         out.publish(_messages(1))
         with Responder(server.address, _ok):
             assert out.finish().acked == 1

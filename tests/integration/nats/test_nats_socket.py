@@ -23,7 +23,7 @@ async def connected(talk: Talk) -> tuple[NatsSocket, asyncio.Server]:
     server = await asyncio.start_server(talk, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     client = NatsSocket()
-    await client.connect(urlparse(f"nats://127.0.0.1:{port}"), 0, 5)
+    await client.connect(urlparse(f"nats://127.0.0.1:{port}"), 0, 60)
     return client, server
 
 
@@ -58,7 +58,7 @@ def test_what_nobody_reads_is_bounded_and_none_of_it_lost() -> None:
         assert client.at_eof()
         await ended(client, server)
 
-    asyncio.run(asyncio.wait_for(story(), 30))
+    asyncio.run(asyncio.wait_for(story(), 60))
 
 
 def test_plaintext_behind_the_greeting_does_not_enter_the_encrypted_talk(tmp_path: Path) -> None:
@@ -82,11 +82,11 @@ def test_plaintext_behind_the_greeting_does_not_enter_the_encrypted_talk(tmp_pat
         client, server = await connected(talk)
         assert await client.readline() == b"INFO {}\r\n"
         assert client.unread_bytes > 0
-        await client.connect_tls("127.0.0.1", ours, 0, 5)
+        await client.connect_tls("127.0.0.1", ours, 0, 60)
         assert await client.read() == b"good"
         await ended(client, server)
 
-    asyncio.run(asyncio.wait_for(story(), 30))
+    asyncio.run(asyncio.wait_for(story(), 60))
 
 
 def test_an_endless_greeting_is_an_error() -> None:
@@ -101,7 +101,7 @@ def test_an_endless_greeting_is_an_error() -> None:
             await client.readline()
         await ended(client, server)
 
-    asyncio.run(asyncio.wait_for(story(), 30))
+    asyncio.run(asyncio.wait_for(story(), 60))
 
 
 def test_the_end_wakes_everyone() -> None:
@@ -123,4 +123,4 @@ def test_the_end_wakes_everyone() -> None:
             await client.drain()
         await ended(client, server)
 
-    asyncio.run(asyncio.wait_for(story(), 30))
+    asyncio.run(asyncio.wait_for(story(), 60))

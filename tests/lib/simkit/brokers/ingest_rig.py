@@ -9,6 +9,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -37,8 +38,12 @@ class IngestRig:
         *,
         limits: IngestLimits | None = None,
         queue_batches_max: int = 10_000,
+        later_timeout_ms: int | None = None,
     ) -> None:
-        """Prepare; nothing runs before the ``with`` block."""
+        """Prepare; nothing runs before the ``with`` block.
+
+        ``later_timeout_ms`` takes the place of ``connect_timeout_ms`` once there was a connection.
+        """
         self.broker = MemoryBroker(queue_batches_max=queue_batches_max)
         self.crashes: list[BaseException] = []
         self.ingest = NatsIngest(
@@ -51,6 +56,7 @@ class IngestRig:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="rig", daemon=True)
         self._stopped = False
+        self._later_timeout_ms = later_timeout_ms
 
     def run(self, coroutine: Coroutine[Any, Any, _Result]) -> _Result:
         """Run a coroutine on the rig's loop and return its result."""
@@ -106,6 +112,9 @@ class IngestRig:
             self._stopped = True
             self._close()
             raise
+        if self._later_timeout_ms is not None:
+            config = replace(self.transport._config, connect_timeout_ms=self._later_timeout_ms)
+            self.transport._config = config
         return self
 
     def __exit__(
