@@ -43,7 +43,7 @@ def group(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RaftGroup]
 def _register(group: RaftGroup, count: int) -> list[int]:
     members = list(group.running.values())
     return [
-        int(members[number % len(members)].propose(REGISTER)["broker_epoch"])
+        int(members[number % len(members)].propose(REGISTER, timeout_ms=60_000)["broker_epoch"])
         for number in range(count)
     ]
 
@@ -171,13 +171,13 @@ def test_a_member_that_talks_nonsense_is_hung_up_on(group: RaftGroup, tmp_path: 
     group.stop(group.names[1])  # it would connect again at once and replace the forged connections
     for frame in (b"\xff\xff\xff\x7f", b"\0\0\0\0", b"\x04\0\0\0\x04\0\0\0\x01\x80\x04N"):
         with (
-            socket.create_connection(("127.0.0.1", group.port(target)), 10) as plain,
+            socket.create_connection(("127.0.0.1", group.port(target)), 60) as plain,
             context.wrap_socket(plain) as secured,
         ):
             secured.sendall(frame)
             with contextlib.suppress(ConnectionError):
                 assert secured.recv(1) == b""
-    deadline_s = time.monotonic() + 10
+    deadline_s = time.monotonic() + 60
     while group.transports[target].refused["malformed"] < 3:  # counted after it is closed
         assert time.monotonic() < deadline_s, group.transports[target].refused
         time.sleep(0.01)

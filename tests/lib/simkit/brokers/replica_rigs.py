@@ -40,7 +40,7 @@ from simkit.servers.natsproc import NatsProcess
 
 A, B, C = BROKERS = (BrokerId("a"), BrokerId("b"), BrokerId("c"))
 CLUSTER: Final = "test"
-TIMEOUT_S: Final = 30.0
+TIMEOUT_S: Final = 60.0
 
 Delivered = tuple[BrokerId, PartitionId, ReplicaMessage]
 Inbox = queue.Queue[Delivered]
