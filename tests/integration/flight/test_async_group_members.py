@@ -17,7 +17,7 @@ from simkit.brokers.memory_broker import MemoryBroker
 
 pytestmark = pytest.mark.integration
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from headwater.client import Client
 from simkit.brokers.memory_broker import MemoryBroker, numbered
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-WAIT_S = 20
+WAIT_S = 60
 
 
 @pytest.fixture

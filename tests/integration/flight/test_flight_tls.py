@@ -14,7 +14,7 @@ from headwater.client import Client
 from simkit.brokers.memory_broker import MemoryBroker
 from simkit.servers.certificates import Authority, Pair
 
-WAIT_S = 20
+WAIT_S = 60
 
 
 class Files:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
@@ -24,8 +25,8 @@ from simkit.brokers.memory_broker import MemoryBroker
 
 pytestmark = pytest.mark.integration
 
-WAIT_S = 20.0
-SESSION_MS = 1_000
+WAIT_S = 60.0
+SESSION_MS = 6_000
 
 
 @pytest.fixture
@@ -119,7 +120,7 @@ def test_partitions_are_shared_and_handed_over(client: Client) -> None:
             ]
             members = client.describe_group("g").members
             assert {one.member for one in members} == {first.member_id, second.member_id}
-        reader.until(lambda: len(first.assignment) == 2)
+        reader.until(lambda: len(assigned) == 3)  # the call-back comes after the assignment
         reader.stop()
     assert sorted(assigned) == sorted([AssignedPartition("s", 0), AssignedPartition("s", 1), given])
 
@@ -139,15 +140,22 @@ def test_who_comes_back_under_its_name_has_its_partitions_again(client: Client) 
     first.close()
 
 
+def _has_members(client: Client) -> bool:
+    with suppress(UnknownGroupError):
+        return bool(client.describe_group("g").members)
+    return False
+
+
 def test_a_member_that_was_expelled_commits_nothing(client: Client, broker: MemoryBroker) -> None:
     """Its session is over for the coordinator; then it joins again and goes on."""
     send(client, 0, b"a")
     with client.consumer("s", group="g", session_ms=60_000, commit_ms=None) as consumer:
         assert len(take(consumer, 1)) == 1
         broker.groups.turn(broker.clock.monotonic_ms())
-        for _ in range(10):
-            broker.clock.advance(us=7_000_000)
-            broker.groups.turn(broker.clock.monotonic_ms())
+        while _has_members(client):  # a heartbeat may come in between
+            for _ in range(10):
+                broker.clock.advance(us=7_000_000)
+                broker.groups.turn(broker.clock.monotonic_ms())
         with pytest.raises((StaleMemberError, StaleClaimError)):
             consumer.commit()
         assert [one.value for one in take(consumer, 1)] == [b"a"]
@@ -180,7 +188,8 @@ def test_where_a_group_without_a_position_begins(client: Client) -> None:
     """At the earliest record, or behind the newest, or nowhere."""
     send(client, 0, b"a")
     with client.consumer("s", group="late", auto_offset_reset="latest") as consumer:
-        assert consumer.poll(1.0) is None
+        while AssignedPartition("s", 0) not in consumer.positions:  # it is behind the newest
+            assert consumer.poll(0.1) is None
         send(client, 0, b"b")
         assert [one.value for one in take(consumer, 1)] == [b"b"]
     with (

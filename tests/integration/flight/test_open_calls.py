@@ -20,7 +20,7 @@ def test_no_thread_is_inside_arrow_when_the_interpreter_goes(
     tail = client.fetch("s", start="earliest", follow=True)
     sent = [producer.send([b"%d" % number]) for number in range(50)]
     assert next(tail).base_offset == 0
-    open_calls.end_all(20_000)
+    open_calls.end_all(60_000)
     names = {thread.name for thread in set(threading.enumerate()) - others}
     assert not names & {"headwater-acks", "headwater-fetch"}
     assert [one.result(0).base_offset for one in sent] == list(range(50))
