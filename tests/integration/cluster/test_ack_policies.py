@@ -21,7 +21,7 @@ from broker.model.ids import NO_PRODUCER, NO_SEQUENCE, ProducerId
 from broker.model.records import AckPolicy
 from broker.wire.liftbridge import message_pb2 as wire
 from clusterkit.load import stored
-from clusterkit.running import Cluster
+from clusterkit.running import Cluster, controller_of
 from headwater.client.address import resolve_addresses
 from headwater.client.client import Client
 from headwater.client.flight_connection import Connection
@@ -46,7 +46,7 @@ def _pair(cluster: Cluster, name: str, **config: Any) -> int:
     client = cluster.client()
     client.create_stream(name, replication_factor=2, min_isr=2, **config)
     operations = Operations(client)
-    controller = operations.status().controller
+    controller = controller_of(cluster)
     replicas = client.locate(name)[0].replicas
     if controller in replicas and cluster.name(cluster.leader(name)) != controller:
         operations.transfer_leader(name, 0, controller)

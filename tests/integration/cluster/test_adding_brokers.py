@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from broker.model.cluster_status import ClusterStatus
 from clusterkit.load import Load, load, stored
-from clusterkit.running import Cluster
+from clusterkit.running import Cluster, controller_of
 from headwater.cli.main import app
 from headwater.client.operations import Operations
 from headwater.local.cluster_certificates import make_certificates
@@ -110,7 +110,7 @@ def _leads_dies_and_returns(cluster: Cluster, running: Load) -> None:
 
 def _follows_new_controllers(cluster: Cluster, running: Load) -> None:
     """It leads a partition, and the next controller grants its lease, too."""
-    office = _status(cluster).controller
+    office = controller_of(cluster)
     assert office in cluster.plan.controllers
     number = cluster.plan.brokers.index(office)
     cluster.kill(number)

@@ -15,7 +15,7 @@ import pytest
 
 from broker.errors import ForeignHistoryError
 from clusterkit.load import stored
-from clusterkit.running import Cluster
+from clusterkit.running import Cluster, probed
 
 pytestmark = pytest.mark.integration
 
@@ -160,7 +160,7 @@ def test_streams_that_the_metadata_of_all_brokers_forgot_are_kept(
         assert cluster.said(number, "unknown_log_set_aside")
         (aside,) = (_folder(cluster, number) / "unknown").glob(f"{uuid}-0-*")
         assert {one.name: one.read_bytes() for one in aside.glob("*.log")} == segments[number]
-        assert cluster.http_status(number, "/readyz") == 503
+        assert probed(cluster, number, "/readyz") == 503
 
 
 def test_a_stream_that_syncs_by_interval_outlives_a_polite_stop_of_all(cluster: Cluster) -> None:

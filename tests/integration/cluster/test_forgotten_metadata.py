@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from clusterkit.running import Cluster
-from headwater.client.operations import Operations
+from clusterkit.running import Cluster, controller_of, probed
 
 pytestmark = pytest.mark.integration
 
@@ -36,9 +35,7 @@ def test_a_folder_that_forgot_elects_nobody_who_lacks_what_is_committed(
     """
     client = cluster.client()
     client.create_stream(BEFORE, replication_factor=3, min_isr=2)
-    controller = Operations(client).status().controller
-    assert controller is not None
-    holder = cluster.plan.brokers.index(controller)
+    holder = cluster.plan.brokers.index(controller_of(cluster))
     forgets, never_knew = (number for number in range(3) if number != holder)
     folder = cluster.plan.folder_of(cluster.name(forgets)) / "raft"
     copy = folder.with_name("raft.copy")
@@ -63,7 +60,7 @@ def test_a_folder_that_forgot_elects_nobody_who_lacks_what_is_committed(
             lambda number=number, before=before: _times_it_waited(cluster, number) > before,  # type: ignore[misc]
             "it waits for the one that is not there",
         )
-        answers = [cluster.http_status(number, path) for path in PROBES]
+        answers = [probed(cluster, number, path) for path in PROBES]
         assert answers == [200, 503, 200], "a probe must not take it for dead"
     cluster.start_all((holder,))
     cluster.start_all()

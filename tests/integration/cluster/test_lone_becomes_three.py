@@ -114,7 +114,7 @@ def test_a_folder_of_the_last_release_becomes_a_broker_of_three(
     cluster.start_all()
     client = cluster.client()
     assert stored(client, "wide") == [b"w0"]
-    assert cluster.look("lazy").status == "offline"
+    cluster.wait_for(lambda: cluster.look("lazy").status == "offline", "it waits for an operator")
     _run(cluster.url, "move", "wide", "broker-1", "broker-2", "b1")
     cluster.wait_for(lambda: len(cluster.look("wide").isr) == 3, "three copies")
     _run(cluster.url, "transfer-leader", "wide", "broker-1")

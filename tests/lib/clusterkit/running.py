@@ -228,19 +228,6 @@ class Cluster:
         pairs = (line.rpartition(" ") for line in lines if not line.startswith("#"))
         return {name: float(value) for name, _, value in pairs}
 
-    def http_status(self, number: int, path: str) -> int:
-        """Return the status with which a broker answers a request, once it answers."""
-        port = self.plan.ports[self.name(number)].http
-        found: list[int] = []
-
-        def ask() -> bool:
-            status = http_status(port, "GET", path)
-            found[:] = [] if status is None else [status]
-            return bool(found)
-
-        self.wait_for(ask, f"an answer of {self.name(number)} to {path}")
-        return found[0]
-
     def leader(self, stream: str, partition: int = 0) -> int:
         """Return the number of the broker that leads a partition, once one does."""
         found: list[str] = []
@@ -270,3 +257,31 @@ class Cluster:
             return condition()
         except HeadwaterError:
             return False
+
+
+def controller_of(cluster: Cluster) -> str:
+    """Return the id of the controller in office, once a majority knows one."""
+    found: list[str] = []
+
+    def look() -> bool:
+        status = Operations(cluster._own()).status(confirm_ms=_CONFIRM_MS)
+        known = status.controller if status.confirmed else None
+        found[:] = [] if known is None else [known]
+        return bool(found)
+
+    cluster.wait_for(look, "a controller in office")
+    return found[0]
+
+
+def probed(cluster: Cluster, number: int, path: str) -> int:
+    """Return the status with which a broker answers a request, once it answers."""
+    port = cluster.plan.ports[cluster.name(number)].http
+    found: list[int] = []
+
+    def ask() -> bool:
+        status = http_status(port, "GET", path)
+        found[:] = [] if status is None else [status]
+        return bool(found)
+
+    cluster.wait_for(ask, f"an answer of {cluster.name(number)} to {path}")
+    return found[0]
