@@ -77,7 +77,7 @@ class Rig:
             self.now_ms += 1_000
             self.heard.clear()
             self.audit.turn(self.now_ms)
-            assert not self.audit._writing or self.heard.wait(10)
+            assert not self.audit._writing or self.heard.wait(60)
 
     def stored(self) -> list[dict[str, Any]]:
         """Return the records; each is checked."""

@@ -34,7 +34,7 @@ threading.Event().wait()
         [sys.executable, "-c", program],
         check=False,
         cwd=REPOSITORY,
-        timeout=20,
+        timeout=120,
         capture_output=True,
         text=True,
     )

@@ -57,10 +57,10 @@ def test_a_thread_takes_a_turn_when_woken_and_when_it_is_due() -> None:
 
     driven = on_threads(SystemClock(), lambda _: None)("one", turn)
     driven.start()
-    taken.get(timeout=10)
+    taken.get(timeout=60)
     driven.wake()
-    taken.get(timeout=10)
-    taken.get(timeout=10)  # the turn before said that it was due at once
+    taken.get(timeout=60)
+    taken.get(timeout=60)  # the turn before said that it was due at once
     driven.stop()
 
 
@@ -78,8 +78,8 @@ def test_what_comes_during_a_turn_is_for_the_next_one() -> None:
 
     driven = on_threads(SystemClock(), lambda _: None)("one", turn)
     driven.start()
-    taken.get(timeout=10)
-    taken.get(timeout=10)
+    taken.get(timeout=60)
+    taken.get(timeout=60)
     driven.stop()
 
 
@@ -94,7 +94,7 @@ def test_a_turn_that_raises_is_the_last_and_its_owner_hears() -> None:
 
     driven = on_threads(SystemClock(), crashes.put)("one", turn)
     driven.start()
-    assert str(crashes.get(timeout=10)) == "a bug"
+    assert str(crashes.get(timeout=60)) == "a bug"
     driven.stop()
     assert len(taken) == 1
 

@@ -388,15 +388,20 @@ def test_a_matcher_that_fails_allows_nothing() -> None:
 
 
 def test_a_remembered_decision_takes_microseconds(site: Site) -> None:
-    """The library is asked once for each question and state of the files."""
-    judge = PolicyJudge(site.files.policy())
+    """The library is asked once for each question and state of the files.
+
+    That takes half a millisecond here; on a slow machine both take longer.
+    """
+    policy = site.files.policy()
+    asked_us = min(_timed(PolicyJudge(policy), count=1) for _ in range(5))
+    judge = PolicyJudge(policy)
+    best_us = min(_timed(judge, count=1_000) for _ in range(5))
+    assert best_us < asked_us / 100
+
+
+def _timed(judge: PolicyJudge, *, count: int) -> float:
     resource = Resource("stream", "foo", "default")
-    best_us = min(_timed(judge, resource) for _ in range(5))
-    assert best_us < 5
-
-
-def _timed(judge: PolicyJudge, resource: Resource) -> float:
     began_s = time.perf_counter()
-    for _ in range(1_000):
+    for _ in range(count):
         judge.decide("client1", "publish", resource, "do_put")
-    return (time.perf_counter() - began_s) * 1_000
+    return (time.perf_counter() - began_s) * 1_000_000 / count

@@ -42,7 +42,7 @@ def _call(port: int, *headers: tuple[bytes, bytes]) -> dict[bytes, bytes]:
     client.send_headers(1, [*pseudo.items(), *usual.items(), *headers])
     client.send_data(1, _EMPTY, end_stream=True)
     found: dict[bytes, bytes] = {}
-    with socket.create_connection(("127.0.0.1", port), timeout=20) as link:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as link:
         link.sendall(client.data_to_send())
         while data := link.recv(65536):
             for event in client.receive_data(data):

@@ -18,7 +18,7 @@ from broker.adapters.flight.sockets import ConnectionBound
 
 KEPT = 4
 FLOOD = 200  # far more than other descriptors of this process may hide
-WAIT_S = 30
+WAIT_S = 60
 FREED_BYTES = 64 * 1024 * 1024
 PAGE = os.sysconf("SC_PAGE_SIZE")
 

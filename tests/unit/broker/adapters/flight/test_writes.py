@@ -37,7 +37,7 @@ from simkit.brokers.memory_broker import MemoryBroker, numbered, records
 from simkit.brokers.memory_partition import MemoryPartition
 
 Chunk = tuple[pa.RecordBatch | None, bytes | None]
-WAIT_S = 10
+WAIT_S = 60
 VALUES = pa.schema([("value", pa.binary())])
 
 

@@ -72,7 +72,7 @@ def _put(broker: MemoryBroker, number: int) -> None:
 def _store(broker: MemoryBroker, batch: PreparedBatch) -> None:
     stored = threading.Event()
     broker.partitions.handle("s", 0).submit([batch], lambda _: stored.set())
-    assert stored.wait(10)
+    assert stored.wait(60)
 
 
 def test_a_batch_of_very_many_small_records_is_sent_in_pieces(broker: MemoryBroker) -> None:

@@ -37,7 +37,7 @@ def broker() -> Iterator[MemoryBroker]:
             stored = threading.Event()
             batch = prepare(numbered(start, BATCH), now_us=1000 + start)
             handle.submit([batch], partial(_set, stored))
-            assert stored.wait(10)
+            assert stored.wait(60)
         handle.compact(BELOW, LEFT)
     yield broker
     broker.close()

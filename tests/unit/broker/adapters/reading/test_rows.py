@@ -50,7 +50,7 @@ def put(broker: MemoryBroker, batch: pa.RecordBatch) -> None:
     stored = threading.Event()
     prepared = prepare(batch, now_us=broker.clock.now_us())
     broker.partitions.handle("s", 0).submit([prepared], lambda _: stored.set())
-    assert stored.wait(10)
+    assert stored.wait(60)
 
 
 def read(broker: MemoryBroker, **request: Any) -> list[tuple[pa.RecordBatch, RowsMark]]:

@@ -97,11 +97,11 @@ class Rig:
 
     def barrier(self) -> _Passed:
         """Return the next barrier that was begun."""
-        return self.metadata.barriers.get(timeout=10)
+        return self.metadata.barriers.get(timeout=60)
 
     def answer(self) -> ControlMessage:
         """Return the next answer."""
-        return self.control.sent.get(timeout=10)
+        return self.control.sent.get(timeout=60)
 
 
 @pytest.fixture
@@ -161,7 +161,7 @@ def test_a_barrier_of_another_term_grants_nothing(rig: Rig) -> None:
 def test_what_a_controller_decides_is_bound_to_its_term(rig: Rig) -> None:
     """If a successor committed its fence, that would end a lease that the successor has granted."""
     rig.barrier()(None)
-    assert rig.metadata.proposed.get(timeout=10) == ("FenceBroker", 1)
+    assert rig.metadata.proposed.get(timeout=60) == ("FenceBroker", 1)
 
 
 def test_a_decision_is_not_proposed_again_before_its_proposal_is_answered() -> None:

@@ -185,8 +185,8 @@ class Scene:
 
 
 def play(story: Coroutine[Any, Any, None]) -> None:
-    """Run a test's story to its end, ten seconds at most."""
-    asyncio.run(asyncio.wait_for(story, 10))
+    """Run a test's story to its end, a minute at most."""
+    asyncio.run(asyncio.wait_for(story, 60))
 
 
 async def soon(condition: Callable[[], bool]) -> None:

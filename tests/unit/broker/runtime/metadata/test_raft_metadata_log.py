@@ -144,9 +144,9 @@ def test_what_was_decided_in_an_office_that_is_over_is_not_proposed(rig: Rig) ->
     office = rig.log.office
     assert office is not None
     rig.log.propose_soon(REGISTER, outcomes.put, office=office + 1)
-    assert isinstance(outcomes.get(timeout=10), UnavailableError)
+    assert isinstance(outcomes.get(timeout=60), UnavailableError)
     rig.log.propose_soon(REGISTER, outcomes.put, office=office)
-    assert outcomes.get(timeout=10) is None
+    assert outcomes.get(timeout=60) is None
     assert rig.register() == epoch + 2
 
 
@@ -154,8 +154,10 @@ def test_a_member_alone_tells_who_votes_and_stays_a_voter(rig: Rig) -> None:
     """Both implementations refuse a change with a reason; adding the present voter does nothing."""
     rig.register()
     assert rig.log.voters == ("n0",)
-    assert [(one.node, one.votes) for one in rig.log.group().members] == [("n0", True)]
-    refused = rig.log.change_voter(NodeId("n0"), votes=False)
+    assert [(one.node, one.votes) for one in rig.log.group(timeout_ms=60_000).members] == [
+        ("n0", True)
+    ]
+    refused = rig.log.change_voter(NodeId("n0"), votes=False, timeout_ms=60_000)
     assert not refused.done
     assert refused.reason in {ChangeRefusal.LAST.value, ChangeRefusal.FIXED.value}
     rig.log.close()

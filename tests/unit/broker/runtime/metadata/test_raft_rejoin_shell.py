@@ -97,7 +97,7 @@ def test_three_new_members_begin_together() -> None:
     with ThreadPoolExecutor(3) as pool:
         started = [pool.submit(_begin, disks[one], desks[one], one, never) for one in NAMES]
         for one in started:
-            one.result(30)
+            one.result(60)
     for name in NAMES:
         stored = _open(disks[name], name).stored
         assert (stored.hard, stored.floor) == (HardState(), Floor())
@@ -162,7 +162,7 @@ def test_whoever_waits_can_be_stopped() -> None:
         started = pool.submit(_begin, disk, desk, A, stopping)
         stopping.set()
         with pytest.raises(ShuttingDownError):
-            started.result(30)
+            started.result(60)
     assert _open(disk).is_fresh
 
 
@@ -236,7 +236,7 @@ def test_members_that_all_restart_tell_each_other_what_their_disks_have() -> Non
     desks = {name: ControlDesk(wires.transport(name)) for name in NAMES}
     with ThreadPoolExecutor(3) as pool:
         started = [pool.submit(_begin, disks[one], desks[one], one, never) for one in NAMES]
-        bars = [one.result(30).stored.bar for one in started]
+        bars = [one.result(60).stored.bar for one in started]
     assert max(bars) == Floor(2, 3)
     assert bars[0] == bars[1] == Floor(2, 3)
 
@@ -262,7 +262,7 @@ def test_without_a_majority_it_waits_on() -> None:
             started.result(0.2)
         stopping.set()
         with pytest.raises(ShuttingDownError):
-            started.result(30)
+            started.result(60)
 
 
 def test_a_folder_that_lost_all_but_the_note_rejoins() -> None:
@@ -370,7 +370,7 @@ def test_a_folder_known_to_be_older_waits_for_all_others() -> None:
         with pytest.raises(TimeoutError):
             started.result(0.2)
         _others_tell(wires, standing, C)
-        journal = started.result(30)
+        journal = started.result(60)
     assert journal.stored.bar == Floor(1, 2)
     journal.close()
     files = disk.files()

@@ -85,7 +85,7 @@ def _put(partition: PartitionDriver, *values: bytes, producer: int = -1, sequenc
         _batch(*values), now_us=1, producer_id=ProducerId(producer), base_sequence=sequence
     )
     partition.writes.submit([prepared], outcome.put)
-    return outcome.get(timeout=30)[0]
+    return outcome.get(timeout=60)[0]
 
 
 def _put_ids(partition: PartitionDriver, ids: list[str | None]) -> Any:
@@ -98,7 +98,7 @@ def _put_ids(partition: PartitionDriver, ids: list[str | None]) -> Any:
         }
     )
     partition.writes.submit_records(batch, ids, outcome.put)
-    return outcome.get(timeout=30)
+    return outcome.get(timeout=60)
 
 
 def _values(partition: PartitionDriver) -> list[bytes]:
@@ -131,7 +131,7 @@ def test_many_submitters_share_syncs(node: Node) -> None:
     prepared = prepare(_batch(b"x"), now_us=1)
     for _ in range(500):
         partition.writes.submit([prepared], outcomes.put)
-    offsets = sorted(outcomes.get(timeout=30)[0].base_offset for _ in range(500))
+    offsets = sorted(outcomes.get(timeout=60)[0].base_offset for _ in range(500))
     assert offsets == list(range(500))
     assert partition.counters.syncs < 500
 
@@ -182,11 +182,11 @@ def test_readers_wait_for_the_high_watermark(node: Node) -> None:
     partition = _open(node)
     seen: SimpleQueue[int] = SimpleQueue()
     waiter = threading.Thread(
-        target=lambda: seen.put(partition.reads.wait_committed(Offset(0), 30_000)), daemon=True
+        target=lambda: seen.put(partition.reads.wait_committed(Offset(0), 60_000)), daemon=True
     )
     waiter.start()
     _put(partition, b"a")
-    assert seen.get(timeout=30) == 1
+    assert seen.get(timeout=60) == 1
     assert partition.reads.wait_committed(Offset(1), 1) == 1
 
 
@@ -198,17 +198,17 @@ def test_a_reader_that_waits_at_a_closed_partition_is_told_so(node: Node) -> Non
 
     def wait() -> None:
         try:
-            seen.put(partition.reads.wait_committed(Offset(1), 30_000))
+            seen.put(partition.reads.wait_committed(Offset(1), 60_000))
         except ShuttingDownError as error:
             seen.put(type(error))
 
     waiter = threading.Thread(target=wait, daemon=True)
     waiter.start()
     partition.close()
-    assert seen.get(timeout=30) is ShuttingDownError
+    assert seen.get(timeout=60) is ShuttingDownError
     with pytest.raises(ShuttingDownError, match="Read at another broker"):
-        partition.reads.wait_committed(Offset(1), 30_000)
-    assert partition.reads.wait_committed(Offset(0), 30_000) == 1
+        partition.reads.wait_committed(Offset(1), 60_000)
+    assert partition.reads.wait_committed(Offset(0), 60_000) == 1
 
 
 def test_a_reader_that_is_behind_at_a_closed_partition_is_told_so(node: Node) -> None:
@@ -272,7 +272,7 @@ def test_a_roll_is_noticed_although_the_cold_end_moved_meanwhile(node: Node) -> 
 
     partition._queue.call(roll_and_ship)
     _put(partition, b"b")
-    assert sealed.get(timeout=30) == partition.partition_id
+    assert sealed.get(timeout=60) == partition.partition_id
 
 
 def test_streams_are_created_once_and_named_when_unknown(node: Node) -> None:
