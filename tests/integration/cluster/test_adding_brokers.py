@@ -40,6 +40,11 @@ def _run(server: str, *arguments: str) -> Any:
     return result
 
 
+def _voters(cluster: Cluster) -> dict[str, bool]:
+    listed = _run(cluster.url, "brokers", "--json").stdout.splitlines()
+    return {one["broker"]: one["voter"] for one in map(json.loads, listed)}
+
+
 def _status(cluster: Cluster) -> ClusterStatus:
     return Operations(cluster.client()).status()
 
@@ -79,9 +84,8 @@ def test_a_broker_is_added_leads_and_is_removed_under_load(cluster: Cluster) -> 
             _wait_in_sync(cluster, *old)
             running.wait_acked(20)
         cluster.start(3)
-        listed = _run(cluster.url, "brokers", "--json").stdout.splitlines()
-        voters = {one["broker"]: one["voter"] for one in map(json.loads, listed)}
-        assert voters == {**dict.fromkeys(old, True), NEW: False}
+        voters = {**dict.fromkeys(old, True), NEW: False}
+        cluster.wait_for(lambda: _voters(cluster) == voters, "the new one, which does not vote")
 
         _run(cluster.url, "move", STREAM, "0", "--to", f"{NEW},{old[0]},{old[1]}")
         _leads_dies_and_returns(cluster, running)
@@ -93,7 +97,9 @@ def test_a_broker_is_added_leads_and_is_removed_under_load(cluster: Cluster) -> 
         cluster.wait_for(lambda: _is_fenced(cluster), f"{NEW} is fenced")
         _run(cluster.url, "remove-broker", NEW)
         running.wait_acked(20)
-    assert [one.broker for one in _status(cluster).brokers] == old
+    cluster.wait_for(
+        lambda: [one.broker for one in _status(cluster).brokers] == old, "the old ones only"
+    )
     _check_stored(cluster, running)
 
 

@@ -47,13 +47,18 @@ def test_status_shows_the_cluster(cluster: Cluster) -> None:
     found: dict[str, Any] = {}
 
     def is_whole() -> bool:
-        """Tell whether a majority and each broker have answered: a busy one is left out."""
+        """Tell whether a majority and each broker have answered, and none has stalled lately."""
         found.update(json.loads(_run(cluster.url, "status", "--json").stdout))
         (one,) = [
             one for one in found["partitions"] if (one["stream"], one["partition"]) == ("told", 0)
         ]
         followers = set(one["replicas"]) - {one["leader"]}
-        return bool(found["confirmed"]) and one.get("lag_records", {}).keys() == followers
+        return (
+            bool(found["confirmed"])
+            and all(broker["state"] == "alive" for broker in found["brokers"])
+            and sorted(one["isr"]) == sorted(one["replicas"])
+            and one.get("lag_records", {}).keys() == followers
+        )
 
     cluster.wait_for(is_whole, "what every broker knows")
     assert [one["state"] for one in found["brokers"]] == ["alive"] * 3
