@@ -12,6 +12,7 @@ from broker.adapters.disk.files import DiskFiles
 from broker.errors import CorruptDataError, DiskFullError, HeadwaterError
 from broker.model.offsets import Offset
 from broker.model.stream import StreamConfig
+from broker.runtime.cluster import promise_keeper
 from simkit.brokers.lone_broker import STREAM, Killed, Running, running
 from simkit.disk.bad_files import BadFiles
 
@@ -154,11 +155,14 @@ def test_a_data_folder_without_promises_opens_on_a_full_disk(at: Killed) -> None
         assert isinstance(live.put(b"x"), DiskFullError)
 
 
-def test_a_promise_that_cannot_be_written_stops_nothing(at: Killed) -> None:
+def test_a_promise_that_cannot_be_written_stops_nothing(
+    at: Killed, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As on btrfs, ZFS or over a quota: a stream is made, written and deleted once there is room.
 
     While there is none, the start, reads and the deletion from the metadata work.
     """
+    monkeypatch.setattr(promise_keeper, "_EVERY_MS", 3_600_000)  # it would try by itself, and log
     disk = _BadDisk(unwritable={"promises": errno.EDQUOT})
     with capture_logs() as logged, running(at.folder, wrap=disk) as live:
         assert live.rows() == at.values
