@@ -41,7 +41,8 @@ def disk_broker(
     """Run a broker without tiering and services in ``folder``, with fsync, until the block ends.
 
     It works on ``wrap`` of its files and follows ``watched`` of its metadata log. With ``owner`` it
-    and that log share promises, as in the daemon. Without ``on_crash`` it may not crash.
+    and that log share promises, as in the daemon. Without ``on_crash`` it may not crash. It waits
+    for a replica that is slow on a busy machine: a test looks at what the replica has done then.
     """
     folder.mkdir(parents=True, exist_ok=True)
     disk = DiskFiles(folder)
@@ -78,7 +79,7 @@ def disk_broker(
             keys=keys,
             encode_event=encode_event,
         ),
-        BrokerPace(**settings),
+        BrokerPace(**{"patience_s": 60.0, "start_s": 60.0, **settings}),
     )
     try:
         broker.start()

@@ -78,13 +78,8 @@ def running(
     wrap: Callable[[DiskFiles], Files] = lambda files: files,
     keys: StreamKeys | None = None,
 ) -> Iterator[Running]:
-    """Run a broker as the daemon does, without services, until the block ends.
-
-    It waits for a replica that is slow on a busy machine: a test looks at what it has done then.
-    """
-    with disk_broker(
-        folder, wrap=wrap, owner=OWNER, keys=keys, patience_s=60.0, start_s=60.0
-    ) as broker:
+    """Run a broker as the daemon does, without services, until the block ends."""
+    with disk_broker(folder, wrap=wrap, owner=OWNER, keys=keys) as broker:
         yield Running(broker, folder)
 
 

@@ -67,5 +67,5 @@ def test_a_retry_is_recognised_after_its_record_was_shipped_and_the_broker_resta
         partition = broker.partitions.handle("s", 0)
         assert publish(partition, "first") == (0, True)
         clock.us += 60_000_001
-        assert partition.frees.now(no_lease) == 1
+        partition.frees.now(no_lease)  # unless the broker's own ticker has done it by now
         assert partition.reads.log_start == 1
