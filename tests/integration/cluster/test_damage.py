@@ -11,8 +11,8 @@ pytestmark = pytest.mark.integration
 
 
 def _follower(cluster: Cluster, stream: str) -> int:
-    leader = cluster.look(stream).leader
-    return next(n for n in range(3) if cluster.name(n) != leader)
+    leader = cluster.leader(stream)
+    return next(n for n in range(3) if n != leader)
 
 
 def test_a_broker_that_was_stopped_while_the_log_moved_on_begins_anew(cluster: Cluster) -> None:
