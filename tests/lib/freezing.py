@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 _STILL: Final = frozenset("TtZX")  # stopped, traced, ended
-_PATIENCE_S: Final = 30.0
+_PATIENCE_S: Final = 60.0
 
 
 def freeze(pid: int) -> None:
@@ -21,7 +21,7 @@ def freeze(pid: int) -> None:
 
     Raises:
         ProcessLookupError: there is no such process.
-        TimeoutError: it has not stopped within 30 s.
+        TimeoutError: it has not stopped within a minute.
     """
     os.kill(pid, signal.SIGSTOP)
     deadline = time.monotonic() + _PATIENCE_S

@@ -15,7 +15,7 @@ import pytest
 from projectfiles import ROOT
 
 _GO_SOURCES: Final = ROOT / "tests/peers/go"
-_TIMEOUT_S: Final = 150.0
+_TIMEOUT_S: Final = 240.0
 
 
 def build_go(target: Path) -> Path:

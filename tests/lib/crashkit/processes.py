@@ -27,7 +27,7 @@ from headwater.local import embedded
 _SHIM = Path(embedded.__file__).with_name("exec_with_parent.py")
 # This process sets no limit of its own for its child: it may hold more files than that already.
 _LIMITED = ("sh", "-c", 'ulimit -n "$0" && exec "$@"')
-READY_TIMEOUT_S = 60.0
+READY_TIMEOUT_S = 120.0  # on a busy machine; an end is noticed at once
 _POLL_S = 0.02
 
 
@@ -211,7 +211,7 @@ class BrokerProcess:
         return found
 
 
-def http_get(port: int, path: str, *, timeout_s: float = 2.0) -> tuple[int | None, str]:
+def http_get(port: int, path: str, *, timeout_s: float = 60.0) -> tuple[int | None, str]:
     """Return status and text of one request to the loopback; status None when nobody answers."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)
     with closing(connection):

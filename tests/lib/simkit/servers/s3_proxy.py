@@ -18,7 +18,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 _CONTROL: Final = "/__proxy"
-_MEETING_SECONDS_MAX: Final = 30.0
+_MEETING_SECONDS_MAX: Final = 60.0
 
 
 class Break(Enum):
@@ -122,7 +122,7 @@ class _Proxy:
         """Pass a request on and return the answer."""
         assert self._target.hostname is not None
         connection = http.client.HTTPConnection(
-            self._target.hostname, self._target.port, timeout=30
+            self._target.hostname, self._target.port, timeout=60
         )
         try:
             connection.request(method, path, body=body, headers=headers)
@@ -270,7 +270,7 @@ class S3Proxy:
     def _ask(self, method: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         target = urlsplit(self.address)
         assert target.hostname is not None
-        connection = http.client.HTTPConnection(target.hostname, target.port, timeout=30)
+        connection = http.client.HTTPConnection(target.hostname, target.port, timeout=60)
         try:
             connection.request(method, _CONTROL, body=json.dumps(body or {}))
             answer: dict[str, Any] = json.loads(connection.getresponse().read())

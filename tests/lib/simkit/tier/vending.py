@@ -148,14 +148,14 @@ def _serving(moto: EmbeddedServer, keys: Mapping[str, str], *, together: bool) -
             for name in ("shop", "payroll", "young"):
                 admin.create_stream(name)
                 with admin.producer(name) as producer:
-                    producer.send(numbered(0, 30)).result(20)
+                    producer.send(numbered(0, 30)).result(60)
         for name in ("shop", "payroll"):
             broker.ship(name, 0, Offset(20))
         sessions.open("first", json.dumps(EVERYTHING))  # boto3 looks for credentials only once
         sessions.opened.clear()  # so the next policy takes the place of this one
         yield found
     finally:
-        assert service.close(timeout_ms=10_000)
+        assert service.close(timeout_ms=60_000)
         broker.close()
 
 
