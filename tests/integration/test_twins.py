@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -34,7 +35,7 @@ from tiering.read.verify import verify_table
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
-_FLUSH_MS = 60_000
+_FLUSH_MS = _PATIENCE_MS = 60_000
 REFUSED = (HistoryClaimedError, ForeignHistoryError)
 
 
@@ -58,12 +59,18 @@ class Site:
         assert self.broker.wait_answering(), self.broker.log_tail()
         return self
 
-    def publish(self, count: int) -> None:
-        """Publish records one by one, each acknowledged; raise the broker's error."""
-        with Client(self.broker.url) as client, client.producer("s", retry_ms_max=1_000) as to:
+    def publish(self, count: int, *, retry_ms_max: int = _PATIENCE_MS) -> None:
+        """Publish records one by one, each acknowledged; raise the broker's error.
+
+        A broker that answers already may still begin to lead, and claim its leadership in the lake.
+        """
+        with (
+            Client(self.broker.url) as client,
+            client.producer("s", retry_ms_max=retry_ms_max) as to,
+        ):
             for _ in range(count):
                 value = f"{self.name} {len(self.acked)}".encode()
-                to.send(one_value(value)).result(timeout=30)
+                to.send(one_value(value)).result(timeout=2 * _PATIENCE_MS / 1000)
                 self.acked.append(value)
 
     def flush(self) -> None:
@@ -74,7 +81,7 @@ class Site:
     def require_exact(self) -> None:
         """A read has the records acknowledged here, and no others; so does ``verify``."""
         with Client(self.broker.url) as client:
-            cut = client.cut("s", ttl_ms=60_000, owner="twins")
+            cut = client.cut("s", ttl_ms=600_000, owner="twins")
             read = History(client, cut)
             found = [row for batch in read.batches(["value"]) for row in batch["value"].to_pylist()]
             read.certificate()
@@ -90,7 +97,7 @@ class Site:
         self.broker.wait_unready("History")  # claimed, or foreign
         acked = list(self.acked)
         with pytest.raises((*REFUSED, CommitTimeoutError, OverloadedError)):
-            self.publish(1)
+            self.publish(1, retry_ms_max=1_000)
         assert self.acked == acked
         with pytest.raises(REFUSED):
             self.flush()
@@ -134,7 +141,10 @@ class Home:
         return self.sites[-1]
 
     def twin_of(self, site: Site, name: str, data: Path | None = None) -> Site:
-        """Return a broker over a copy of a site's present data, or of an earlier copy."""
+        """Return a broker over a copy of a site's present data, or of an earlier copy.
+
+        No broker may write into it meanwhile: a file that it replaces would be listed and missing.
+        """
         twin = self.site(name, data or site.broker.data_dir)
         twin.acked = list(site.acked)
         return twin
@@ -192,7 +202,10 @@ def original(home: Home) -> Site:
 def test_a_copy_of_a_running_broker_fences_it(home: Home) -> None:
     """The copy leads anew: the original stops at its next check; the copy's data stays exact."""
     first = original(home)
-    twin = home.twin_of(first, "twin").start()
+    first.broker.pause()
+    twin = home.twin_of(first, "twin")
+    first.broker.resume()
+    twin.start()
     twin.publish(10)
     first.require_fenced()
     twin.flush()
@@ -284,15 +297,18 @@ def test_a_commit_that_was_not_noted_stops_an_older_copy(tmp_path: Path) -> None
         ledger = home.folder / "lake" / "default" / "s" / "_headwater" / "ledger"
         kept = ledger.with_name("kept")
         with Client(first.broker.url) as client:
-            cut = client.cut("s", ttl_ms=60_000, owner="twins")
+            cut = client.cut("s", ttl_ms=600_000, owner="twins")
         ledger.rename(kept)
         ledger.write_bytes(b"")  # a file where a folder must be: no entry is written
         log = home.folder / "lake" / "default" / "s" / "_delta_log"
         version = cut.table_version
         assert version is not None
-        with suppress(HeadwaterError), Client(first.broker.url) as client:
-            client.tier_flush("s", timeout_ms=3_000)
-        assert (log / f"{version + 1:020}.json").exists()
+        committed = log / f"{version + 1:020}.json"
+        deadline_s = time.monotonic() + _PATIENCE_MS / 1000
+        while not committed.exists():  # each flush ends without success, for want of an entry
+            assert time.monotonic() < deadline_s, "no commit"
+            with suppress(HeadwaterError), Client(first.broker.url) as client:
+                client.tier_flush("s", timeout_ms=1_000)
         first.broker.kill()
         ledger.unlink()
         kept.rename(ledger)
