@@ -10,7 +10,7 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -44,9 +44,16 @@ lab = TierLab(StoreConfig(**config))
 lab.source.fill(100, 10)  # every writer has the same log
 dice = random.Random(seed)
 won, lost = [], 0
-sys.stdin.readline()  # the starting gun
+
+def meet():  # every writer has come this far
+    print("here", flush=True)
+    sys.stdin.readline()
+
+meet()
 for number in range(rounds):
     base = lab.table.create() if number == 0 else lab.table.snapshot()
+    if number == 1:
+        meet()  # one commit on this version at most, whoever may run alone before and after it
     start = base.cold_end(0)
     wanted = OffsetRange(start, start + dice.randrange(1, 9))
     place = SegmentPlace(cluster="lab", partition=lab.source.partition_id, subject="orders",
@@ -77,6 +84,17 @@ def location(
         yield fresh(moto)
 
 
+def let_go(writers: Sequence[subprocess.Popen[str]]) -> None:
+    """Let all writers go on once each of them waits."""
+    for writer in writers:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "here\n", writer.communicate()[1]
+    for writer in writers:
+        assert writer.stdin is not None
+        writer.stdin.write("go\n")
+        writer.stdin.flush()
+
+
 def test_racing_committers_lose_and_double_nothing(location: StoreConfig) -> None:
     """Acknowledged ranges tile the table without gap or overlap; one writer lost on the way."""
     lib = Path(__file__).parents[2] / "lib"
@@ -89,10 +107,8 @@ def test_racing_committers_lose_and_double_nothing(location: StoreConfig) -> Non
         for seed in range(WRITERS)
     ]  # fmt: skip
     answers = []
-    for writer in writers:
-        assert writer.stdin is not None
-        writer.stdin.write("go\n")
-        writer.stdin.flush()
+    for _ in range(2):
+        let_go(writers)
     for writer in writers:
         out, err = writer.communicate(timeout=240)
         assert writer.returncode == 0, err

@@ -211,7 +211,7 @@ def test_killed_between_files_and_commit(rig: AppendRig, local: Target) -> None:
     rig.appender(local).append(ranges((0, 100)), batch_id="0")
     code = f"import sys; sys.path.insert(0, {str(LIB)!r})\n{_DIES}"
     died = subprocess.run(
-        [sys.executable, "-c", code, rig.server, local.uri], timeout=120, check=False
+        [sys.executable, "-c", code, rig.server, local.uri], timeout=240, check=False
     )
     assert died.returncode == 9
     orphans = data_files(local) - referenced(local)
@@ -234,10 +234,18 @@ config, seed, rounds = json.loads(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4
 if config["credentials"]:
     config["credentials"] = Credentials(**config["credentials"])
 target = Target(store=StoreConfig(**config))
-appender = Appender(None, target, Source.of("s", sys.argv[1]), run=run_here)
 dice = random.Random(seed)
-won, lost = [], 0
-sys.stdin.readline()  # the starting gun
+won, lost, met = [], 0, []
+
+def meeting(work, parts):  # both have planned their first append before one commits it
+    done = run_here(work, parts)
+    if not met:
+        met.append(True)
+        print("here", flush=True)
+        sys.stdin.readline()
+    return done
+
+appender = Appender(None, target, Source.of("s", sys.argv[1]), run=meeting)
 for number in range(rounds):
     ends = appender.watermarks().ends
     wanted = [(ends.get(p, 0), ends.get(p, 0) + dice.randrange(1, 9)) for p in (0, 1)]
@@ -262,6 +270,9 @@ def test_racing_appenders_double_and_lose_nothing(rig: AppendRig, target: Target
         )
         for seed in range(2)
     ]  # fmt: skip
+    for racer in racers:
+        assert racer.stdout is not None
+        assert racer.stdout.readline() == "here\n", racer.communicate()[1]
     for racer in racers:
         assert racer.stdin is not None
         racer.stdin.write("go\n")
