@@ -40,7 +40,7 @@ def headwater(folder: Path, *words: str, stdin: str = "") -> str:
         input=stdin,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=280,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
@@ -65,7 +65,7 @@ def numbers(folder: Path) -> list[int]:
     return found
 
 
-@pytest.mark.timeout(600)  # three programs start Spark one after the other
+@pytest.mark.timeout(900)  # three programs start Spark one after the other
 def test_a_job_runs_on_until_sigterm_and_spark_submit_goes_on_after_it(folder: Path) -> None:
     """The command follows the stream and ends cleanly; spark-submit finds nothing done twice."""
     words = ["job", "ingest", "--stream", "orders", "--table", "curated"]
@@ -80,9 +80,9 @@ def test_a_job_runs_on_until_sigterm_and_spark_submit_goes_on_after_it(folder: P
         assert job.stdout is not None
         assert job.stderr is not None
         told = iter(job.stderr.readline, "")
-        assert next(line for line in told if "appended" in line)
+        until_appended(told, 10)
         publish(folder, range(10, 20))
-        assert next(line for line in told if "appended" in line)
+        until_appended(told, 10)
         job.send_signal(signal.SIGTERM)
         _, result = list(told), json.loads(job.stdout.read())
         assert job.wait(60) == 0
@@ -91,6 +91,15 @@ def test_a_job_runs_on_until_sigterm_and_spark_submit_goes_on_after_it(folder: P
     publish(folder, range(20, 30))
     assert submitted(folder, *words[2:])["records"] == 10
     assert numbers(folder) == list(range(30))
+
+
+def until_appended(told: Iterator[str], count: int) -> None:
+    """Read what a job says until it has appended so many records: in one batch, or in several."""
+    done = 0
+    while done < count:
+        line = next(line for line in told if " appended " in line)
+        done += int(line.partition(" records=")[2].split()[0])
+    assert done == count
 
 
 def submitted(folder: Path, *words: str) -> Any:
@@ -103,7 +112,7 @@ def submitted(folder: Path, *words: str) -> Any:
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=280,
         check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
