@@ -25,11 +25,12 @@ from broker.errors import (
 from headwater.local.embedded import moto_environment
 from simkit.servers.motoproc import fresh, moto_location
 from simkit.servers.s3_proxy import Break, Requests, Rule, S3Proxy, s3_proxy
-from simkit.tier.lab import TierLab, cut_of, read_table
+from simkit.tier.lab import CLUSTER, TierLab, cut_of, read_table
 from tiering.proof.proofs import CACHE, prove
 from tiering.read.certify import certify_counts, require_sound
 from tiering.read.lake import Lake, kept_table
 from tiering.read.verify import verify_table
+from tiering.ship.shipper import PartitionShipper
 from tiering.store.location import StoreConfig
 from tiering.store.object_store import require_conditional_put
 from tiering.store.opening import open_for_reading, open_store
@@ -54,11 +55,14 @@ def proxy(moto: StoreConfig) -> Iterator[S3Proxy]:
 
 
 def behind(proxy: S3Proxy, moto: StoreConfig) -> StoreConfig:
-    """Return a fresh location that is reached through the proxy, with short timeouts."""
-    return replace(
-        fresh(moto), endpoint=proxy.address, read_timeout_s=1.0, attempts_max=3,
-        upload_deadline_s=6.0,
-    )  # fmt: skip
+    """Return a fresh location that is reached through the proxy."""
+    return replace(fresh(moto), endpoint=proxy.address)
+
+
+def impatient_shipper(lab: TierLab, location: StoreConfig) -> PartitionShipper:
+    """Return a shipper of the lab with limits that a request without an answer reaches soon."""
+    limits = replace(location, read_timeout_s=1.0, upload_deadline_s=6.0)
+    return lab.shipper(table=Lake.open(limits, cluster=CLUSTER).table(lab.stream))
 
 
 def ship(lab: TierLab, *, cycles_max: int = 60) -> int:
@@ -196,12 +200,14 @@ def test_a_reader_asks_again(proxy: S3Proxy, moto: StoreConfig, how: Break) -> N
 
 def test_a_hanging_upload_ends_by_its_deadline(proxy: S3Proxy, moto: StoreConfig) -> None:
     """The server never answers (AV#820): a typed error in bounded time, then all is well."""
-    lab = TierLab(behind(proxy, moto))
+    location = behind(proxy, moto)
+    lab = TierLab(location)
     lab.source.fill(1, 30)
+    shipper = impatient_shipper(lab, location)
     proxy.always(Rule(Break.HANG, "PUT", "partition"))
     begun = time.monotonic()
     with pytest.raises(RemoteTierUnavailableError):
-        lab.shipper().run_cycle()
+        shipper.run_cycle()
     assert time.monotonic() - begun < 60  # of 6; without a deadline it would never end
     proxy.always()
     ship(lab)
@@ -210,7 +216,8 @@ def test_a_hanging_upload_ends_by_its_deadline(proxy: S3Proxy, moto: StoreConfig
 
 def test_a_hanging_commit_ends_by_its_deadline(proxy: S3Proxy, moto: StoreConfig) -> None:
     """delta-rs waits for an answer that never comes: bounded, and the outcome is found."""
-    lab = TierLab(behind(proxy, moto))
+    location = behind(proxy, moto)
+    lab = TierLab(location)
     lab.source.fill(1, 30)
     ship(lab)
     lab.source.fill(1, 30)
@@ -218,10 +225,11 @@ def test_a_hanging_commit_ends_by_its_deadline(proxy: S3Proxy, moto: StoreConfig
     ship(lab)
     require_exact(lab)
     lab.source.fill(1, 30)
+    shipper = impatient_shipper(lab, location)
     proxy.always(Rule(Break.HANG, "PUT", "_delta_log"))
     begun = time.monotonic()
     with pytest.raises(RemoteTierUnavailableError):
-        lab.shipper().run_cycle()
+        shipper.run_cycle()
     assert time.monotonic() - begun < 60  # of 6; without a deadline it would never end
     proxy.always()
     ship(lab)
@@ -289,7 +297,7 @@ def test_a_process_that_read_from_s3_ends_cleanly(moto: StoreConfig) -> None:
             check=False,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=240,
         )
         assert (done.returncode, done.stdout.strip()) == (0, "50"), done.stderr
 
@@ -323,9 +331,9 @@ def test_an_object_is_told_by_its_bytes_where_its_name_has_changed(moto: StoreCo
             require_sound(snapshot, store, 0, whole)
 
 
-def served_for(proxy: S3Proxy, work: Callable[[], object]) -> Requests:
-    """Return the requests of some work; each takes long enough to be seen beside others."""
-    proxy.watch(hold_s=0.03)
+def served_for(proxy: S3Proxy, work: Callable[[], object], *, hold_s: float = 0.0) -> Requests:
+    """Return the requests of some work; each answer is held, so that others are sent meanwhile."""
+    proxy.watch(hold_s)
     work()
     return proxy.served()
 
@@ -336,7 +344,7 @@ def test_what_is_known_is_not_asked_for_again(
     """A process asks for a log at once, later for listings and new commits; all libraries count."""
     for name, text in moto_environment(proxy.address).items():
         monkeypatch.setenv(name, text)
-    lab = TierLab(replace(behind(proxy, moto), read_timeout_s=20.0, upload_deadline_s=60.0))
+    lab = TierLab(behind(proxy, moto))
     shipper, broker = lab.shipper(), lab.lake.table(lab.stream)
     lab.source.fill(6, 20)
     lab.ship_all(shipper)
@@ -351,7 +359,8 @@ def test_what_is_known_is_not_asked_for_again(
         certify_counts(found, cut_of(found, lab.stream), table.store)
 
     # Of the broker the log, seven commits, the stored proofs; of the reader log, commits, files.
-    first = served_for(proxy, read)
+    # A busy machine needs a while to send all that are sent at once.
+    first = served_for(proxy, read, hold_s=1.0)
     assert len(first) == 9 + 9, str(first)
     assert first.in_a_row <= 8, str(first)
     assert len(again := served_for(proxy, read)) == 3, str(again)
