@@ -40,7 +40,7 @@ from tiering.store.location import StoreConfig
 from tiering.store.opening import open_store
 from tiering.tiering import Tiering
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 QUICK = TieringConfig(
     check_interval_ms=20, object_bytes_max=1, backoff_ms_min=5, backoff_ms_max=20, workers_count=2
 )
@@ -159,7 +159,7 @@ def test_flush_seals_ships_and_waits(rig: Rig) -> None:
     rig.tiering.start()
     for source in sources:
         source.append(25)
-    statuses = rig.tiering.flush(stream, timeout_ms=20_000)
+    statuses = rig.tiering.flush(stream, timeout_ms=60_000)
     assert [(one.partition, one.cold, one.unshipped_bytes) for one in statuses] == [
         (0, OffsetRange(Offset(0), Offset(25)), 0),
         (1, OffsetRange(Offset(0), Offset(25)), 0),
@@ -177,12 +177,12 @@ def test_flush_of_nothing_returns_at_once(rig: Rig) -> None:
     stream = make_stream()
     source = rig.catalog.add(stream)[0]
     rig.tiering.start()
-    (empty,) = rig.tiering.flush(stream, timeout_ms=5_000)
+    (empty,) = rig.tiering.flush(stream, timeout_ms=60_000)
     assert (empty.cold, empty.table_bytes) == (OffsetRange(Offset(0), Offset(0)), 0)
     assert rig.tiering.table_state(stream).version is None
     source.append(5)
     for _ in range(2):
-        assert rig.tiering.flush(stream, timeout_ms=20_000)[0].cold.end == 5
+        assert rig.tiering.flush(stream, timeout_ms=60_000)[0].cold.end == 5
 
 
 def test_an_outage_is_waited_out_without_anybody(rig: Rig) -> None:
@@ -204,7 +204,7 @@ def test_an_outage_is_waited_out_without_anybody(rig: Rig) -> None:
     rig.store.down = False
     rig.until(lambda: source.cold_end == 60)
     assert rig.rows(stream, source).equals(source.truth())
-    assert rig.tiering.flush(stream, timeout_ms=20_000)[0].last_error is None
+    assert rig.tiering.flush(stream, timeout_ms=60_000)[0].last_error is None
     assert rig.tiering.stats()[0].failures_total >= 3
 
 
@@ -296,7 +296,7 @@ def test_a_removed_stream_is_left_alone(rig: Rig) -> None:
     rig.catalog.remove(stream)
     other = make_stream(name="other", uuid="11111111-2222-3333-4444-555555555555")
     rig.catalog.add(other)[0].fill(1, 10)
-    rig.tiering.flush(other, timeout_ms=20_000)
+    rig.tiering.flush(other, timeout_ms=60_000)
     rig.until(lambda: [one.stream for one in rig.tiering.stats()] == ["other"])
 
 
@@ -315,7 +315,7 @@ def test_stop_and_start_again_continues(tmp_path: Path) -> None:
     second.catalog = first.catalog
     again = Tiering(second.lake, first.catalog, WallClock(), QUICK)
     again.start()
-    again.flush(stream, timeout_ms=20_000)
+    again.flush(stream, timeout_ms=60_000)
     again.stop()
     assert source.cold_end == 80
     batches = again.read(stream, 0, Offset(0), Offset(80), ROW_SCHEMA).rows
@@ -334,7 +334,7 @@ def test_two_tierings_of_one_log_end_exact(tmp_path: Path) -> None:
     twin.start()
     try:
         for tiering in (rig.tiering, twin):
-            tiering.flush(stream, timeout_ms=30_000)
+            tiering.flush(stream, timeout_ms=60_000)
     finally:
         twin.stop()
     for source in sources:
@@ -350,7 +350,7 @@ def test_reads_are_exact_or_refused(rig: Rig) -> None:
         rig.tiering.read(stream, 0, Offset(0), Offset(1), ROW_SCHEMA)
     source.append(30)
     rig.tiering.start()
-    rig.tiering.flush(stream, timeout_ms=20_000)
+    rig.tiering.flush(stream, timeout_ms=60_000)
     schema = pa.schema([ROW_SCHEMA.field(name) for name in ("value", "partition", "offset")])
     rows = pa.Table.from_batches(rig.tiering.read(stream, 0, Offset(3), Offset(9), schema).rows)
     assert rows.equals(source.truth(3, 9).select(schema.names))
@@ -364,7 +364,7 @@ def test_the_table_state_refuses_a_rolled_back_table(rig: Rig) -> None:
     source = rig.catalog.add(stream)[0]
     source.append(10)
     rig.tiering.start()
-    rig.tiering.flush(stream, timeout_ms=20_000)
+    rig.tiering.flush(stream, timeout_ms=60_000)
     rig.tiering.stop()
     folder = rig.lake.table(stream).store.config.root / "_delta_log"
     max(folder.glob("*.json")).unlink()
@@ -378,7 +378,7 @@ def test_a_table_of_another_history_is_refused_by_everybody(rig: Rig) -> None:
     for source in rig.catalog.add(stream):
         source.append(20)
     rig.tiering.start()
-    rig.tiering.flush(stream, timeout_ms=20_000)
+    rig.tiering.flush(stream, timeout_ms=60_000)
     catalog = rig.catalog.copied()
     for source in catalog.of(stream):
         source.lead_again()
@@ -387,7 +387,7 @@ def test_a_table_of_another_history_is_refused_by_everybody(rig: Rig) -> None:
     try:
         mine, other = rig.catalog.of(stream)[1], catalog.of(stream)[1]
         other.append(10)
-        twin.flush(stream, timeout_ms=20_000)
+        twin.flush(stream, timeout_ms=60_000)
         mine.append(10)
         with pytest.raises(ForeignHistoryError):
             rig.tiering.table_state(stream)
@@ -413,7 +413,7 @@ def test_a_leader_that_is_not_known_yet_is_asked_for(rig: Rig) -> None:
     source.lead_again()
     source.append(20)
     rig.tiering.start()
-    rig.tiering.flush(stream, timeout_ms=20_000)
+    rig.tiering.flush(stream, timeout_ms=60_000)
     late = LateCatalog(rig.catalog)
     reader = Tiering(Lake(rig.store, cluster="rig"), late, WallClock(), QUICK)
     assert reader.table_state(stream).ranges[0].end == 20
@@ -445,13 +445,13 @@ def test_a_recreated_stream_gets_a_table_of_its_own(rig: Rig) -> None:
     source = rig.catalog.add(first)[0]
     source.append(3)
     rig.tiering.start()
-    rig.tiering.flush(first, timeout_ms=20_000)
+    rig.tiering.flush(first, timeout_ms=60_000)
     uuid = "11111111-2222-3333-4444-555555555555"
     assert name_for("orders", uuid, "default") == "orders-11111111"
     second = make_stream(uuid=uuid, table_name="orders-11111111")
     other = rig.catalog.add(second)[0]
     other.append(4)
-    rig.tiering.flush(second, timeout_ms=20_000)
+    rig.tiering.flush(second, timeout_ms=60_000)
     assert rig.tiering.table_state(first).ranges[0].end == 3
     assert rig.tiering.table_state(second).ranges[0].end == 4
 

@@ -119,7 +119,7 @@ def test_sigterm_asks_once() -> None:
 
     def asked(report: job.Report) -> Any:
         os.kill(os.getpid(), signal.SIGTERM)
-        assert report.stop.event.wait(10)
+        assert report.stop.event.wait(60)
         assert signal.getsignal(signal.SIGTERM) == before
         return {"stopped_by": report.stop.signal}
 

@@ -31,7 +31,7 @@ from tiering.store.opening import open_store
 from tiering.table.delta_table import DeltaStreamTable
 
 CHECK_MS = 100
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 class Driver:

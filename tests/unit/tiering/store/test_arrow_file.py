@@ -62,5 +62,5 @@ def test_the_exit_waits_for_files_that_are_read_in_ranges(
     assert not arrow_file.await_drops(timeout_ms=1)
     dropper = threading.Thread(target=held.clear)
     dropper.start()
-    assert arrow_file.await_drops(timeout_ms=10_000)
+    assert arrow_file.await_drops(timeout_ms=60_000)
     dropper.join()
