@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -188,9 +189,10 @@ def test_several_streams_are_of_one_instant(spark: SparkSession, stream: Served)
 
         thread = threading.Thread(target=write)
         thread.start()
+        deadline_s = time.monotonic() + 60
         try:
-            seen = []
-            for _ in range(30):
+            seen: list[int] = []
+            while len(seen) < 30 or (seen[-1] == seen[0] and time.monotonic() < deadline_s):
                 cuts = {name: client.cut(name, 60_000) for name in ("t", "s")}
                 at = at_one_instant(cuts, client)
                 ahead = at["s"].partitions[1].hot_end - 40 - at["t"].partitions[0].hot_end

@@ -358,7 +358,7 @@ def test_a_batch_of_a_cut_lives_on_the_lease_of_the_cut(served: Served) -> None:
     client = Client(served.server)
     client.create_stream("s")
     publish(served, "s", numbered(0, 30))
-    cut = client.cut("s", ttl_ms=5000)
+    cut = client.cut("s", ttl_ms=600_000)
 
     assert offsets(batch(served, cut=cut.save())) == list(range(30))
     assert set(served.broker.leases) == {cut.lease.lease_id}
@@ -418,7 +418,7 @@ def test_connect_refuses_what_would_move(
     uuid = str(client.stream("s").uuid)
     fixed = {"startingOffsets": '{"0": 0}', "endingOffsets": '{"0": 30}', "streamUuid": uuid}
     assert offsets(batch(served, stream="s", **fixed)) == list(range(30))
-    assert offsets(batch(served, cut=client.cut("s", ttl_ms=5000).save())) == list(range(30))
+    assert offsets(batch(served, cut=client.cut("s", ttl_ms=600_000).save())) == list(range(30))
 
 
 def test_a_saved_cut_as_moment_is_proved_by_load(served: Served) -> None:

@@ -39,10 +39,9 @@ ALL = tuple(ROW_COLUMNS)
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every test is a worker that has opened nothing, with a second of patience."""
+    """Every test is a worker that has opened nothing."""
     monkeypatch.setattr(tiers.TABLES, "_tables", {})
     monkeypatch.setattr(tiers.TABLES, "_refs", {})
-    monkeypatch.setattr("spark_jobs.source.reader.PATIENCE_S", 1.0)
     monkeypatch.setattr(lookup, "_WAIT_FIRST_S", 0.01)
 
 
@@ -208,7 +207,7 @@ def test_a_broker_without_a_lake_has_everything_itself(
     assert offsets(read(served, 0, 100)) == list(range(100))
 
 
-def test_cold_rows_do_not_need_the_broker(tmp_path: Path) -> None:
+def test_cold_rows_do_not_need_the_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A task that knows its table reads what the table has, while the broker is away."""
     with serving(str(tmp_path / "lake")) as served:
         stream = publish(served, numbered(0, 100))
@@ -224,6 +223,7 @@ def test_cold_rows_do_not_need_the_broker(tmp_path: Path) -> None:
         return [offset for batch in found for offset in batch.column(0).to_pylist()]
 
     assert rows(10, 60) == list(range(10, 60))
+    monkeypatch.setattr("spark_jobs.source.reader.PATIENCE_S", 1.0)
     with pytest.raises(UnavailableError):
         rows(10, 61)
 

@@ -60,7 +60,7 @@ def _publish(broker: Broker, *values: bytes) -> None:
     outcome: SimpleQueue[Any] = SimpleQueue()
     batch = pa.RecordBatch.from_pydict({"value": pa.array(values, pa.binary())})
     broker.partitions.handle("s", 0).writes.submit_records(batch, None, outcome.put)
-    assert not isinstance(outcome.get(timeout=20), Exception)
+    assert not isinstance(outcome.get(timeout=120), Exception)
 
 
 def _values(client: Client, cut: Any) -> list[bytes]:
@@ -73,13 +73,13 @@ def test_a_cut_of_a_lost_future_is_refused_by_name(tmp_path: Path, shipped: bool
     with _running(tmp_path / "live") as (broker, client):
         broker.streams.create("s", StreamConfig(subject="s"))
         _publish(broker, b"one", b"two")
-        broker.cold.flush("s", timeout_ms=20_000)
+        broker.cold.flush("s", timeout_ms=120_000)
     shutil.copytree(tmp_path / "live", tmp_path / "backup")
     with _running(tmp_path / "live") as (broker, client):
         early = client.cut("s")
         _publish(broker, b"a future", b"that is lost")
         if shipped:
-            broker.cold.flush("s", timeout_ms=20_000)
+            broker.cold.flush("s", timeout_ms=120_000)
         late = client.cut("s")
         assert _values(client, late) == [b"one", b"two", b"a future", b"that is lost"]
         client.check_cut(late)
@@ -89,7 +89,7 @@ def test_a_cut_of_a_lost_future_is_refused_by_name(tmp_path: Path, shipped: bool
     with _running(tmp_path / "live") as (broker, client):
         _publish(broker, b"another", b"present")
         if shipped:
-            broker.cold.flush("s", timeout_ms=20_000)
+            broker.cold.flush("s", timeout_ms=120_000)
         with pytest.raises(ForeignHistoryError, match="restored from an older copy"):
             client.check_cut(late)
         if shipped:
@@ -112,7 +112,7 @@ def test_a_cut_survives_restarts_and_shipping(tmp_path: Path) -> None:
         with _running(tmp_path) as (broker, client):
             _publish(broker, b"later")
             if number:
-                broker.cold.flush("s", timeout_ms=20_000)
+                broker.cold.flush("s", timeout_ms=120_000)
             client.check_cut(cut)
             assert _values(client, cut) == [b"one"]
 
@@ -122,7 +122,7 @@ def test_a_forged_cut_is_refused(tmp_path: Path) -> None:
     with _running(tmp_path) as (broker, client):
         broker.streams.create("s", StreamConfig(subject="s", partitions=2))
         _publish(broker, b"one")
-        broker.cold.flush("s", timeout_ms=20_000)
+        broker.cold.flush("s", timeout_ms=120_000)
         cut = client.cut("s")
         short = dataclasses.replace(cut, partitions=cut.partitions[:1])
         with pytest.raises(InvalidCutError, match="names 1 partitions"):

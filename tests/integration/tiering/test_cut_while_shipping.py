@@ -32,7 +32,7 @@ class ShipsMeanwhile(Tiering):
         """Look, then ship what there is and let the broker record it."""
         found = super().table_state(stream)
         publish(self._broker, b"one more")
-        self.flush(stream, timeout_ms=20_000)
+        self.flush(stream, timeout_ms=120_000)
         return found
 
 
@@ -41,7 +41,7 @@ def publish(broker: Broker, value: bytes) -> None:
     outcome: SimpleQueue[Any] = SimpleQueue()
     batch = pa.RecordBatch.from_pydict({"value": pa.array([value], pa.binary())})
     broker.partitions.handle("s", 0).writes.submit_records(batch, None, outcome.put)
-    outcome.get(timeout=20)
+    outcome.get(timeout=120)
 
 
 def test_what_is_committed_after_the_look_is_no_lost_commit(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_what_is_committed_after_the_look_is_no_lost_commit(tmp_path: Path) -> N
         publish(broker, b"first")
         seen = []
         for _ in range(3):
-            (part,) = broker.cuts.take("s", owner="test", ttl_ms=60_000).partitions
+            (part,) = broker.cuts.take("s", owner="test", ttl_ms=600_000).partitions
             seen.append((part.cold_end, part.hot_end))
         assert seen == [(0, 2), (2, 3), (3, 4)]
         tiering.stop()

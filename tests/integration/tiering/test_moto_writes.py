@@ -62,7 +62,7 @@ def slow_moto(folder: Path, how: str) -> Iterator[str]:
     address = f"http://{embedded.LOOPBACK}:{port}"
     with embedded.EmbeddedServer("moto", address, port, log, process) as server:
         embedded.wait_ready(server, lambda: embedded.http_status(port, "GET", "/moto-api/") == 200)
-        assert embedded.http_status(port, "PUT", f"/{BUCKET}") == 200
+        embedded.wait_ready(server, lambda: embedded.http_status(port, "PUT", f"/{BUCKET}") == 200)
         yield address
 
 
