@@ -23,6 +23,7 @@ from simkit.raft.groups import CORES, LoneLogs, MetadataLogs, RaftGroup
 pytestmark = pytest.mark.slow
 
 BROKER = BrokerId("b1")
+WAIT_MS = 60_000  # an election after a restart on a busy machine
 
 
 @pytest.fixture(params=["local", "own-1", "own-3", "pysyncobj-1", "pysyncobj-3"])
@@ -56,19 +57,19 @@ def _create(number: int, *, partitions: int = 1) -> CreateStream:
 def test_a_proposed_command_is_applied_and_answered(logs: MetadataLogs) -> None:
     """Its reply comes back, and the caller finds it in the state of the member that it asked."""
     for number, log in enumerate(logs.members()):
-        assert log.propose(_create(number))["created"] is True
+        assert log.propose(_create(number), timeout_ms=WAIT_MS)["created"] is True
         assert f"s{number}" in log.state.streams
 
 
 def test_a_rejection_is_the_typed_error_and_changes_nothing(logs: MetadataLogs) -> None:
     """The state machine refuses; the caller gets its error, with facts, from any member."""
     first, last = logs.members()[0], logs.members()[-1]
-    first.propose(_create(1))
+    first.propose(_create(1), timeout_ms=WAIT_MS)
     with pytest.raises(StreamExistsError) as refused:
-        last.propose(_create(1, partitions=2))
+        last.propose(_create(1, partitions=2), timeout_ms=WAIT_MS)
     assert refused.value.stream == "s1"
     with pytest.raises(UnknownStreamError):
-        last.propose(DeleteStream(name="no", expected_uuid=_uuid(9)))
+        last.propose(DeleteStream(name="no", expected_uuid=_uuid(9)), timeout_ms=WAIT_MS)
     assert list(last.state.streams) == ["s1"]
 
 
@@ -77,7 +78,7 @@ def test_a_command_that_is_too_large_is_refused_at_the_door(logs: MetadataLogs) 
     log = logs.members()[0]
     with pytest.raises(InvalidRequestError):
         log.propose(RegisterBroker(broker=BrokerId("b" * (2 << 20))))
-    log.propose(_create(1))
+    log.propose(_create(1), timeout_ms=WAIT_MS)
     assert list(log.state.streams) == ["s1"]
 
 
@@ -85,25 +86,25 @@ def test_what_does_not_wait_is_answered_once_it_is_applied(logs: MetadataLogs) -
     """None comes with the change in the state; a refusal comes as the error; so does a barrier."""
     for number, log in enumerate(logs.members()):
         heard: queue.SimpleQueue[HeadwaterError | None] = queue.SimpleQueue()
-        log.propose_soon(_create(number), heard.put, timeout_ms=20_000)
-        assert heard.get(timeout=30) is None
+        log.propose_soon(_create(number), heard.put, timeout_ms=WAIT_MS)
+        assert heard.get(timeout=2 * WAIT_MS / 1000) is None
         assert f"s{number}" in log.state.streams
-        log.propose_soon(_create(number, partitions=2), heard.put, timeout_ms=20_000)
-        assert isinstance(heard.get(timeout=30), StreamExistsError)
-        log.barrier_soon(heard.put, timeout_ms=20_000)
-        assert heard.get(timeout=30) is None
+        log.propose_soon(_create(number, partitions=2), heard.put, timeout_ms=WAIT_MS)
+        assert isinstance(heard.get(timeout=2 * WAIT_MS / 1000), StreamExistsError)
+        log.barrier_soon(heard.put, timeout_ms=WAIT_MS)
+        assert heard.get(timeout=2 * WAIT_MS / 1000) is None
         assert log.applied_index > number
 
 
 def test_answered_commands_survive_a_restart_of_all(logs: MetadataLogs) -> None:
     """Everything answered is there afterwards, in the same order."""
     for number in range(20):
-        logs.members()[number % len(logs.members())].propose(_create(number))
-    logs.members()[0].barrier()
+        logs.members()[number % len(logs.members())].propose(_create(number), timeout_ms=WAIT_MS)
+    logs.members()[0].barrier(timeout_ms=WAIT_MS)
     before = logs.members()[0].state
     logs.restart()
     for log in logs.members():
-        log.barrier()
+        log.barrier(timeout_ms=WAIT_MS)
         assert set(log.state.streams) == {f"s{number}" for number in range(20)}
     assert logs.members()[0].state.to_json() == before.to_json()
 
@@ -112,9 +113,9 @@ def test_a_barrier_shows_what_any_member_has_answered(logs: MetadataLogs) -> Non
     """After a barrier the caller's member knows every command that any member answered before."""
     members = logs.members()
     for number in range(10):
-        members[number % len(members)].propose(_create(number))
+        members[number % len(members)].propose(_create(number), timeout_ms=WAIT_MS)
         reader = members[(number + 1) % len(members)]
-        reader.barrier()
+        reader.barrier(timeout_ms=WAIT_MS)
         assert f"s{number}" in reader.state.streams
 
 
@@ -124,7 +125,9 @@ def test_many_callers_at_once_each_get_their_own_answer(logs: MetadataLogs) -> N
 
     def register(number: int) -> int:
         command = RegisterBroker(broker=BROKER)
-        return int(members[number % len(members)].propose(command)["broker_epoch"])
+        return int(
+            members[number % len(members)].propose(command, timeout_ms=WAIT_MS)["broker_epoch"]
+        )
 
     with ThreadPoolExecutor(8) as callers:
         epochs = sorted(callers.map(register, range(60)))
@@ -145,8 +148,8 @@ def test_a_subscriber_sees_every_change_in_order(logs: MetadataLogs) -> None:
 
         log.subscribe(note)
     for number in range(5):
-        logs.members()[0].propose(_create(number))
+        logs.members()[0].propose(_create(number), timeout_ms=WAIT_MS)
     for event in complete:
-        assert event.wait(20)
+        assert event.wait(WAIT_MS / 1000)
     for reports in seen.values():
         assert reports == sorted(reports)
