@@ -73,7 +73,7 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Stage]:
             folder,
             lake="s3://bad/lake",
             environment=environment,
-            settings={"lake": {"upload_timeout_ms": 2000}},
+            settings={"lake": {"upload_timeout_ms": 8_000}},
         ) as stage:
             found = S3Stage(stage.broker, stage.nats, stage.client)
             found.proxy, found.moto = proxy, moto
@@ -109,7 +109,7 @@ def test_ingest_goes_on_while_s3_fails_and_tiering_resumes(s3: S3Stage, outage: 
             witness.put(producer, 100)
         finally:
             s3.proxy.always()
-        assert time.monotonic() < began_s + 60, "writers waited for the store"
+        assert time.monotonic() < began_s + 120, "writers waited for the store"
     assert s3.broker.ready(), "a failing store does not make the broker unready"
     _wait_shipped(s3.client, name, 500)
     assert before < 500
@@ -119,7 +119,7 @@ def test_ingest_goes_on_while_s3_fails_and_tiering_resumes(s3: S3Stage, outage: 
 
 def _wait_shipped(client: Client, stream: str, end: int) -> None:
     """Wait until age has sealed the last segment and tiering has shipped it, unasked."""
-    deadline_s = time.monotonic() + 90
+    deadline_s = time.monotonic() + 150
     while (status := client.tier_status(stream)[0]).cold.end < end:
         assert time.monotonic() < deadline_s, f"tiering did not resume: {status}"
         time.sleep(0.1)
@@ -186,9 +186,9 @@ def test_garbage_on_the_tcp_ports_changes_nothing(plain: Stage) -> None:
                 idle.append(link)
                 link.sendall(openings[number % 4] + dice.randbytes(dice.randint(0, 100_000)))
     try:
-        assert http_get(plain.broker.http_port, "/healthz", timeout_s=20)[0] == 200
+        assert http_get(plain.broker.http_port, "/healthz")[0] == 200
         with plain.client.producer("g") as producer:
-            producer.send(one_value(b"still here")).result(timeout=20)
+            producer.send(one_value(b"still here")).result(timeout=60)
     finally:
         for link in idle:
             link.close()
@@ -207,7 +207,7 @@ def test_strange_http_paths_are_refused(plain: Stage, path: str) -> None:
 def test_garbage_in_flight_calls_is_a_typed_error(plain: Stage) -> None:
     """Random tickets, actions, descriptors, schemas and marks: an error each, no crash, no hang."""
     dice = random.Random(6)
-    options = flight.FlightCallOptions(timeout=20)
+    options = flight.FlightCallOptions(timeout=60)
     errors = (flight.FlightError, pa.ArrowException, OSError)
     with flight.FlightClient(plain.broker.url) as raw:
         names = [one.type for one in raw.list_actions(options)]
@@ -229,7 +229,7 @@ def test_garbage_in_flight_calls_is_a_typed_error(plain: Stage) -> None:
 
 
 def _put_junk(raw: flight.FlightClient, path: list[str], rows: pa.RecordBatch, mark: bytes) -> None:
-    options = flight.FlightCallOptions(timeout=20)
+    options = flight.FlightCallOptions(timeout=60)
     descriptor = flight.FlightDescriptor.for_path(*path)
     writer, reader = raw.do_put(descriptor, rows.schema, options)
     writer.write_with_metadata(rows, mark)
@@ -245,7 +245,7 @@ def test_garbage_in_nats_messages_is_stored_or_refused(plain: Stage) -> None:
     magic = b"\xb9\x0e\x43\xb4"  # Liftbridge's envelope
     payloads = [b"", b"\0" * 100_000, magic, magic + dice.randbytes(40), dice.randbytes(5000)]
     payloads += [magic + bytes(range(n)) for n in range(16)]
-    link = RawNats(plain.nats.port, timeout_s=20)
+    link = RawNats(plain.nats.port)
     try:
         link.subscribe("answers.>")
         for number, payload in enumerate(payloads):
@@ -305,7 +305,7 @@ def test_a_full_disk_refuses_writes_and_heals_without_a_restart(
         assert "No space left" in str(full.value), str(full.value)
         witness.assert_exact()
         ballast.unlink()
-        with stage.client.producer("d", retry_ms_max=10_000) as producer:
+        with stage.client.producer("d", retry_ms_max=60_000) as producer:
             witness.put(producer, 200)
         witness.assert_exact()
         stage.broker.kill()

@@ -14,7 +14,7 @@ import pytest
 
 from projectfiles import ROOT
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.mark.parametrize(("s3", "rounds", "seed"), [("local", 3, 20), ("moto", 2, 21)])
@@ -34,7 +34,7 @@ def test_acked_records_survive_kills(tmp_path: Path, s3: str, rounds: int, seed:
         ],
         capture_output=True,
         text=True,
-        timeout=270,
+        timeout=580,
         check=False,
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"

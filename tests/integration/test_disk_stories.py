@@ -8,7 +8,7 @@ import pytest
 
 from crashkit.disk_stories import STORIES, tell
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.mark.parametrize("name", STORIES)

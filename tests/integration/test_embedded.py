@@ -33,8 +33,8 @@ threading.Event().wait()
 
 def test_nats_server_answers_and_stops(tmp_path: Path) -> None:
     """It greets with the payload limit that streams rely on; stopped, its port is free."""
-    with embedded.start_nats(tmp_path) as server:
-        with socket.create_connection(("127.0.0.1", server.port), timeout=5) as client:
+    with embedded.start_nats(tmp_path, port=embedded.free_port()) as server:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=60) as client:
             greeting = json.loads(client.makefile("rb").readline().removeprefix(b"INFO "))
         assert greeting["max_payload"] == 8 * 1024 * 1024
         assert not greeting.get("jetstream", False)
@@ -112,7 +112,7 @@ def test_children_die_with_a_killed_parent(tmp_path: Path) -> None:
     os.kill(parent.pid, signal.SIGKILL)
     parent.wait()
     parent.stdout.close()
-    _, alive = psutil.wait_procs(children, timeout=10)
+    _, alive = psutil.wait_procs(children, timeout=60)
     assert [one for one in alive if one.status() != psutil.STATUS_ZOMBIE] == []
 
 

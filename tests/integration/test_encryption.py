@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from headwater.local import embedded
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 SECRET = "nobody-else-may-read-this"
-WAIT_S = 60.0
+WAIT_S = 120.0
 Run = Callable[..., str]
 _FREE_PORTS = ("--nats-port", "0", "--flight-port", "0", "--http-port", "0")
 
@@ -47,7 +48,7 @@ def run(tmp_path: Path) -> Run:
         }
         done = subprocess.run(
             [sys.executable, "-m", "headwater.cli.main", *arguments],
-            input=stdin, capture_output=True, text=True, cwd=tmp_path, timeout=120, check=False,
+            input=stdin, capture_output=True, text=True, cwd=tmp_path, timeout=240, check=False,
             env={**environ, "HEADWATER_SERVER": str(tmp_path / "data"), "COLUMNS": "160"},
         )  # fmt: skip
         failed = done.returncode != 0
@@ -76,6 +77,16 @@ def values(told: str) -> list[str]:
     return [json.loads(line)["value"] for line in told.splitlines()]
 
 
+def contents(folder: Path) -> dict[Path, bytes]:
+    """Return what is in all files below a folder; its server may replace one meanwhile."""
+    found: dict[Path, bytes] = {}
+    for path in folder.rglob("*"):
+        with suppress(FileNotFoundError):
+            if path.is_file():
+                found[path] = path.read_bytes()
+    return found
+
+
 def test_nothing_on_any_disk_shows_a_record(
     run: Run, up: Callable[[], embedded.EmbeddedServer], keyring: Path, tmp_path: Path
 ) -> None:
@@ -99,11 +110,11 @@ def test_nothing_on_any_disk_shows_a_record(
     assert "EncryptionKeyError" in run("verify", "safe", fails=True)
     run("verify", "safe", keys=True)
 
-    files = [one for one in (tmp_path / "data").rglob("*") if one.is_file()]
-    assert any(one.suffix == ".parquet" for one in files)
-    assert [one for one in files if SECRET.encode() in one.read_bytes()] == []
+    found = contents(tmp_path / "data")
+    assert any(one.suffix == ".parquet" for one in found)
+    assert [one for one, body in found.items() if SECRET.encode() in body] == []
     key = keyring.read_text().rpartition('= "')[2].partition('"')[0]
-    assert [one for one in files if key.encode() in one.read_bytes()] == []
+    assert [one for one, body in found.items() if key.encode() in body] == []
 
     server.stop()
     keyring.rename(keyring.with_name("lost.toml"))

@@ -44,7 +44,7 @@ def run(tmp_path: Path, data: Path) -> Run:
         done = subprocess.run(
             [sys.executable, "-m", "headwater.cli.main", *arguments],
             input=stdin, capture_output=True, text=True, cwd=tmp_path, env=environment,
-            timeout=120, check=False,
+            timeout=240, check=False,
         )  # fmt: skip
         assert (done.returncode == 0) == ok, f"{arguments}: {done.stdout}\n{done.stderr}"
         return done
@@ -139,7 +139,7 @@ def test_plain_nats_publishes_and_a_subscriber_follows(
         offsets = []
         for n in range(20):
             answer = await connection.request(
-                f"flights.JFK.{n}", b"%d" % n, headers={"Headwater-Key": "N1"}, timeout=30
+                f"flights.JFK.{n}", b"%d" % n, headers={"Headwater-Key": "N1"}, timeout=120
             )
             offsets.append(json.loads(answer.data)["offset"])
         await connection.close()
@@ -149,7 +149,7 @@ def test_plain_nats_publishes_and_a_subscriber_follows(
     assert follower.stdout is not None
     with follower.stdout:
         records = _lines(follower.stdout.read())
-    assert follower.wait(60) == 0
+    assert follower.wait(120) == 0
     assert [record["value"] for record in records] == [str(n) for n in range(20)]
     assert {record["key"] for record in records} == {"N1"}
     assert [record["subject"] for record in records] == [f"flights.JFK.{n}" for n in range(20)]
@@ -194,8 +194,8 @@ def test_ctrl_c_and_kill_leave_nothing_running(
     children = psutil.Process(server.process.pid).children(recursive=True)
     assert len(children) >= 2  # nats-server and moto
     os.kill(server.process.pid, signal.SIGINT)
-    assert server.process.wait(60) == 0
-    assert psutil.wait_procs(children, timeout=10)[1] == []
+    assert server.process.wait(120) == 0
+    assert psutil.wait_procs(children, timeout=60)[1] == []
 
     killed = up()
     children = psutil.Process(killed.process.pid).children(recursive=True)
@@ -203,7 +203,7 @@ def test_ctrl_c_and_kill_leave_nothing_running(
     run("publish", "orders", stdin="acknowledged")
     killed.process.kill()
     killed.process.wait()
-    assert psutil.wait_procs(children, timeout=10)[1] == []
+    assert psutil.wait_procs(children, timeout=60)[1] == []
     assert "has ended" in run("stream", "list", ok=False).stderr
     up()
     assert run("subscribe", "orders", "--format", "raw").stdout == "acknowledged\n"

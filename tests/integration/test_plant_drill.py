@@ -8,7 +8,7 @@ import pytest
 
 from plantkit.drills import DRILLS, run
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def test_a_record_that_is_acked_and_not_written_is_missed(tmp_path: Path) -> None:

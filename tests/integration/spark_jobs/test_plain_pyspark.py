@@ -10,7 +10,12 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.spark,
+    pytest.mark.slow,
+    pytest.mark.timeout(700),
+]
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "spark_source.md"
 PROGRAM = """

@@ -14,7 +14,12 @@ from headwater.client import Client
 from simkit.brokers.memory_broker import numbered
 from simkit.tier.lake_broker import Served
 
-pytestmark = [pytest.mark.spark, pytest.mark.integration, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.integration,
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+]
 
 SCRIPT = """
 import os, sys
@@ -66,7 +71,7 @@ def test_connect_reads_streams_without_registration(served: Served, tmp_path: Pa
         [sys.executable, "-c", SCRIPT, served.server, str(tmp_path / "checkpoint"), cut],
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=560,
         cwd=tmp_path,
         check=False,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
