@@ -183,8 +183,8 @@ def test_several_streams_are_of_one_instant(spark: SparkSession, stream: Served)
             nonlocal sent
             with client.producer("s", 1) as first, client.producer("t") as second:
                 while not stop.is_set():
-                    first.send([b"1"]).result(30)
-                    second.send([b"2"]).result(30)
+                    first.send([b"1"]).result(120)
+                    second.send([b"2"]).result(120)
                     sent += 1
 
         thread = threading.Thread(target=write)

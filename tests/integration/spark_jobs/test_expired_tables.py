@@ -14,6 +14,7 @@ from broker.model.certificate import Hole
 from broker.model.offsets import Offset
 from crashkit.stage import Stage, staged
 from spark_jobs.jobs import compact, verify
+from spark_jobs.read.held_reads import release_all
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -34,6 +35,7 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
                 producer.send([b"%04d" % number * 100]).result(60)
         client.tier_flush("s")
         yield found
+        release_all()
 
 
 def _table_start(url: str) -> int:

@@ -78,7 +78,7 @@ def test_deletion_vectors_may_be_allowed_and_may_not_be_used(
     spark.sql(f"ALTER TABLE {path} SET TBLPROPERTIES ('delta.enableDeletionVectors' = true)")
     assert read(spark, stream) == COUNT
     with Client(stream.server) as client, client.producer("s") as producer:
-        producer.send([{"key": b"k", "value": b"more"}]).result(20)
+        producer.send([{"key": b"k", "value": b"more"}]).result(120)
     stream.broker.ship("s", 0, Offset(COUNT + 1))
     before = DeltaTable(uri).version()
     assert read(spark, stream) == COUNT + 1

@@ -47,13 +47,13 @@ def test_latest_is_one_row_a_key_with_and_without_a_snapshot(
     with Client(served.server) as client:
         client.create_stream("s")
         with client.partitioned_producer("s") as producer:
-            producer.send([{"key": key, "value": b"old"} for key in KEYS]).result(20)
+            producer.send([{"key": key, "value": b"old"} for key in KEYS]).result(120)
             before = client.cut("s").save()
             served.broker.ship("s", 0, Offset(12))
             build(spark, served)
             client.alter_stream("s", partitions=2)
-            producer.send([{"key": key, "value": b"new"} for key in KEYS[:6]]).result(20)
-            producer.send([{"key": GONE, "value": None}]).result(20)
+            producer.send([{"key": key, "value": b"new"} for key in KEYS[:6]]).result(120)
+            producer.send([{"key": GONE, "value": None}]).result(120)
         expected = {key: b"new" if key in KEYS[:6] else b"old" for key in KEYS if key != GONE}
         for _ in range(3):  # a snapshot from before, one behind both partitions, and of everything
             rows = headwater.read(spark, "s", latest=True, server=served.server)
@@ -87,17 +87,17 @@ def test_a_running_query_takes_added_partitions_up(
     with Client(served.server) as client:
         client.create_stream("s")
         with client.producer("s", 0) as producer:
-            producer.send([b"1", b"2"]).result(20)
+            producer.send([b"1", b"2"]).result(120)
         query = start()
         query.processAllAvailable()
         client.alter_stream("s", partitions=2)
         with client.producer("s", 1) as producer:
-            producer.send([b"3"]).result(20)
+            producer.send([b"3"]).result(120)
         query.processAllAvailable()
         query.stop()
         client.alter_stream("s", partitions=4)
         with client.producer("s", 3) as producer:
-            producer.send([b"4"]).result(20)
+            producer.send([b"4"]).result(120)
         query = start()
         query.processAllAvailable()
         query.stop()

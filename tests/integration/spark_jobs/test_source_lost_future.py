@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.integration]
 def publish(server: str, what: str, count: int) -> None:
     """Store so many records, each with its own value."""
     with Client(server) as client, client.producer("s") as producer:
-        producer.send([f"{what} {number}".encode() for number in range(count)]).result(30)
+        producer.send([f"{what} {number}".encode() for number in range(count)]).result(120)
 
 
 class Sink:

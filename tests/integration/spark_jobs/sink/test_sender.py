@@ -42,7 +42,7 @@ def attempt(
         stream="s",
         stream_uuid=client.stream("s").uuid,
         partition=0,
-        timeout_ms=20_000,
+        timeout_ms=120_000,
     )
     cutter = Cutter(rows_max=ROWS_PER_CUT)
     records = to_records(pa.record_batch({"value": pa.array(values, pa.binary())}))
@@ -152,7 +152,7 @@ def test_a_refused_record_ends_the_task_before_anything_behind_it(client: Client
         stream="small",
         stream_uuid=client.stream("small").uuid,
         partition=0,
-        timeout_ms=20_000,
+        timeout_ms=120_000,
     )
     good, large, behind = (
         to_records(pa.record_batch({"value": pa.array([value])}))

@@ -24,7 +24,7 @@ def publish(server: str, what: str, count: int) -> None:
     """Store so many records, each with its own value."""
     with Client(server) as client, client.producer("s") as producer:
         values = [f"{what} {number}".encode() for number in range(count)]
-        producer.send(values).result(30)
+        producer.send(values).result(120)
 
 
 def appender(server: str, table: Path, transform: Any = None) -> Appender:
