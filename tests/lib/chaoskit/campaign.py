@@ -36,8 +36,8 @@ from headwater.client.group.calls import monotonic_ms
 STREAM: Final = "chaos"
 _SUBJECT: Final = "chaos.in"
 _SMALL_DISK_BYTES: Final = 256 * 1024 * 1024
-_DRAIN_S: Final = 90.0
-_FLUSH_MS: Final = 60_000
+_DRAIN_S: Final = 150.0
+_FLUSH_MS: Final = 120_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

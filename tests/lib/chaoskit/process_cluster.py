@@ -37,7 +37,7 @@ from headwater.local.embedded_cluster import plan_cluster
 from tiering.read.lake import Lake
 
 _CONFIRM_MS: Final = 250
-_STOP_S: Final = 60.0
+_STOP_S: Final = 120.0
 _FLUSH_MS: Final = 20_000
 _CHANGE_S: Final = 40.0  # an operator asks again while the controller changes, or a broker starts
 _FILLER: Final = "chaos-filler"

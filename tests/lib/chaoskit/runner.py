@@ -124,7 +124,7 @@ class ChaosRunner:
         check: Callable[[], None] | None = None,
         forgive: Callable[[int, int, float], None] = lambda _partition, _end, _began_s: None,
         clock: Clock | None = None,
-        healing_s_max: float = 60.0,
+        healing_s_max: float = 150.0,
     ) -> None:
         """Prepare a run.
 

@@ -43,9 +43,9 @@ STREAM: Final = "crash"
 PARTITIONS: Final = 2
 _SEGMENT_BYTES: Final = (64 * 1024, 128 * 1024, 256 * 1024)
 _LARGE_BYTES_MAX: Final = 40 * 1024
-_DRAIN_S: Final = 90.0
+_DRAIN_S: Final = 150.0
 _DEDUP_MS: Final = 600_000
-_FLUSH_MS: Final = 60_000
+_FLUSH_MS: Final = 120_000
 _RESTART_KILLS_MAX: Final = 3
 Say = Callable[[str], None]
 
