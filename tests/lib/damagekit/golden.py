@@ -81,7 +81,7 @@ def clone(source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     command = ["cp", "-a", "--reflink=auto", str(source), str(target)]
     for tries_left in reversed(range(_COPIES_MAX)):
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
         if done.returncode == 0:
             return
         if target.is_dir() and not target.is_symlink():
