@@ -26,8 +26,8 @@ from headwater.reads.verification import verify_cut
 
 _TTL_MS: Final = 60_000
 # A follower that was given nothing for so long has had all there is. A machine that stands still
-# gives nothing for some seconds. Only a look that is bad anyway takes that long.
-_IDLE_S: Final = 20.0
+# gives nothing for some seconds. A damaged stream costs that time at each look at it.
+_IDLE_S: Final = 5.0
 
 Parts = Mapping[int, Truth]
 
