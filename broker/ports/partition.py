@@ -86,7 +86,8 @@ class PartitionReader(Protocol):
         """Return whole batches that overlap ``[start, end)``, in order, CRC-checked.
 
         If the range is not empty, the result has at least one batch, then as many as fit into
-        ``bytes_max``. The first batch may begin below ``start``, the last may end above ``end``.
+        ``bytes_max``, but only some thousands of small ones. The first batch may begin below
+        ``start``, the last may end above ``end``.
 
         Raises:
             OffsetOutOfRangeError: ``start`` below the log start or ``end`` above the log end.

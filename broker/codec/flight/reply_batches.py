@@ -21,6 +21,7 @@ from broker.model.offsets import Offset
 _ALONE_BYTES: Final = 256 * 1024  # from this size on, copying costs more than one more reply batch
 _JOINED_BYTES_MAX: Final = 4 * 1024 * 1024
 _JOINED_ROWS_MAX: Final = 64 * 1024
+_JOINED_BATCHES_MAX: Final = 256  # a decoded batch of one record takes kilobytes of memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ def replies(
         position = piece.end_offset
         alone = header.body_size >= _ALONE_BYTES
         full = group_bytes >= _JOINED_BYTES_MAX or group_rows >= _JOINED_ROWS_MAX
-        if group and (alone or full):
+        if group and (alone or full or len(group) >= _JOINED_BATCHES_MAX):
             yield _join(group, partition, subject, schema)
             group, group_bytes, group_rows = [], 0, 0
         group.append(piece)

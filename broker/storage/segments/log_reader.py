@@ -26,6 +26,7 @@ from broker.storage.segments.damage import DamagedRange
 from broker.storage.segments.handle_pool import HandlePool
 from broker.storage.segments.index import SegmentIndex
 from broker.storage.segments.reader import (
+    READ_BATCHES_MAX,
     DamageMetError,
     Place,
     SegmentView,
@@ -190,7 +191,7 @@ class LogReader:
         at = max(0, bisect_right(segments, start, key=lambda one: one.base_offset) - 1)
         found: list[StoredBatch] = []
         for segment in segments[at:]:
-            if start >= end or (found and bytes_max <= 0):
+            if start >= end or (found and bytes_max <= 0) or len(found) >= READ_BATCHES_MAX:
                 break
             stop = min(end, segment.end_offset)
             try:

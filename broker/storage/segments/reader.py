@@ -15,6 +15,7 @@ from broker.ports.system import File
 from broker.storage.segments.scan import ValidBatch, Window, next_batch
 
 READ_PIECE_BYTES: Final = 4 * 1024 * 1024
+READ_BATCHES_MAX: Final = 2048  # of one record each, they take 2 MiB beside their bytes
 _HEADERS_PIECE_BYTES: Final = 64 * 1024
 
 
@@ -53,6 +54,8 @@ def read_batches(
 ) -> tuple[list[StoredBatch], Place]:
     """Return whole checked batches that overlap ``wanted``, and the place behind the last one.
 
+    The list has at most ``READ_BATCHES_MAX`` batches.
+
     Args:
         view: the part of the segment that may be read.
         place: a batch at or before ``wanted.start``.
@@ -73,7 +76,8 @@ def read_batches(
             if header.end_offset <= wanted.start:
                 continue
             taken += header.size
-            if taken > bytes_max and (found or not first_always):
+            too_large = taken > bytes_max and (found or not first_always)
+            if too_large or len(found) == READ_BATCHES_MAX:
                 break
             body = window.at(at, header.size)[HEADER_SIZE:]
             _check_body(view, header, body, at)
