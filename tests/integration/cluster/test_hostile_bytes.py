@@ -9,9 +9,8 @@ from __future__ import annotations
 import contextlib
 import json
 import random
-import time
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -43,6 +42,7 @@ from crashkit.processes import BrokerProcess
 from headwater.client.client import Client
 from headwater.local.embedded import NATS_PAYLOAD_BYTES_MAX, free_port
 from simkit.servers.natsproc import NatsProcess, RawNats
+from simkit.waiting import wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -160,13 +160,6 @@ def _ours(client: Client) -> list[bytes]:
     return [one for one in stored(client, "kept") if one.startswith(OURS)]
 
 
-def _wait_until(holds: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
-
-
 def _resident(pid: int) -> int:
     return int(psutil.Process(pid).memory_info().rss)
 
@@ -232,7 +225,7 @@ def test_no_bytes_harm_a_broker_that_is_alone(
             publish(client, "kept", OURS + b"before")
             found = listening(broker.pid)
             assert found == {broker.flight_port, broker.http_port}
-            _wait_until(lambda: "kept" in nats.subjects())
+            wait_until(lambda: "kept" in nats.subjects(), "the broker subscribes")
             honest = _honest_traffic(broker.flight_port)
             before = broker.resident_bytes()
             for port in found:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from headwater.client.operations import Operations
 from headwater.local import embedded
 from headwater.nats_publisher import NatsMessage, NatsPublisher
 from simkit.servers.s3_proxy import Break, Rule, S3Proxy, s3_proxy
+from simkit.waiting import wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -66,14 +66,6 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
                 broker.kill()
 
 
-def _until(holds: Callable[[], object], what: str) -> None:
-    """Wait for what the broker does on a thread of its own."""
-    deadline_s = time.monotonic() + WAIT_S
-    while not holds():
-        assert time.monotonic() < deadline_s, what
-        time.sleep(0.05)
-
-
 def _values(client: Client) -> list[bytes]:
     return [value for one in client.fetch("s") for value in one.batch["value"].to_pylist()]
 
@@ -88,7 +80,7 @@ def test_a_broker_starts_without_nats_and_lake_and_finds_them(scene: Scene) -> N
             stream = client.create_stream("s", puback=True)
             with client.producer("s") as producer:
                 producer.send([b"1"])
-        _until(lambda: broker.log_events("leadership_claimed"), "the claim of the first start")
+        wait_until(lambda: broker.log_events("leadership_claimed"), "the claim of the first start")
         assert broker.stop_within(WAIT_S)
     scene.proxy.always(*AWAY)
 
@@ -117,7 +109,7 @@ def test_a_broker_starts_without_nats_and_lake_and_finds_them(scene: Scene) -> N
                 assert out.finish().acked == 1
             client.tier_flush("s", timeout_ms=60_000)
             assert client.tier_status("s")[0].cold.end == Offset(3)
-            _until(lambda: not Operations(client).status().missing, "nothing is missing")
+            wait_until(lambda: not Operations(client).status().missing, "nothing is missing")
             assert _values(client) == [b"1", b"2", b"3"]
         assert len(broker.log_events("leadership_claimed")) == 2
 

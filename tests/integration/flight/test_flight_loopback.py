@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -37,6 +36,7 @@ from broker.model.ids import LeaseId, ProducerId
 from broker.model.offsets import Offset, OffsetRange
 from headwater.client import Client, Fetched, read_route
 from simkit.brokers.memory_broker import MemoryBroker, numbered
+from simkit.waiting import wait_until
 
 WAIT_S = 60
 
@@ -373,9 +373,9 @@ def test_cancelling_an_idle_follower_frees_its_place(
     assert service._server is not None
     places = service._server._followers
     tail = client.fetch("s", start="latest", follow=True)
-    wait_until(lambda: places.taken_count == 1)
+    wait_until(lambda: places.taken_count == 1, "a place is taken")
     tail.cancel()
-    wait_until(lambda: places.taken_count == 0)
+    wait_until(lambda: places.taken_count == 0, "no place is taken")
 
 
 def test_a_follower_of_a_deleted_stream_is_told(client: Client) -> None:
@@ -396,7 +396,7 @@ def test_too_many_calls_are_refused(broker: MemoryBroker, monkeypatch: pytest.Mo
     with Client(f"127.0.0.1:{service.port}") as client:
         client.create_stream("s")
         tail = client.fetch("s", start="latest", follow=True)
-        wait_until(lambda: followers.taken_count == 1)
+        wait_until(lambda: followers.taken_count == 1, "a place is taken")
         with pytest.raises(OverloadedError):
             next(client.fetch("s", start="latest", follow=True))
         client.producer("s", retry_ms_max=0).send([b"x"]).result(WAIT_S)
@@ -489,12 +489,3 @@ def test_a_crash_inside_a_call_is_contained(
     assert "secret" not in str(caught.value)
     monkeypatch.undo()
     assert client.describe("s").stream.name == "s"
-
-
-def wait_until(holds: Any) -> None:
-    """Wait for something that has no event, in short bounded steps."""
-    turn = threading.Event()
-    deadline_s = time.monotonic() + WAIT_S
-    while not holds():
-        assert time.monotonic() < deadline_s, "the condition did not hold in time"
-        turn.wait(0.005)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from pyarrow import flight
@@ -15,6 +13,7 @@ from broker.codec.flight.protocol import ReadRequest
 from broker.model.offsets import Offset
 from headwater.client import Client
 from simkit.brokers.memory_broker import MemoryBroker
+from simkit.waiting import wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -41,22 +40,13 @@ def test_one_connection_does_not_take_every_place(broker: MemoryBroker) -> None:
             ReadRequest(stream="s", partition=0, start=Offset(0), follow=True).to_ticket()
         )
         held = [greedy.do_get(ticket) for _ in range(3)]
-        wait_until(lambda: followers.taken_count == 3)
+        wait_until(lambda: followers.taken_count == 3, "three places are taken")
         with pytest.raises(flight.FlightUnavailableError, match="on this connection"):
             greedy.do_get(ticket).read_chunk()
         tail = client.fetch("s", start="latest", follow=True)
-        wait_until(lambda: followers.taken_count == 4)
+        wait_until(lambda: followers.taken_count == 4, "a fourth one is")
         tail.cancel()
         for one in held:
             one.cancel()
     greedy.close()
     assert service.close()
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    """Wait for up to a minute until it holds."""
-    turn = threading.Event()
-    deadline_s = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline_s, "it never held"
-        turn.wait(0.005)

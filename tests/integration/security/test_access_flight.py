@@ -44,6 +44,7 @@ from broker.runtime.api.identities import OWNER, OwnerToken
 from headwater.client import Client
 from headwater.client.access import AccessCalls
 from simkit.brokers.memory_broker import MemoryBroker
+from simkit.waiting import wait_until
 
 SOON_S = 1.0  # a revocation is in force within this time, on open streams too
 TRIES = 3  # to measure a time: the machine may stand still during one of them
@@ -389,10 +390,7 @@ def let_use(guarded: Guarded, *principals: str) -> list[Secret]:
 
 def wait_held(guarded: Guarded) -> None:
     """Wait until a piece of an open call waits for its quota."""
-    deadline = time.monotonic() + WAIT_S
-    while not guarded.access.usage._quotas._waits:
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
+    wait_until(lambda: guarded.access.usage._quotas._waits, "a piece is held")
 
 
 def test_a_publisher_beyond_its_quota_is_held_and_loses_nothing(guarded: Guarded) -> None:

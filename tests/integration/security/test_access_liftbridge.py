@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +25,7 @@ from broker.wire.liftbridge import message_pb2 as wire
 from broker.wire.liftbridge.api_pb2_grpc import APIStub
 from headwater.liftbridge import Liftbridge
 from simkit.brokers.memory_broker import MemoryBroker
+from simkit.waiting import wait_until
 
 WAIT_S = 60
 DENIED = grpc.StatusCode.PERMISSION_DENIED
@@ -367,10 +367,7 @@ def test_a_subscriber_beyond_its_quota_is_held(door: Door) -> None:
     door.access.set_quota(Quota(principal="*", read_bytes_per_s=1024))
     reading = subscribe(door, ann)
     assert next(reading) == wire.Message()  # has used a part of the second's tokens
-    deadline = time.monotonic() + WAIT_S
-    while not door.access.usage._quotas._waits:  # it is held
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
+    wait_until(lambda: door.access.usage._quotas._waits, "the next piece is held")
     door.access.remove_quota("*")
     assert len(next(reading).value) == 2048
     assert door.access.usage.throttled()["token", "read"].pieces == 1

@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable
 
 import pytest
 
 from broker import turns
 from broker.turns import TurnPace, brief_call, paced_turns
+from simkit.waiting import wait_until
 
 SHORTEST_S = TurnPace(0.0).turn_s
 
@@ -73,11 +73,11 @@ def test_a_busy_process_has_long_turns() -> None:
         thread = threading.Thread(target=run)
         thread.start()
         try:
-            _wait_until(lambda: sys.getswitchinterval() > SHORTEST_S)
+            wait_until(lambda: sys.getswitchinterval() > SHORTEST_S, "a longer turn")
         finally:
             over.set()
             thread.join()
-        _wait_until(lambda: sys.getswitchinterval() == SHORTEST_S)
+        wait_until(lambda: sys.getswitchinterval() == SHORTEST_S, "the shortest turn")
     assert sys.getswitchinterval() == before_s
 
 
@@ -94,10 +94,3 @@ def test_a_late_call_lengthens_turns(monkeypatch: pytest.MonkeyPatch) -> None:
             assert sys.getswitchinterval() == grown_s > SHORTEST_S
     finally:
         sys.setswitchinterval(before_s)
-
-
-def _wait_until(holds: Callable[[], bool]) -> None:
-    until_s = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < until_s
-        threading.Event().wait(0.01)
