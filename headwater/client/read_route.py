@@ -72,9 +72,8 @@ class ReadRoute:
         self._retry_ms = RETRY_MS if retry_ms is None else retry_ms
         self._at: Address | None = None
         self._failed: list[Address] = []  # brokers not to ask, until each of them has failed
-        # Since the last rows came: those whose copy is damaged, and those that failed otherwise.
-        self._damaged: set[Address] = set()
-        self._away: set[Address] = set()
+        # Brokers that failed since the last rows came, and whether it was by a damaged copy.
+        self._damaged: dict[Address, bool] = {}
         self._failing_since_ms: float | None = None
         self._backoff_ms = _BACKOFF_MS_MIN
         self._stopped = threading.Event()
@@ -122,7 +121,7 @@ class ReadRoute:
         now_ms = time.monotonic() * 1000
         if self._failing_since_ms is None:
             self._failing_since_ms, self._backoff_ms = now_ms, _BACKOFF_MS_MIN
-        elif isinstance(error, CorruptDataError) and self._at in self._damaged and not self._away:
+        elif isinstance(error, CorruptDataError) and self._are_all_damaged():
             return False  # every broker was asked
         elif now_ms + self._backoff_ms > self._failing_since_ms + self._retry_ms:
             return False
@@ -135,20 +134,20 @@ class ReadRoute:
 
     def _note_failure(self, at: Address, error: HeadwaterError) -> None:
         self._failed.append(at)
-        if isinstance(error, CorruptDataError):
-            self._damaged.add(at)
-            self._away.discard(at)
-        else:
-            self._away.add(at)
+        self._damaged[at] = isinstance(error, CorruptDataError)
         if isinstance(error, NoAnswerError):
             self._brokers.avoid(at)
+
+    def _are_all_damaged(self) -> bool:
+        """Whether the broker that was asked, and each other one that failed, has told of damage."""
+        return self._at in self._damaged and all(self._damaged.values())
 
     def progressed(self) -> None:
         """See ``ReadOpener.progressed``."""
         if self._failing_since_ms is not None:
             self._failing_since_ms = None
-            for found in (self._failed, self._damaged, self._away):
-                found.clear()
+            self._failed.clear()
+            self._damaged.clear()
 
     def lost(self) -> HeadwaterError | None:
         """See ``ReadOpener.lost``: the broker does not answer, or is reported as not in sync."""

@@ -31,9 +31,8 @@ from broker.ports.partition import PartitionWriter, RecordsOutcome
 
 _log = structlog.get_logger(__name__)
 
-_INBOX: Final = (
-    f"{INBOX}.".encode()
-)  # most addresses are a client's own inbox: these are not asked about
+# Most addresses are a client's own inbox: these are not asked about.
+_INBOX: Final = f"{INBOX}.".encode()
 TakesAnswers = Callable[[Stream, bytes], bool]  # whether a stream's publishers get answers there
 
 
