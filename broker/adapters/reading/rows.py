@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,7 @@ import pyarrow as pa
 
 from broker.adapters.reading.starts import committed_here, first_readable, local_start
 from broker.adapters.reading.times import offset_at
+from broker.adapters.reading.turns import Turns
 from broker.codec.flight.protocol import AtTime, ReadRequest, RowsMark
 from broker.codec.flight.reply_batches import Reply, replies
 from broker.codec.schema import ROW_SCHEMA
@@ -44,7 +46,9 @@ from broker.model.stream import Stream
 from broker.ports.api import BrokerApi
 from broker.ports.partition import PartitionHandle
 
-_UNCOMMITTED_WAIT_MS = 20  # poll: there is no notification of uncommitted records
+_UNCOMMITTED_WAIT_MS: Final = 20  # poll: there is no notification of uncommitted records
+_FEW_BATCHES: Final = 16  # are decoded at once; who follows a stream gets its news so
+_DECODING: Final = Turns(1)  # of the process, for all reads of more batches
 
 
 @dataclass(frozen=True, slots=True)
@@ -409,10 +413,16 @@ def _next_replies(
         schema=wanted.schema,
     )
     place = 0
-    for reply in found:
+    while (reply := _decoded(found, len(stored))) is not None:
         while stored[place].header.end_offset < reply.end_offset:
             place += 1
         yield reply, stored[place].header.leader_epoch
+
+
+def _decoded(found: Iterator[Reply], batches_count: int) -> Reply | None:
+    """Return the next reply, decoded in turn with other reads; None after the last one."""
+    with nullcontext() if batches_count <= _FEW_BATCHES else _DECODING.take():
+        return next(found, None)
 
 
 def _cold_replies(

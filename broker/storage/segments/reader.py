@@ -15,7 +15,7 @@ from broker.ports.system import File
 from broker.storage.segments.scan import ValidBatch, Window, next_batch
 
 READ_PIECE_BYTES: Final = 4 * 1024 * 1024
-READ_BATCHES_MAX: Final = 2048  # of one record each, they take 2 MiB beside their bytes
+READ_BATCHES_MAX: Final = 256  # of one record each, they take 256 KiB beside their bytes
 _HEADERS_PIECE_BYTES: Final = 64 * 1024
 
 
@@ -68,7 +68,7 @@ def read_batches(
         OSError: the file cannot be read.
     """
     reach = min(view.size - place.position, max(0, bytes_max) + _HEADERS_PIECE_BYTES)
-    window = Window(view.file, view.size, min(reach, READ_PIECE_BYTES))
+    window = Window(view.file, view.size, min(reach, _HEADERS_PIECE_BYTES))
     found: list[StoredBatch] = []
     taken = 0
     try:
@@ -79,6 +79,9 @@ def read_batches(
             too_large = taken > bytes_max and (found or not first_always)
             if too_large or len(found) == READ_BATCHES_MAX:
                 break
+            if not found:  # each body keeps its whole piece in memory
+                expected = max(_HEADERS_PIECE_BYTES, header.size * READ_BATCHES_MAX)
+                window.piece_bytes = min(reach, READ_PIECE_BYTES, expected)
             body = window.at(at, header.size)[HEADER_SIZE:]
             _check_body(view, header, body, at)
             found.append(StoredBatch(header, body))

@@ -48,7 +48,7 @@ class Window:
 
     def __init__(self, file: File, size: int, piece_bytes: int = WINDOW_SIZE) -> None:
         self._file = file
-        self._piece_bytes = piece_bytes
+        self.piece_bytes = piece_bytes  # of the next pieces
         self._start = 0
         self._data = b""
         self.size = size
@@ -58,7 +58,7 @@ class Window:
         """Return up to ``size`` bytes at ``position``; fewer only at the end of the file."""
         begin = position - self._start
         if begin < 0 or begin + size > len(self._data):
-            wanted = min(max(size, self._piece_bytes), max(0, self.size - position))
+            wanted = min(max(size, self.piece_bytes), max(0, self.size - position))
             self._data = self._file.read_at(position, wanted)
             self._start = position
             self.bytes_read += len(self._data)

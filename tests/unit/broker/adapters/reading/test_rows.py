@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from broker.adapters.reading.rows import read_rows, resolve
+from broker.adapters.reading.rows import _DECODING, read_rows, resolve
 from broker.codec.flight.protocol import AtTime, ReadRequest, RowsMark
 from broker.codec.record_batch import prepare
 from broker.errors import (
@@ -29,6 +29,7 @@ from broker.model.stream import StreamConfig
 from broker.ports.tiering import ColdRows
 from simkit.brokers.memory_broker import MemoryBroker, numbered, records
 from simkit.brokers.memory_partition import MemoryPartition
+from simkit.waiting import wait_until
 
 BATCH = 10  # records per stored batch
 COUNT = 100  # records in the stream
@@ -89,6 +90,24 @@ def test_cold_rows_have_the_columns_asked(broker: MemoryBroker, columns: tuple[s
     assert {tuple(rows.schema.names) for rows, _ in found} == {columns}
     assert sum(rows.num_rows for rows, _ in found) == COUNT
     assert next(mark.base_offset for _, mark in found) == 0
+
+
+def test_reads_of_many_batches_decode_in_turn_and_those_of_few_do_not_wait(
+    broker: MemoryBroker,
+) -> None:
+    """A crowd of readers far behind does not hold up those who follow."""
+    for number in range(7):
+        put(broker, numbered(COUNT + number, 1))
+    few, many = COUNT - 9 * BATCH, 0
+    found: list[tuple[pa.RecordBatch, RowsMark]] = []
+    waits = threading.Thread(target=lambda: found.extend(read(broker, start=many)))
+    with _DECODING.take():
+        assert offsets(read(broker, start=few)) == list(range(few, COUNT + 7))
+        waits.start()
+        wait_until(lambda: len(_DECODING._waiting) == 1, "the read of 17 batches waits")
+        assert not found
+    waits.join(60)
+    assert offsets(found) == list(range(COUNT + 7))
 
 
 def test_without_an_end_a_read_stops_at_the_high_watermark_of_its_beginning(
