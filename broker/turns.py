@@ -24,6 +24,7 @@ _CROWD_TURN_S_MAX: Final = 1.0  # 7,000 threads that wake every 64 ms take 1.6 p
 _LENGTHENED: Final = 8
 _LOOK_INTERVAL_S: Final = 0.05
 _LATE_S: Final = 0.02  # many threads wait, or the machine is overloaded
+_LATE_TURNS: Final = 4  # a few others may have had their turns, however long these are
 _CALLS_MAX: Final = 32  # more that have begun are a crowd: many others wait for their first turn
 
 
@@ -67,7 +68,7 @@ class TurnPace:
         return self._calls_count > _CALLS_MAX
 
     def _is_late(self, now_s: float) -> bool:
-        return now_s - self._due_s > _LATE_S
+        return now_s - self._due_s > max(_LATE_S, _LATE_TURNS * self.turn_s)
 
 
 _pace: TurnPace | None = None  # of the process, as its turns are

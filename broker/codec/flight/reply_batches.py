@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from broker.codec.record_batch import BatchHeader, decode_body, to_rows
+from broker.codec.schema import body_schema
 from broker.errors import GapError
 from broker.model.offsets import Offset
 
@@ -22,6 +23,8 @@ _ALONE_BYTES: Final = 256 * 1024  # from this size on, copying costs more than o
 _JOINED_BYTES_MAX: Final = 4 * 1024 * 1024
 _JOINED_ROWS_MAX: Final = 64 * 1024
 _JOINED_BATCHES_MAX: Final = 256  # a decoded batch of one record takes kilobytes of memory
+_SMALL_BYTES: Final = 16 * 1024  # a copy of such a body takes less time than a call for it
+_ONE_THREAD: Final = pa.ipc.IpcReadOptions(use_threads=False)  # small bodies are no work to share
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +38,17 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """The part of one stored batch that the reader asked for, decoded."""
+    """One stored batch, and the part ``[base_offset, end_offset)`` of it that is wanted."""
 
-    header: BatchHeader  # of the part if the batch is dense, of the whole batch if it is sparse
-    body: pa.RecordBatch
+    header: BatchHeader
+    body: object
     base_offset: Offset
     end_offset: Offset
+
+    @property
+    def records_max(self) -> int:
+        """How many records the part has at most."""
+        return min(self.header.records_count, self.end_offset - self.base_offset)
 
 
 def replies(
@@ -74,7 +82,7 @@ def replies(
                 start=position,
                 end=header.base_offset,
             )
-        piece = _clip(header, decode_body(header, body), position, end)
+        piece = _Piece(header, body, position, min(header.end_offset, end))
         position = piece.end_offset
         alone = header.body_size >= _ALONE_BYTES
         full = group_bytes >= _JOINED_BYTES_MAX or group_rows >= _JOINED_ROWS_MAX
@@ -83,26 +91,12 @@ def replies(
             group, group_bytes, group_rows = [], 0, 0
         group.append(piece)
         group_bytes += header.body_size
-        group_rows += piece.body.num_rows
+        group_rows += piece.records_max
         if alone:
             yield _join(group, partition, subject, schema)
             group, group_bytes, group_rows = [], 0, 0
     if group:
         yield _join(group, partition, subject, schema)
-
-
-def _clip(header: BatchHeader, body: pa.RecordBatch, start: Offset, end: Offset) -> _Piece:
-    """Cut a batch to the offsets of ``[start, end)``; zero-copy."""
-    low = max(header.base_offset, start)
-    high = min(header.end_offset, end)
-    if low == header.base_offset and high == header.end_offset:
-        return _Piece(header, body, low, high)
-    if header.sparse:
-        deltas = np.asarray(body.column("offset_delta")).astype(np.int64)
-        first, last = np.searchsorted(deltas, [low - header.base_offset, high - header.base_offset])
-        return _Piece(header, body.slice(int(first), int(last - first)), low, high)
-    part = replace(header, base_offset=low, records_count=high - low, offset_span=high - low)
-    return _Piece(part, body.slice(low - header.base_offset, high - low), low, high)
 
 
 def _join(pieces: Sequence[_Piece], partition: int, subject: str, schema: pa.Schema) -> Reply:
@@ -129,5 +123,46 @@ def _same_shape(one: BatchHeader, other: BatchHeader) -> bool:
 
 
 def _rows(run: Sequence[_Piece], partition: int, subject: str, schema: pa.Schema) -> pa.RecordBatch:
-    body = run[0].body if len(run) == 1 else pa.concat_batches([piece.body for piece in run])
-    return to_rows(run[0].header, body, partition=partition, subject=subject, schema=schema)
+    """Decode batches of the same shape, without the records that nobody wants."""
+    header = run[0].header
+    body = _decoded(run)
+    low, high = run[0].base_offset, run[-1].end_offset
+    if header.sparse:
+        deltas = np.asarray(body.column("offset_delta")).astype(np.int64)
+        first, last = np.searchsorted(deltas, [low - header.base_offset, high - header.base_offset])
+        body = body.slice(int(first), int(last - first))
+    else:
+        body = body.slice(low - header.base_offset, high - low)
+        header = replace(header, base_offset=low, records_count=high - low, offset_span=high - low)
+    return to_rows(header, body, partition=partition, subject=subject, schema=schema)
+
+
+def _decoded(run: Sequence[_Piece]) -> pa.RecordBatch:
+    """Decode whole batches of the same shape, many small ones in one step.
+
+    A body is a message of Arrow IPC. With their schema before them, bodies are a stream, which
+    Arrow reads without Python's lock. One by one it gives the lock up and takes it again for each.
+    """
+    size = sum(piece.header.body_size for piece in run)
+    if len(run) > 1 and size <= len(run) * _SMALL_BYTES and (whole := _as_stream(run)) is not None:
+        return whole
+    bodies = [decode_body(piece.header, piece.body) for piece in run]
+    return bodies[0] if len(bodies) == 1 else pa.concat_batches(bodies)
+
+
+def _as_stream(run: Sequence[_Piece]) -> pa.RecordBatch | None:
+    """Return None if a body is not what its header says; one by one they tell which it is."""
+    header = run[0].header
+    if any(piece.header.encrypted for piece in run):
+        return None
+    schema = body_schema(header.columns, sparse=False).serialize()
+    bodies = pa.py_buffer(b"".join([schema, *(piece.body for piece in run)]))  # type: ignore[list-item]
+    try:
+        table = pa.ipc.open_stream(bodies, options=_ONE_THREAD).read_all()
+        table.validate()
+        batches = table.to_batches()
+    except (pa.ArrowException, OSError, EOFError, MemoryError):
+        return None
+    if [one.num_rows for one in batches] != [piece.header.records_count for piece in run]:
+        return None
+    return pa.concat_batches(batches)

@@ -34,6 +34,17 @@ def test_turns_are_short_again_soon() -> None:
     assert shrunk[-1] == SHORTEST_S
 
 
+def test_a_long_turn_of_one_other_thread_does_not_keep_turns_long() -> None:
+    """A look is later than the shortest ones if somebody else just has a turn."""
+    pace, now_s = TurnPace(0.0), 0.0
+    for _ in range(3):
+        pace.look(now_s := now_s + 1.0)
+    longest_s = pace.turn_s
+    for _ in range(20):
+        pace.look(now_s := now_s + 0.05 + 2 * pace.turn_s)
+    assert pace.turn_s == SHORTEST_S < longest_s
+
+
 def test_calls_in_a_row_lengthen_turns_once() -> None:
     """The first one that is late looks for all; the next look is due later."""
     pace = TurnPace(0.0)

@@ -16,7 +16,7 @@ from broker.codec.record_batch import (
     prepare,
 )
 from broker.codec.schema import ROW_SCHEMA, body_schema
-from broker.errors import GapError
+from broker.errors import BatchCorruptError, GapError
 from broker.model.offsets import Offset
 from simkit.brokers.memory_broker import numbered, records
 
@@ -109,6 +109,34 @@ def test_batches_of_different_shape_are_joined() -> None:
     assert rows["subject"] == ["subject.2", "subject.2", "other", "subject.2"]
     assert rows["leader_epoch"] == [1, 1, 2, 2]
     assert rows["partition"] == [2] * 4
+
+
+def test_many_small_batches_are_what_they_are_one_by_one() -> None:
+    """Nulls, empty values and all columns, cut at both ends, whatever they were packed with."""
+    batches: list[Stored] = []
+    for number in range(40):
+        part = records(
+            [None if number % 3 == 0 else b"%d" % number, b""],
+            key=[b"k%d" % number, None],
+            subject=["a", None],
+        )
+        batches.append(stored(part, 2 * number))
+    (reply,) = read(batches, 1, 79)
+    single = [read([one], max(1, 2 * n), min(79, 2 * n + 2)) for n, one in enumerate(batches)]
+    assert reply.rows.to_pylist() == [row for (alone,) in single for row in alone.rows.to_pylist()]
+    assert (reply.base_offset, reply.end_offset) == (1, 79)
+
+
+@pytest.mark.parametrize("bad", [0, 17, 39])
+def test_one_bad_body_among_many_is_named(bad: int) -> None:
+    """A checksum does not say that a body is Arrow, or has as many rows as its header says."""
+    batches = [stored(numbered(n, 1), n) for n in range(40)]
+    header, body = batches[bad]
+    for wrong in (bytes(len(body)), stored(numbered(0, 2), 0)[1], b"x" * len(body), body[:-8]):
+        batches[bad] = header, pa.py_buffer(wrong)
+        with pytest.raises(BatchCorruptError) as caught:
+            read(batches, 0, 40)
+        assert caught.value.facts["offset"] == bad
 
 
 def test_columns_come_in_the_order_asked() -> None:
