@@ -41,6 +41,18 @@ def _folder(cluster: Cluster, number: int) -> Path:
     return cluster.plan.folder_of(cluster.name(number))
 
 
+def _start_unready(cluster: Cluster, *, times: int) -> None:
+    """Start all brokers, for this time; return when they serve. Some may never say "ready"."""
+    for number in range(3):
+        name = cluster.name(number)
+        cluster.servers[name] = cluster.plan.start(name, wait=False)
+    for number in range(3):
+        cluster.wait_for(
+            lambda number=number: len(cluster.said(number, "broker_started")) == times,  # type: ignore[misc]
+            "it serves",
+        )
+
+
 def _all_is_there(cluster: Cluster, values: list[bytes]) -> None:
     """Every broker serves every record, and accepts more."""
     client = cluster.client()
@@ -149,14 +161,8 @@ def test_streams_that_the_metadata_of_all_brokers_forgot_are_kept(
         shutil.rmtree(folder / "raft")
         shutil.copytree(tmp_path / f"raft-{number}", folder / "raft")
         shutil.copy(tmp_path / f"promises-{number}", folder / "promises")
+    _start_unready(cluster, times=3)
     for number in range(3):
-        name = cluster.name(number)
-        cluster.servers[name] = cluster.plan.start(name, wait=False)
-    for number in range(3):
-        cluster.wait_for(
-            lambda number=number: len(cluster.said(number, "broker_started")) == 3,  # type: ignore[misc]
-            "it serves",
-        )
         assert cluster.said(number, "unknown_log_set_aside")
         (aside,) = (_folder(cluster, number) / "unknown").glob(f"{uuid}-0-*")
         assert {one.name: one.read_bytes() for one in aside.glob("*.log")} == segments[number]
@@ -194,7 +200,7 @@ def test_a_cluster_that_is_older_than_its_table_ends_no_read_early(
         cluster.kill(number)
         shutil.rmtree(_folder(cluster, number))
         shutil.copytree(tmp_path / f"copy{number}", _folder(cluster, number))
-    cluster.start_all()
+    _start_unready(cluster, times=2)
     with pytest.raises(ForeignHistoryError):
         cluster.publish(STREAM, b"more")
     for number in range(3):

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Final
+
+import pyarrow as pa
 
 from broker.codec import record_batch, sealed_body, sparse
 from broker.codec.checksum import crc32c
@@ -18,6 +21,8 @@ from broker.codec.disk import (
     promise_format,
     segment_format,
 )
+from broker.codec.flight.reply_batches import replies
+from broker.codec.schema import ROW_SCHEMA
 from broker.core.dedup import ProducerTable
 from broker.keys.xaes import Xaes256Gcm
 from broker.model.epochs import EpochStart, LeaderEpoch
@@ -35,6 +40,7 @@ STREAM: Final = Stream(
 )
 _EPOCHS: Final = (EpochStart(LeaderEpoch(1), Offset(0)), EpochStart(LeaderEpoch(4), Offset(20)))
 _OWNER: Final = bytes(range(16))
+_ROWS_MAX: Final = 10_000  # of a batch beside others
 _U32: Final = struct.Struct("<I")
 _KEY: Final = Xaes256Gcm(bytes(range(32)))
 
@@ -124,6 +130,38 @@ def decode_batch(data: bytes) -> object:
     return rows.validate()  # whoever wrote a good checksum has checked what is in the columns
 
 
+def _beside_others(data: bytes) -> object:
+    """Read a batch with small neighbours, which are decoded together: as each is alone."""
+    header = record_batch.decode_header(data)
+    body = data[record_batch.HEADER_SIZE : record_batch.HEADER_SIZE + header.body_size]
+    record_batch.check_body(header, body)
+    if header.encrypted or header.sparse or header.records_count > _ROWS_MAX:
+        return None
+    try:
+        record_batch.decode_body(header, body).validate(full=True)
+    except pa.ArrowException:
+        return None  # whoever wrote a good checksum has checked what is in the columns
+    good = batch_bytes()
+    found, at = [], 0
+    for one, part in (
+        (header, body),
+        (record_batch.decode_header(good), good[record_batch.HEADER_SIZE :]),
+        (header, body),
+    ):
+        found.append((replace(one, base_offset=Offset(at), leader_epoch=header.leader_epoch), part))
+        at += one.offset_span
+
+    def rows(stored: list[tuple[record_batch.BatchHeader, bytes]]) -> list[pa.RecordBatch]:
+        start, end = stored[0][0].base_offset, stored[-1][0].end_offset
+        many = replies(stored, start=start, end=end, partition=3, subject="s", schema=ROW_SCHEMA)
+        return [reply.rows for reply in many]
+
+    together = pa.Table.from_batches(rows(found))
+    alone = pa.Table.from_batches([part for one in found for part in rows([one])])
+    assert together.equals(alone), "batches that are decoded together are others than alone"
+    return together
+
+
 class _File:
     """Bytes as a file of the port."""
 
@@ -153,6 +191,12 @@ _DISK: Final = "broker.codec.disk"
 
 def decoders() -> Iterator[Decoder]:
     """Yield them all."""
+    yield from _batches()
+    yield from _segment_files()
+    yield from _state_files()
+
+
+def _batches() -> Iterator[Decoder]:
     yield Decoder(
         name="record_batch",
         covers=(
@@ -170,12 +214,22 @@ def decoders() -> Iterator[Decoder]:
         reseal=batch_resealed,
     )  # fmt: skip
     yield Decoder(
+        name="record_batches_of_a_reply",
+        covers=("broker.codec.flight.reply_batches.replies",),
+        decode=_beside_others,
+        make_seeds=lambda: [batch_bytes(), batch_bytes("lz4"), batch_bytes("zstd")],
+        reseal=batch_resealed,
+    )
+    yield Decoder(
         name="segment_scan",
         covers=("broker.storage.segments.scan.scan", "broker.storage.segments.scan.is_zero"),
         decode=_scanned,
         make_seeds=lambda: [batch_bytes() + bytes(64), batch_bytes() * 2 + sparse_bytes()],
         reseal=batch_resealed,
     )
+
+
+def _segment_files() -> Iterator[Decoder]:
     yield Decoder(
         name="segment_header",
         covers=(f"{_DISK}.segment_format.decode_segment_header",),
@@ -216,7 +270,6 @@ def decoders() -> Iterator[Decoder]:
         ],
         reseal=_index_resealed,
     )  # fmt: skip
-    yield from _state_files()
 
 
 def _state_files() -> Iterator[Decoder]:
