@@ -28,7 +28,7 @@ class FlightServiceConfig:
     streams_max: int = 512  # of do_put, of reads with an end, and of followers; a thread each
     followers_of_connection_max: int = 256
     waits_max: int = 16  # actions that wait for the lake, at the same time; a thread each
-    reads_bytes_max: int = 32 * MIB  # the k-th open read gets batches of this size divided by k
+    reads_bytes_max: int = 16 * MIB  # the k-th open read gets batches of this size divided by k
     put_batch_bytes_max: int = 64 * MIB  # Arrow bytes of one batch; a body may be a little larger
     put_inflight_bytes_max: int = 64 * MIB  # of one do_put: received and not yet acknowledged
     put_inflight_batches_max: int = 1024
