@@ -47,7 +47,7 @@ from broker.ports.api import BrokerApi
 from broker.ports.partition import PartitionHandle
 
 _UNCOMMITTED_WAIT_MS: Final = 20  # poll: there is no notification of uncommitted records
-_FEW_BATCHES: Final = 16  # are decoded at once; who follows a stream gets its news so
+_FEW_BATCHES: Final = 16  # decoded without a turn: who follows a stream does not wait for others
 _DECODING: Final = Turns(1)  # of the process, for all reads of more batches
 
 

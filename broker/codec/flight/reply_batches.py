@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from broker.codec.record_batch import BatchHeader, decode_body, to_rows
+from broker.codec.record_batch import BatchHeader, decode_body, offsets_of, to_rows
 from broker.codec.schema import body_schema
 from broker.errors import GapError
 from broker.model.offsets import Offset
@@ -128,8 +128,7 @@ def _rows(run: Sequence[_Piece], partition: int, subject: str, schema: pa.Schema
     body = _decoded(run)
     low, high = run[0].base_offset, run[-1].end_offset
     if header.sparse:
-        deltas = np.asarray(body.column("offset_delta")).astype(np.int64)
-        first, last = np.searchsorted(deltas, [low - header.base_offset, high - header.base_offset])
+        first, last = np.searchsorted(offsets_of(header, body), [low, high])
         body = body.slice(int(first), int(last - first))
     else:
         body = body.slice(low - header.base_offset, high - low)

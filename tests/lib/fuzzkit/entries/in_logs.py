@@ -116,11 +116,16 @@ def _sealed_batch() -> bytes:
     return record_batch.encode_stored(found) + body
 
 
-def decode_batch(data: bytes) -> object:
-    """Read a batch as a broker does: header, checksum of the body, columns, rows."""
+def _checked(data: bytes) -> tuple[record_batch.BatchHeader, bytes]:
     header = record_batch.decode_header(data)
     body = data[record_batch.HEADER_SIZE : record_batch.HEADER_SIZE + header.body_size]
     record_batch.check_body(header, body)
+    return header, body
+
+
+def decode_batch(data: bytes) -> object:
+    """Read a batch as a broker does: header, checksum of the body, columns, rows."""
+    header, body = _checked(data)
     if header.encrypted:
         header, body = sealed_body.unseal(header, body, lambda _: _KEY, partition_id=PARTITION)
     decoded = record_batch.decode_body(header, body)
@@ -132,22 +137,15 @@ def decode_batch(data: bytes) -> object:
 
 def _beside_others(data: bytes) -> object:
     """Read a batch with small neighbours, which are decoded together: as each is alone."""
-    header = record_batch.decode_header(data)
-    body = data[record_batch.HEADER_SIZE : record_batch.HEADER_SIZE + header.body_size]
-    record_batch.check_body(header, body)
+    header, body = _checked(data)
     if header.encrypted or header.sparse or header.records_count > _ROWS_MAX:
         return None
     try:
         record_batch.decode_body(header, body).validate(full=True)
     except pa.ArrowException:
         return None  # whoever wrote a good checksum has checked what is in the columns
-    good = batch_bytes()
     found, at = [], 0
-    for one, part in (
-        (header, body),
-        (record_batch.decode_header(good), good[record_batch.HEADER_SIZE :]),
-        (header, body),
-    ):
+    for one, part in ((header, body), _checked(batch_bytes()), (header, body)):
         found.append((replace(one, base_offset=Offset(at), leader_epoch=header.leader_epoch), part))
         at += one.offset_span
 
