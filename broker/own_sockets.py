@@ -43,11 +43,17 @@ def sever(is_meant: Callable[[socket.socket], bool]) -> int:
     return sum(_sever(one, is_meant) for one in descriptors)
 
 
-def sever_most_idle(is_meant: Callable[[socket.socket], bool], *, kept_max: int) -> tuple[int, int]:
+def sever_most_idle(
+    is_meant: Callable[[socket.socket], bool],
+    *,
+    kept_max: int,
+    is_last: Callable[[socket.socket], bool] = lambda _: False,
+) -> tuple[int, int]:
     """Shut down the connections that are meant beyond ``kept_max``, those that are idle longest.
 
-    Return how many were meant at most, and how many of them were shut down. Linux only: elsewhere
-    it is not known how long a connection is idle, and nothing is broken.
+    The connections that ``is_last`` accepts are shut down only if there are no others. Return how
+    many were meant at most, and how many of them were shut down. Linux only: elsewhere it is not
+    known how long a connection is idle, and nothing is broken.
     """
     if 0 < (count := descriptor_count()) <= kept_max:
         return count, 0
@@ -57,14 +63,14 @@ def sever_most_idle(is_meant: Callable[[socket.socket], bool], *, kept_max: int)
         descriptors = list(range(_highest()))
     if len(descriptors) <= kept_max:
         return len(descriptors), 0
-    idle: list[tuple[int, int]] = []
+    idle: list[tuple[bool, int, int]] = []
     for one in descriptors:
         with suppress(OSError):
             if stat.S_ISSOCK(os.fstat(one).st_mode):
-                idle += [(-ms, one) for ms in _idle_ms(one, is_meant)]
+                idle += [(last, -ms, one) for last, ms in _idle_ms(one, is_meant, is_last)]
     idle.sort()
     beyond = idle[: max(0, len(idle) - kept_max)]
-    return len(idle), sum(_sever(one, is_meant) for _, one in beyond)
+    return len(idle), sum(_sever(one, is_meant) for _, _, one in beyond)
 
 
 def descriptor_count() -> int:
@@ -127,15 +133,19 @@ def _highest() -> int:
     return min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], _LISTED_MAX)
 
 
-def _idle_ms(descriptor: int, is_meant: Callable[[socket.socket], bool]) -> list[int]:
-    """Return the milliseconds since bytes came or went; [] if the socket is not meant."""
+def _idle_ms(
+    descriptor: int,
+    is_meant: Callable[[socket.socket], bool],
+    is_last: Callable[[socket.socket], bool],
+) -> list[tuple[bool, int]]:
+    """Return ``is_last`` and the milliseconds since bytes came or went; [] if it is not meant."""
     with _borrowed(descriptor) as connection:
         if connection.family not in (socket.AF_INET, socket.AF_INET6) or not is_meant(connection):
             return []
         connection.getpeername()  # a listening socket has none
         facts = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
         sent_ms, received_ms = (_U32.unpack_from(facts, at)[0] for at in _LAST_DATA_AT)
-        return [min(sent_ms, received_ms)]
+        return [(is_last(connection), min(sent_ms, received_ms))]
 
 
 @contextmanager

@@ -110,7 +110,7 @@ class Brokers:
         with self._lock:
             found = self._connections.get(address.url)
             if found is None:
-                found = Connection(address)
+                found = Connection(address, is_alone=lambda: not self.several)
                 if not self._ended.is_set():
                     self._connections[address.url] = found
             return found

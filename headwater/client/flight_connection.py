@@ -32,10 +32,13 @@ _FLIGHT_ERRORS: Final = (flight.FlightError, pa.ArrowException, OSError)
 # Reconnect within a second after a broker's restart; gRPC's own backoff grows to minutes.
 _CHANNEL_OPTIONS: Final = [
     ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 2_000),  # a connection may take as long, whatever its name
     ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.use_local_subchannel_pool", 1),  # one TCP connection each, not one per process
 ]
+_CONNECT_MS: Final = 2_000  # for a connection, with TLS; then another broker is asked
+# If there is no other broker: the kernel asks four times (0, 1, 3, 7 s) if no answer comes, because
+# a broker in a flood of connections does not answer every one.
+_CONNECT_ALONE_MS: Final = 8_000
 
 
 class _Channel:
@@ -66,8 +69,10 @@ class Connection:
     may use that port by then. So the channel is dropped, and the next call makes a new one.
     """
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Address, *, is_alone: Callable[[], bool] = lambda: False) -> None:
+        """Connect later. ``is_alone``: no other broker is known, so it is worth waiting longer."""
         self.address = address
+        self._is_alone = is_alone
         self._lock = threading.Lock()
         self._channel: _Channel | None = None
         self._closed = threading.Event()
@@ -88,13 +93,18 @@ class Connection:
     def _open(self) -> _Channel:
         with self._lock:
             if self._channel is None:
+                connect_ms = _CONNECT_ALONE_MS if self._is_alone() else _CONNECT_MS
                 self._channel = _Channel(
                     flight.FlightClient(
                         self.address.url,
                         tls_root_certs=self.address.ca,
                         cert_chain=self.address.cert,
                         private_key=self.address.key,
-                        generic_options=[*_CHANNEL_OPTIONS],
+                        generic_options=[
+                            *_CHANNEL_OPTIONS,
+                            # Whatever its name, it is how long a connection may take.
+                            ("grpc.min_reconnect_backoff_ms", connect_ms),
+                        ],
                     )
                 )
             return self._channel

@@ -61,7 +61,7 @@ class LeaderRoute:
         """See ``Route.connect``."""
         hint, self._hint = self._hint, None
         self._at = hint or self._find()
-        return Connection(self._at)
+        return Connection(self._at, is_alone=lambda: not self._brokers.several)
 
     def _find(self) -> Address:
         brokers = self._brokers

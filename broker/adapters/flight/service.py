@@ -31,7 +31,7 @@ from broker.adapters.flight.listing import Listing, to_json
 from broker.adapters.flight.operations import operate
 from broker.adapters.flight.places import Places
 from broker.adapters.flight.served_put import put_path
-from broker.adapters.flight.sockets import ConnectionBound, sever_connections
+from broker.adapters.flight.sockets import ConnectionBound, KnownPeers, sever_connections
 from broker.adapters.flight.writes import PutStream
 from broker.adapters.reading.rows import (
     RowRange,
@@ -89,6 +89,7 @@ class FlightService:
         self._config = config
         self._operations = operations
         self._server: _Server | None = None
+        self._known = KnownPeers(2 * config.connections_max)  # those that have gone are among them
         self._bound: ConnectionBound | None = None
 
     def start(self) -> None:
@@ -108,13 +109,14 @@ class FlightService:
                 access=self._access,
                 credentials=self._credentials,
                 gate=self._gate,
+                known=self._known,
             )
         except (pa.ArrowException, OSError) as cause:
             raise InvalidConfigError(
                 f"Flight cannot serve on {where}: the address is in use or not of this machine, or "
                 f"a certificate is not usable ({cause}). gRPC wrote the reason to stderr"
             ) from cause
-        self._bound = ConnectionBound(self.port, self._config.connections_max)
+        self._bound = ConnectionBound(self.port, self._config.connections_max, self._known)
         self._bound.start()
         _log.info("flight_started", host=self._config.host, port=self._server.port)
 
@@ -176,6 +178,7 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
         access: AccessApi | None,
         credentials: TableCredentialsApi | None,
         gate: Gate,
+        known: KnownPeers,
     ) -> None:
         tls = config.tls_cert is not None
         super().__init__(
@@ -186,6 +189,7 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
             middleware=None if gate.is_open else {HEADERS: KeepHeaders()},
         )
         self._gate = gate
+        self._known = known
         self._api = api
         self._operations = operations
         self._clock = clock
@@ -328,6 +332,7 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
         caller = caller_of(self._gate, context)
         self._gate.count_request(caller)
         self._gate.admit_known(caller, call)
+        self._known.add(context.peer())
         return caller
 
     def _rows(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gc
 import socket
+import threading
 import time
-from contextlib import closing
+from contextlib import ExitStack, closing
 
 import pytest
 
+from broker import own_sockets
 from broker.errors import NoAnswerError
 from headwater.client.address import Address
 from headwater.client.flight_connection import Connection
@@ -17,6 +19,8 @@ from simkit.servers.tcp_proxy import TcpProxy
 
 _WAIT_S = 60.0
 _LOOK_S = 2.5  # gRPC tries again after a second at the latest
+
+_TWO_ATTEMPTS_S = 1.5  # the kernel asks at once and after a second
 
 
 def test_a_port_where_nobody_was_is_left_alone() -> None:
@@ -50,3 +54,24 @@ def test_a_broker_that_is_slow_to_greet_is_waited_for(address: str) -> None:
             except NoAnswerError:  # the machine stood still for longer than a connection may take
                 assert time.monotonic() < deadline_s
         connection.close()
+
+
+def test_a_lone_broker_that_turns_newcomers_away_for_a_moment_is_asked_again(address: str) -> None:
+    """Beside a flood the kernel drops attempts to connect; the client's kernel tries again."""
+    with TcpProxy(int(address.rpartition(":")[2])) as proxy, ExitStack() as stack:
+        (listener,) = own_sockets.listeners_on(proxy.port)
+        stack.enter_context(listener)
+        own_sockets.turn_away(listener, newcomers=True)
+        let_in = threading.Timer(
+            _TWO_ATTEMPTS_S, own_sockets.turn_away, (listener,), {"newcomers": False}
+        )
+        at = Address(host="127.0.0.1", port=proxy.port, tls=False)
+        alone, one_of_several = Connection(at, is_alone=lambda: True), Connection(at)
+        stack.callback(alone.close)
+        stack.callback(one_of_several.close)
+        let_in.start()
+        stack.callback(let_in.join)
+        assert alone.action("brokers", {})
+        own_sockets.turn_away(listener, newcomers=True)
+        with pytest.raises(NoAnswerError, match=r"timed out|shutdown"):  # another is to be asked
+            one_of_several.action("brokers", {})

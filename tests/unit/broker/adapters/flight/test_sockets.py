@@ -11,10 +11,13 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pyarrow import flight
 
-from broker.adapters.flight.sockets import ConnectionBound
+from broker import own_sockets
+from broker.adapters.flight.sockets import ConnectionBound, KnownPeers, peer_name
 
 KEPT = 4
 FLOOD = 200  # far more than other descriptors of this process may hide
@@ -27,7 +30,7 @@ def test_the_kernel_keeps_a_short_queue_for_the_library() -> None:
     """Otherwise the library accepts thousands after the kernel was told to let nobody in."""
     with ExitStack() as stack:
         server = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=1000))
-        stack.callback(ConnectionBound(server.getsockname()[1], KEPT).stop)
+        stack.callback(_bound(server.getsockname()[1]).stop)
         came = [stack.enter_context(socket.socket()) for _ in range(FLOOD)]
         for one in came:
             one.setblocking(False)
@@ -45,7 +48,7 @@ def test_the_memory_of_broken_connections_goes_back_to_the_system() -> None:
         served = [stack.enter_context(server.accept()[0]) for _ in range(FLOOD)]
         stack.callback(_scattered(FREED_BYTES))
         held = _resident_bytes()
-        bound = ConnectionBound(where[1], KEPT)
+        bound = _bound(where[1])
         bound.start()
         stack.callback(bound.stop)
         looked = stack.enter_context(selectors.DefaultSelector())
@@ -67,7 +70,7 @@ def test_nobody_is_let_in_until_a_flood_is_freed() -> None:
         where = server.getsockname()
         strangers = [stack.enter_context(socket.create_connection(where)) for _ in range(FLOOD)]
         served = [stack.enter_context(server.accept()[0]) for _ in range(FLOOD)]
-        bound = ConnectionBound(where[1], KEPT)
+        bound = _bound(where[1])
         bound.start()
         stack.callback(bound.stop)
         looked = stack.enter_context(selectors.DefaultSelector())
@@ -83,6 +86,75 @@ def test_nobody_is_let_in_until_a_flood_is_freed() -> None:
         server.settimeout(WAIT_S)
         admitted = stack.enter_context(server.accept()[0])
         assert admitted.getpeername() == late.getsockname()
+
+
+def test_a_connection_with_an_admitted_call_outlives_those_without() -> None:
+    """It is the idlest of all; strangers who say nothing are newer."""
+    with ExitStack() as stack:
+        server = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=FLOOD))
+        where = server.getsockname()
+        honest = stack.enter_context(socket.create_connection(where))
+        accepted = stack.enter_context(server.accept()[0])
+        known = KnownPeers(KEPT)
+        known.add(peer_name(accepted))
+        strangers = [stack.enter_context(socket.create_connection(where)) for _ in range(FLOOD)]
+        for _ in strangers:
+            stack.enter_context(server.accept()[0])
+        bound = ConnectionBound(where[1], KEPT, known)
+        bound.start()
+        stack.callback(bound.stop)
+        until_s, pause = time.monotonic() + WAIT_S, threading.Event()
+        while bound.severed_count < FLOOD - KEPT:
+            assert time.monotonic() < until_s, f"{bound.severed_count} were broken"
+            pause.wait(0.01)
+        honest.sendall(b"x")
+        assert accepted.recv(1) == b"x"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]", "[::]"])
+def test_a_peer_is_named_as_grpc_names_it(host: str) -> None:
+    """Otherwise no connection would be known, and nothing would tell."""
+    told: list[str] = []
+
+    class Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no types
+        def list_actions(self, context: Any) -> list[Any]:
+            told.append(context.peer())
+            return []
+
+    reached = {"[::]": "127.0.0.1"}.get(host, host)  # a listener of both kinds
+    with (
+        Server(f"grpc://{host}:0") as server,
+        flight.FlightClient(f"grpc://{reached}:{server.port}") as client,
+    ):
+        assert client.list_actions() == []
+        named: list[str] = []
+
+        def is_meant(one: socket.socket) -> bool:
+            if one.getsockname()[1] == server.port:
+                named.append(peer_name(one))
+            return False
+
+        assert own_sockets.sever(is_meant) == 0
+    assert told[0] in named
+
+
+def test_who_called_longest_ago_is_forgotten_first() -> None:
+    """The number of those who are known is bounded."""
+    known = KnownPeers(2)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as one,
+    ):
+        for peer in (peer_name(one), "ipv4:1.2.3.4:5", peer_name(one), "ipv4:1.2.3.4:6"):
+            known.add(peer)
+        assert known.has(one)
+        known.add("ipv4:1.2.3.4:7")
+        known.add("ipv4:1.2.3.4:8")
+        assert not known.has(one)
+
+
+def _bound(port: int) -> ConnectionBound:
+    return ConnectionBound(port, KEPT, KnownPeers(KEPT))
 
 
 def _scattered(freed_bytes: int) -> Callable[[], None]:
