@@ -337,6 +337,16 @@ release-check: $(STAMP) ## check that the stated version may be released; build 
 	$(PYTHON) -m tools.release
 	$(PYTHON) -m pytest -q tests/packaging
 
+.PHONY: release-sign
+release-sign: $(STAMP) ## sign the files in dist/ with an SSH key (KEY=FILE)
+	@cd $(ROOT)
+	$(PYTHON) -m tools.signing $(KEY)
+
+.PHONY: audit
+audit: $(STAMP) ## compare what is locked with known advisories (ADVISORIES=all.zip KEEP=1)
+	@cd $(ROOT)
+	$(PYTHON) -m tools.audit $(if $(ADVISORIES),--advisories $(ADVISORIES)) $(if $(KEEP),--keep)
+
 .PHONY: clean
 clean: ## remove .venv, builds and caches; sources and data stay
 	@cd $(ROOT)

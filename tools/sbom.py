@@ -46,7 +46,7 @@ def bill_of_materials(
     """
     ours = PackageURL("pypi", None, "headwater", version)
     released = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
-    bom = Bom(components=[*_packages(lock), *_jars(jars)])
+    bom = Bom(components=[*locked_packages(lock), *pinned_jars(jars)])
     bom.metadata.component = Component(
         name=ours.name,
         version=version,
@@ -61,10 +61,11 @@ def bill_of_materials(
     return JsonV1Dot6(bom).output_as_string(indent=2) + "\n"
 
 
-def _packages(lock: str) -> Iterator[Component]:
+def locked_packages(lock: str) -> Iterator[Component]:
+    """Yield the packages of a lock; raises RuntimeError for a line that is not understood."""
     found = list(_LOCKED.finditer(lock))
     if len(found) != len(_PINNED.findall(lock)):
-        raise RuntimeError("requirements.lock has packages without hashes, or in another form")
+        raise RuntimeError("a lock has packages without hashes, or in another form")
     for one in found:
         purl = PackageURL("pypi", None, one["name"], one["version"])
         hashes = re.findall(r"sha256:([0-9a-f]+)", one["hashes"])
@@ -80,7 +81,8 @@ def _packages(lock: str) -> Iterator[Component]:
         )
 
 
-def _jars(jars: Mapping[str, str]) -> Iterator[Component]:
+def pinned_jars(jars: Mapping[str, str]) -> Iterator[Component]:
+    """Yield jars by their names and hashes; raises RuntimeError for a name in another form."""
     for file, sha in jars.items():
         found = _JAR.fullmatch(file)
         if found is None:

@@ -35,9 +35,12 @@ FORBIDDEN: Final = re.compile(r"[ ,;{}()\n\t=]")  # by Delta, for tables without
 _SCHEMA_TEXT_MAX: Final = 4 * 1024 * 1024
 
 
+DECIMAL_DIGITS_MAX: Final = 38
+
+
 def decimal(precision: int, scale: int) -> pa.DataType:
     """Return a decimal type; raises InvalidRequestError for one that Spark does not have."""
-    if not (1 <= precision <= 38 and 0 <= scale <= precision):
+    if not (1 <= precision <= DECIMAL_DIGITS_MAX and 0 <= scale <= precision):
         raise InvalidRequestError(
             f"decimal({precision},{scale}) is not a type of Spark: the precision is 1 to 38, the "
             "scale 0 to the precision"

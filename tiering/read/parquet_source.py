@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from broker.codec.schema import FILE_SCHEMA
 from broker.errors import ObjectCorruptError
@@ -58,8 +57,9 @@ class ParquetObject:
         keys = keys_at(store.config)
         self._has_keys = keys is not None
         self._parquet = self._checked(
-            lambda: pq.ParquetFile(
+            lambda: arrow_file.parquet_file(
                 source,
+                file.path,
                 pre_buffer=True,
                 page_checksum_verification=True,
                 decryption_properties=None if keys is None else keys.for_reading(),
@@ -197,8 +197,9 @@ def read_columns(store: ObjectStore, key: str, names: Sequence[str] | None = Non
     Raises ObjectMissingError or ObjectCorruptError.
     """
     try:
-        file = pq.ParquetFile(
+        file = arrow_file.parquet_file(
             arrow_file.object_file(store, key, store.head(key).size_bytes),
+            key,
             page_checksum_verification=True,
         )
         present = file.schema_arrow.names
@@ -214,8 +215,9 @@ def read_batches(store: ObjectStore, key: str, *, bytes_max: int) -> Iterator[pa
     A batch has at least one row. Raises ObjectMissingError or ObjectCorruptError.
     """
     try:
-        file = pq.ParquetFile(
+        file = arrow_file.parquet_file(
             arrow_file.object_file(store, key, store.head(key).size_bytes),
+            key,
             page_checksum_verification=True,
         )
         for number in range(file.num_row_groups):

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from broker.errors import ObjectCorruptError
-from tiering.store.arrow_file import bytes_file
+from tiering.store.arrow_file import bytes_file, parquet_file
 from tiering.store.object_store import ObjectStore
 from tiering.table.commit_files import Action, parsed_actions
 from tiering.table.table import COMMIT_ID, COMPACTED, EXPIRED, RANGES, Commit
@@ -109,7 +109,7 @@ def _checkpointed(store: ObjectStore, version: int) -> tuple[int, Transactions]:
     if best < 0:
         return -1, {}
     try:
-        source = pq.ParquetFile(bytes_file(store.get(key)))
+        source = parquet_file(bytes_file(store.get(key)), key)
         if not any(path.startswith("txn.") for path in _leaf_paths(source)):
             return best, {}
         rows = source.read(columns=["txn"]).column("txn").to_pylist()

@@ -313,6 +313,7 @@ def decoders() -> Iterator[Decoder]:
         covers=(
             "tiering.read.parquet_source.ParquetObject",
             "tiering.read.parquet_source.read_columns",
+            "tiering.store.arrow_file.parquet_file",
         ),
         decode=_read_parquet,
         make_seeds=lambda: [_parquet(_rows())],
