@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import threading
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from broker.errors import ObjectCorruptError
 from tiering.store import arrow_file
 from tiering.store.local_store import LocalStore
 from tiering.store.location import StoreConfig
@@ -64,3 +66,29 @@ def test_the_exit_waits_for_files_that_are_read_in_ranges(
     dropper.start()
     assert arrow_file.await_drops(timeout_ms=60_000)
     dropper.join()
+
+
+def test_a_footer_that_contradicts_itself_is_refused() -> None:
+    """Arrow itself takes memory for the rows of a row group, however many, and reads two."""
+    body = _parquet(pa.table({"a": pa.array([1, 2], pa.int8())}))
+    assert arrow_file.parquet_file(arrow_file.bytes_file(body), "x").metadata.num_rows == 2
+    said = b"\x16\x04\x26\x08"  # in Thrift: two rows; the row group begins at byte 4
+    assert body.count(said) == 1
+    lies = body.replace(said, b"\x16\x06\x26\x08")
+    with pytest.raises(ObjectCorruptError, match="its footer says 2 rows, and 3"):
+        arrow_file.parquet_file(arrow_file.bytes_file(lies), "x")
+
+
+def test_a_few_bytes_are_not_millions_of_rows() -> None:
+    """Rows of ours have an offset each, so a file cannot be packed like one column of nothing."""
+    body = _parquet(pa.table({"a": pa.nulls(2_000_000, pa.int8())}))
+    assert len(body) < 1000
+    with pytest.raises(ObjectCorruptError, match="its footer says 2000000 rows"):
+        arrow_file.parquet_file(arrow_file.bytes_file(body), "x")
+
+
+def _parquet(rows: pa.Table) -> bytes:
+    out = io.BytesIO()
+    count = len(rows)
+    pq.write_table(rows, out, max_rows_per_page=count, row_group_size=count)
+    return out.getvalue()
