@@ -24,7 +24,7 @@ class FlightServiceConfig:
     tls_cert: bytes | None = None  # the chain, the server's own certificate first
     tls_key: bytes | None = None
     tls_client_ca: bytes | None = None
-    connections_max: int = 10_000  # beyond it the connections that are idle longest are broken
+    connections_max: int = 10_000  # beyond it strangers, then the idlest, are broken
     streams_max: int = 512  # of do_put, of reads with an end, and of followers; a thread each
     followers_of_connection_max: int = 256
     waits_max: int = 16  # actions that wait for the lake, at the same time; a thread each

@@ -61,7 +61,9 @@ class KnownPeers:
 
     def has(self, connection: socket.socket) -> bool:
         """Tell whether an accepted connection is among them; raises OSError if it has ended."""
-        return peer_name(connection) in self._peers
+        name = peer_name(connection)
+        with self._lock:
+            return name in self._peers
 
 
 def peer_name(connection: socket.socket) -> str:
