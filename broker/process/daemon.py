@@ -56,6 +56,7 @@ from broker.process.descriptors import SPARES, DescriptorBudget, limit_here
 from broker.process.encryption import stream_keys
 from broker.process.exit_codes import EXIT_CONFIG, EXIT_CRASH, EXIT_OK
 from broker.process.flight import flight_service_config
+from broker.process.freed_memory import memory_given_back
 from broker.process.liftbridge import start_liftbridge
 from broker.process.logging import configure_logging
 from broker.process.lone_node import LoneNode, Node
@@ -125,7 +126,7 @@ def run(
     configure_logging(level=config.log.level, format=config.log.format)  # type: ignore[arg-type]
     keep_freed_memory()
     try:
-        with paced_turns():
+        with paced_turns(), memory_given_back():
             return asyncio.run(_Daemon(config, on_ready, on_stopping, stop).run())
     except HeadwaterError as error:
         say_failed(error)

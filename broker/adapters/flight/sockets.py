@@ -9,14 +9,11 @@ bound connections are broken: first those without an admitted call, and of them 
 accepts a flood faster than it frees what was broken, so a tenth beyond the bound the kernel drops
 attempts to connect until it has. The kernel's queue of connections is short, because gRPC accepts
 what is in it whatever the kernel does by then. Honest newcomers are turned away with all others, so
-the check is repeated until there is room. What ended connections had is given back to the system:
-with TLS that is 113 KB each, in small pieces, and floods would take twice the memory of the
-connections that are kept.
+the check is repeated until there is room.
 """
 
 from __future__ import annotations
 
-import ctypes
 import socket
 import threading
 import time
@@ -32,8 +29,6 @@ _CHECK_INTERVAL_S: Final = 0.5  # connections are counted
 _CHECK_SHARE: Final = 0.2  # of the time goes into checks while newcomers are turned away, at most
 _LOOK_INTERVAL_S: Final = 0.02  # it is looked whether there are many more descriptors than then
 _LOG_INTERVAL_S: Final = 60.0
-_GIVE_BACK_INTERVAL_S: Final = 1.0  # it takes some ms of the processor
-_GIVE_BACK_FROM: Final = 64  # connections that ended; fewer have no memory worth it
 _IPV4_IN_IPV6: Final = "::ffff:"
 _QUEUE_MAX: Final = 128  # connections that gRPC has not accepted yet; its own choice is 4096
 
@@ -93,8 +88,7 @@ class ConnectionBound:
         self._others_count = 0  # descriptors that are not such connections
         self._turns_away = False
         self._check_took_s = 0.0
-        self._checked_s = self._logged_s = self._gave_back_s = float("-inf")
-        self._severed_then = self._most_since = 0  # it gave back then; descriptors since then
+        self._checked_s = self._logged_s = float("-inf")
         self._thread = threading.Thread(target=self._run, name="flight-connections", daemon=True)
         self.severed_count = 0
 
@@ -126,9 +120,6 @@ class ConnectionBound:
                 self._turn_away(flood)  # before the check, which takes time
                 flood = self._check()
             self._turn_away(flood)
-            self._most_since = max(self._most_since, count)
-            if not flood:
-                self._give_back(count)
 
     def _interval_s(self, flood: bool) -> float:
         """Return how long to wait after a check; what waits in the queue comes in after a check."""
@@ -156,17 +147,6 @@ class ConnectionBound:
             self._turns_away = newcomers
             for one in self._listeners:
                 own_sockets.turn_away(one, newcomers=newcomers)
-
-    def _give_back(self, count: int) -> None:
-        """Return the memory of connections that ended to the system, if there were many."""
-        ended = max(self.severed_count - self._severed_then, self._most_since - count)
-        now_s = time.monotonic()
-        if ended >= _GIVE_BACK_FROM and now_s - self._gave_back_s > _GIVE_BACK_INTERVAL_S:
-            self._severed_then, self._most_since = self.severed_count, count
-            self._gave_back_s = now_s
-            trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # other C libraries have none
-            if trim is not None:
-                trim(0)
 
     def _log_severed(self, severed: int) -> None:
         """Log broken connections once a minute at most, so that a flood does not fill the log."""

@@ -40,6 +40,8 @@ _WITNESSED: Final = "witnessed"
 _CLUSTER, _BROKER, _OTHER = "fuzzed", "fuzzed-broker-1", "fuzzed-broker-2"
 _HOST: Final = "127.0.0.1"
 _SAMPLE_S: Final = 0.2
+# Otherwise all clients of a process share one, and wait together after a failure of any of them.
+_OWN_CONNECTION: Final = (("grpc.use_local_subchannel_pool", 1),)
 _READY_S: Final = 2.0
 _LIFTBRIDGE_S: Final = 60.0
 
@@ -113,10 +115,11 @@ class Doors:
     def flight_client(self) -> Any:
         """Return a stranger's client, whom TLS lets in."""
         if self.guard is None:
-            return flight.FlightClient(self.url)
+            return flight.FlightClient(self.url, generic_options=[*_OWN_CONNECTION])
         pair = self.guard.client
         return flight.FlightClient(
             self.url,
+            generic_options=[*_OWN_CONNECTION],
             tls_root_certs=self.guard.ca_file.read_bytes(),
             cert_chain=pair.cert,
             private_key=pair.key,
@@ -135,10 +138,10 @@ class Doors:
     def channel(self, port: int) -> grpc.Channel:
         """Return a stranger's channel of gRPC, whom TLS lets in."""
         if self.guard is None:
-            return grpc.insecure_channel(f"{_HOST}:{port}")
+            return grpc.insecure_channel(f"{_HOST}:{port}", options=_OWN_CONNECTION)
         pair = self.guard.client
         found = grpc.ssl_channel_credentials(self.guard.ca_file.read_bytes(), pair.key, pair.cert)
-        return grpc.secure_channel(f"{_HOST}:{port}", found)
+        return grpc.secure_channel(f"{_HOST}:{port}", found, options=_OWN_CONNECTION)
 
 
 @contextmanager

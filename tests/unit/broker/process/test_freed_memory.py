@@ -1,0 +1,76 @@
+"""Memory that was freed goes back to the system when a process has grown."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+
+import pytest
+
+from broker.process.freed_memory import FreedMemory, memory_given_back, resident_bytes
+
+MIB = 1024 * 1024
+WAIT_S = 60
+FREED_BYTES = 160 * MIB
+
+
+def test_the_more_memory_has_grown_the_sooner_it_is_given_back() -> None:
+    """80 MiB after a second, 16 MiB after five, less never."""
+    freed = FreedMemory(0.0, 100 * MIB)
+    assert not freed.is_due(1000.0, 115 * MIB)
+    assert not freed.is_due(4.9, 116 * MIB)
+    assert freed.is_due(5.0, 116 * MIB)
+    assert not freed.is_due(0.9, 180 * MIB)
+    assert freed.is_due(1.0, 180 * MIB)
+
+
+def test_what_is_in_use_is_not_looked_for_again() -> None:
+    """After it was done, growth counts from what was left, or from the least since."""
+    freed = FreedMemory(0.0, 100 * MIB)
+    assert freed.is_due(10.0, 300 * MIB)
+    freed.gave_back(10.0, 0.01, 290 * MIB)
+    assert not freed.is_due(1000.0, 300 * MIB)
+    assert not freed.is_due(1000.0, 200 * MIB)
+    assert freed.is_due(1001.0, 216 * MIB)
+
+
+def test_it_takes_a_fiftieth_of_the_time_at_most() -> None:
+    """With much memory it takes longer, and comes less often."""
+    freed = FreedMemory(0.0, 0)
+    freed.gave_back(10.0, 1.0, 0)
+    assert not freed.is_due(59.9, 500 * MIB)
+    assert freed.is_due(60.0, 500 * MIB)
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="not glibc")
+def test_memory_between_blocks_that_stay_goes_back() -> None:
+    """The C library keeps it otherwise."""
+    with ExitStack() as stack:
+        stack.enter_context(memory_given_back())
+        stack.callback(_scattered(FREED_BYTES))
+        held = resident_bytes()
+        until_s, pause = time.monotonic() + WAIT_S, threading.Event()
+        while resident_bytes() > held - FREED_BYTES // 2:
+            assert time.monotonic() < until_s, f"{held >> 20} MiB, {resident_bytes() >> 20} now"
+            pause.wait(0.01)
+
+
+def _scattered(freed_bytes: int) -> Callable[[], None]:
+    """Free memory between blocks that stay; return what frees those."""
+    library = ctypes.CDLL(None)
+    library.malloc.restype = ctypes.c_void_p
+    size = 16 * 1024
+    blocks = [ctypes.c_void_p(library.malloc(size)) for _ in range(2 * freed_bytes // size)]
+    for block in blocks:
+        ctypes.memset(block, 1, size)
+    for block in blocks[::2]:
+        library.free(block)
+
+    def end() -> None:
+        for block in blocks[1::2]:
+            library.free(block)
+
+    return end
