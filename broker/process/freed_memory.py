@@ -51,7 +51,7 @@ class FreedMemory:
 
 def resident_bytes() -> int:
     """Return the memory of this process that is in RAM; raises OSError where no kernel tells."""
-    return int(_STATUS.read_text("ascii").split()[1]) * _PAGE_BYTES
+    return int(_STATUS.read_bytes().split()[1]) * _PAGE_BYTES
 
 
 @contextmanager
