@@ -92,6 +92,12 @@ def write_bill(out: Path, files: Sequence[Path]) -> Path:
     return bill
 
 
+def released_files(out: Path) -> list[Path]:
+    """Return the packages and the bill of materials that a folder holds, by name."""
+    patterns = ("*.tar.gz", "*.whl", "*.cdx.json")
+    return sorted(path for pattern in patterns for path in out.glob(pattern))
+
+
 def _order(text: str) -> tuple[int, ...] | None:
     """Return the sort key of a version; a candidate comes before its version. None: no version."""
     found = _VERSION.fullmatch(text)
@@ -120,7 +126,7 @@ def main() -> int:
         sys.stderr.write("".join(f"{sentence}\n" for sentence in found))
         return 1
     out = ROOT / "dist"
-    for old in [*out.glob("*.tar.gz"), *out.glob("*.whl"), *out.glob("*.cdx.json")]:
+    for old in released_files(out):
         old.unlink()
     files = build(out)
     for path in (*files, write_bill(out, files)):

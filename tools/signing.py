@@ -17,11 +17,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from tools.release import released_files
+
 ROOT: Final = Path(__file__).resolve().parents[1]
 SIGNERS: Final = ROOT / "docs/release_signers"
 NAMESPACE: Final = "headwater-release"  # a signature for another purpose is none of a release
 IDENTITY: Final = "headwater"  # the name of every signer in the file
-_PATTERNS: Final = ("*.tar.gz", "*.whl", "*.cdx.json")
 _SUMS: Final = "SHA256SUMS"
 
 
@@ -35,7 +36,7 @@ def sign(folder: Path, key: Path, signers: Path = SIGNERS) -> Path:
     Raises:
         SigningError: there is nothing to sign, or the key is not one of the signers'.
     """
-    files = sorted(path for pattern in _PATTERNS for path in folder.glob(pattern))
+    files = released_files(folder)
     if not files:
         raise SigningError(f"{folder} has no files of a release: run `make release-check` first")
     sums = folder / _SUMS

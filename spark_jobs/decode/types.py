@@ -32,18 +32,16 @@ SIMPLE: Final[dict[str, pa.DataType]] = {
 _NAMES: Final = {kind: name for name, kind in SIMPLE.items()}
 _DECIMAL: Final = re.compile(r"decimal\(\s*(\d{1,2})\s*,\s*(\d{1,2})\s*\)\Z")
 FORBIDDEN: Final = re.compile(r"[ ,;{}()\n\t=]")  # by Delta, for tables without column mapping
-_SCHEMA_TEXT_MAX: Final = 4 * 1024 * 1024
-
-
 DECIMAL_DIGITS_MAX: Final = 38
+_SCHEMA_TEXT_MAX: Final = 4 * 1024 * 1024
 
 
 def decimal(precision: int, scale: int) -> pa.DataType:
     """Return a decimal type; raises InvalidRequestError for one that Spark does not have."""
     if not (1 <= precision <= DECIMAL_DIGITS_MAX and 0 <= scale <= precision):
         raise InvalidRequestError(
-            f"decimal({precision},{scale}) is not a type of Spark: the precision is 1 to 38, the "
-            "scale 0 to the precision"
+            f"decimal({precision},{scale}) is not a type of Spark: the precision is 1 to "
+            f"{DECIMAL_DIGITS_MAX}, the scale 0 to the precision"
         )
     return pa.decimal128(precision, scale)
 

@@ -142,7 +142,7 @@ def test_dangerous_and_columnless_schemas_are_refused(schema: Any, words: str) -
 def test_a_decimal_of_any_size_is_a_row_or_a_reason(size: int) -> None:
     """The bytes of a decimal may be far more than a number of Python can be.
 
-    fastavro's own decimals take an hour for the larger one, in which a job does nothing else.
+    fastavro's own decimals take hours for the larger one, in which a job does nothing else.
     """
     kind = {"type": "bytes", "logicalType": "decimal", "precision": 10, "scale": 2}
     out = io.BytesIO()
