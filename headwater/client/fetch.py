@@ -230,7 +230,7 @@ class _Ahead:
         )
         self._cancelled = False
         self._thread = threading.Thread(target=self._run, name="headwater-fetch", daemon=True)
-        open_calls.note(self)
+        open_calls.process.note(self)
         self._thread.start()
 
     def read(self) -> tuple[pa.RecordBatch, bytes] | None:

@@ -23,6 +23,7 @@ from broker.errors import (
     QuotaExceededError,
     from_wire,
 )
+from headwater.client import open_calls
 from headwater.client.address import Address
 from headwater.client.throttle import throttle_ms
 
@@ -87,7 +88,8 @@ class Connection:
         """Close the channel; running calls end with an error."""
         self._closed.set()
         channel = self._open()
-        with suppress(flight.FlightUnavailableError):  # another thread has just dropped it
+        # Another thread has just dropped the client, or the program ends.
+        with suppress(flight.FlightUnavailableError, NoAnswerError), open_calls.process.inside():
             channel.client.close()
 
     def _open(self) -> _Channel:
@@ -140,7 +142,7 @@ class Connection:
     ) -> list[dict[str, Any]]:
         options = self._options(timeout_ms)
         channel = self._open()
-        with translated(self.address, partial(self._give_up, channel)):
+        with translated(self.address, partial(self._give_up, channel), begins=True):
             results = channel.client.do_action(flight.Action(name, encode_body(values)), options)
             return [result_of(result.body.to_pybytes()) for result in results]
 
@@ -148,7 +150,7 @@ class Connection:
         """Open a do_put."""
         channel = self._open()
         unreachable = partial(self._give_up, channel)
-        with translated(self.address, unreachable):
+        with translated(self.address, unreachable, begins=True):
             descriptor = flight.FlightDescriptor.for_path(*path.to_path())
             writer, reader = channel.client.do_put(descriptor, schema, self._options())
         return PutCall(self.address, writer, reader, unreachable)
@@ -157,7 +159,7 @@ class Connection:
         """Open a do_get; errors may come with the first read."""
         channel = self._open()
         unreachable = partial(self._give_up, channel)
-        with translated(self.address, unreachable):
+        with translated(self.address, unreachable, begins=True):
             reader = channel.client.do_get(flight.Ticket(request.to_ticket()), self._options())
         return GetCall(self.address, reader, unreachable)
 
@@ -175,10 +177,8 @@ class PutCall:
 
     def write(self, batch: pa.RecordBatch, mark: bytes) -> None:
         """Send a batch; may block while the broker does not read."""
-        try:
+        with translated(self._address, self._unreachable):
             self._writer.write_with_metadata(batch, mark)
-        except _FLIGHT_ERRORS as error:
-            raise _ours(error, self._address, self._unreachable) from error
 
     def finish(self) -> None:
         """Tell the broker that no more batches come; its remaining answers can still be read."""
@@ -187,10 +187,8 @@ class PutCall:
 
     def read(self) -> bytes | None:
         """Return the next answer; None once the broker has ended the call. Blocks."""
-        try:
+        with translated(self._address, self._unreachable):
             frame = self._reader.read()
-        except _FLIGHT_ERRORS as error:
-            raise _ours(error, self._address, self._unreachable) from error
         return None if frame is None else bytes(frame)
 
     def close(self) -> None:
@@ -223,10 +221,16 @@ class GetCall:
 
 
 @contextmanager
-def translated(address: Address, unreachable: Callable[[], None] | None = None) -> Iterator[None]:
-    """Turn Flight's and Arrow's errors into ours; call ``unreachable`` if there is no broker."""
+def translated(
+    address: Address, unreachable: Callable[[], None] | None = None, *, begins: bool = False
+) -> Iterator[None]:
+    """Go into Flight, and turn its errors into ours; call ``unreachable`` if there is no broker.
+
+    ``begins``: see :meth:`OpenCalls.inside`.
+    """
     try:
-        yield
+        with open_calls.process.inside(begins=begins):
+            yield
     except _FLIGHT_ERRORS as error:
         raise _ours(error, address, unreachable) from error
 

@@ -40,7 +40,7 @@ class PutSession:
         self._thread = threading.Thread(
             target=self._read, args=(answered, ended), name="headwater-acks", daemon=True
         )
-        open_calls.note(self)
+        open_calls.process.note(self)
         self._thread.start()
 
     def write(self, entry: WindowEntry) -> bool:
