@@ -13,8 +13,8 @@ were truncated.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from broker.adapters.reading.shared import SHARED_BYTES_MAX, Followed, Found, NewestRows
 from broker.adapters.reading.starts import committed_here, first_readable, local_start
 from broker.adapters.reading.times import offset_at
 from broker.adapters.reading.turns import Turns
@@ -49,6 +50,8 @@ from broker.ports.partition import PartitionHandle
 _UNCOMMITTED_WAIT_MS: Final = 20  # poll: there is no notification of uncommitted records
 _FEW_BATCHES: Final = 16  # decoded without a turn: who follows a stream does not wait for others
 _DECODING: Final = Turns(1)  # of the process, for all reads of more batches
+_SHARED_RECORDS_MAX: Final = 1024  # a follower that is further behind reads by itself
+_FOLLOWED: Final = Followed()
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,9 +264,15 @@ def read_rows(
         ShuttingDownError: this replica is closed, and another broker may have the next record.
         HeadwaterError: errors of the log and the table.
     """
-    with nullcontext() if wanted.end is not None else wanted.handle.followed():
+    with ExitStack() as stack:
+        newest = None
+        if wanted.end is None:
+            stack.enter_context(wanted.handle.followed())
+            newest = stack.enter_context(_FOLLOWED.follow(wanted.handle))
         try:
-            yield from _rows(api, wanted, idle_check_ms=idle_check_ms, check_stop=check_stop)
+            yield from _rows(
+                api, wanted, newest, idle_check_ms=idle_check_ms, check_stop=check_stop
+            )
         except ShuttingDownError:
             _check_still_there(api, wanted)  # the replica of a deleted stream is closed, too
             raise
@@ -272,6 +281,7 @@ def read_rows(
 def _rows(
     api: BrokerApi,
     wanted: RowRange,
+    newest: NewestRows | None,
     *,
     idle_check_ms: int,
     check_stop: Callable[[], bool],
@@ -288,7 +298,7 @@ def _rows(
             if present != checked_in and written_in is not None:
                 _check_continues(wanted, position, written_in)
             checked_in = present
-            for reply, epoch in _next_replies(api, wanted, position, limit):
+            for reply, epoch in _next_replies(api, wanted, newest, position, limit):
                 if handle.reads.leader_epoch != present:
                     break  # the epoch has changed: these rows may be truncated, so read again
                 position, written_in = reply.end_offset, epoch
@@ -381,9 +391,13 @@ def _check_still_there(api: BrokerApi, wanted: RowRange) -> None:
 
 
 def _next_replies(
-    api: BrokerApi, wanted: RowRange, position: Offset, limit: Offset
-) -> Iterator[tuple[Reply, LeaderEpoch]]:
-    """Yield replies from ``position`` on: rows of the table, or one read of the local log.
+    api: BrokerApi,
+    wanted: RowRange,
+    newest: NewestRows | None,
+    position: Offset,
+    limit: Offset,
+) -> Iterable[Found]:
+    """Return replies from ``position`` on: rows of the table, or one read of the local log.
 
     Each reply comes with the leader epoch of its last record.
     """
@@ -394,10 +408,26 @@ def _next_replies(
     if position < handle.reads.purged_end and not handle.config.tiering:
         raise _purged(handle, wanted.name, position)
     if position < log_start:
-        yield from _cold_replies(api, wanted, position, min(limit, log_start))
-        return
+        return _cold_replies(api, wanted, position, min(limit, log_start))
+    if newest is None or not _shares(wanted, newest, position, limit):
+        return _hot_replies(wanted, position, limit, wanted.bytes_max)
+    # The epoch changes before a truncation, so nobody is given rows that were truncated since.
+    key = (handle.reads.leader_epoch, position, tuple(wanted.schema.names))
+    return newest.take(key, limit, lambda: _hot_replies(wanted, position, limit, SHARED_BYTES_MAX))
+
+
+def _shares(wanted: RowRange, newest: NewestRows, position: Offset, limit: Offset) -> bool:
+    few = limit - position <= _SHARED_RECORDS_MAX and wanted.bytes_max >= SHARED_BYTES_MAX
+    return newest.is_shared and few and not wanted.uncommitted
+
+
+def _hot_replies(
+    wanted: RowRange, position: Offset, limit: Offset, bytes_max: int
+) -> Iterator[Found]:
+    """Yield the replies of one read of the local log; none if it begins later by now."""
+    handle = wanted.handle
     try:
-        stored = handle.reads.read(position, limit, bytes_max=wanted.bytes_max)
+        stored = handle.reads.read(position, limit, bytes_max=bytes_max)
     except OffsetOutOfRangeError:
         if position < handle.reads.log_start:
             return  # freed since the check: the caller tries again, and the table has the records
@@ -425,9 +455,7 @@ def _decoded(found: Iterator[Reply], batches_count: int) -> Reply | None:
         return next(found, None)
 
 
-def _cold_replies(
-    api: BrokerApi, wanted: RowRange, start: Offset, end: Offset
-) -> Iterator[tuple[Reply, LeaderEpoch]]:
+def _cold_replies(api: BrokerApi, wanted: RowRange, start: Offset, end: Offset) -> Iterator[Found]:
     """Yield rows from the table; reads offsets and epochs even if the client did not ask.
 
     Where key compaction has removed records, a reply begins at the first offset that is gone, and
