@@ -129,6 +129,7 @@ def _tell_stories(
     while time.monotonic() < until_s and doors.broker.exit_code is None:
         for story in STORIES:
             if time.monotonic() < until_s:
+                _restore(doors)
                 done = f"{story.__name__}: {story(doors, _STORY_S)}"
                 outcome.stories.append(done)
                 tell(
@@ -161,6 +162,11 @@ def _tidy_up(doors: Doors) -> None:
     """Let the attacked stream be as it was: some attacks delete it, or make it read-only."""
     with suppress(HeadwaterError), doors.client() as client:
         client.delete_stream(ATTACKED)
+    _restore(doors)
+
+
+def _restore(doors: Doors) -> None:
+    """Create the attacked stream again: some attacks delete it, and no story begins without it."""
     with suppress(HeadwaterError), doors.client() as client:
         client.create_stream(ATTACKED, subject=ATTACKED, puback=True)
 

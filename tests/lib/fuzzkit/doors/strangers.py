@@ -8,6 +8,7 @@ import re
 import socket
 import struct
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -31,6 +32,7 @@ from simkit.servers.natsproc import RawNats
 
 Attack = Callable[[Doors, random.Random], object]
 _CALL_S: Final = 2.0
+_REASON_MAX: Final = 120  # characters
 _REFUSALS: Final = (
     OSError, flight.FlightError, pa.ArrowException, grpc.RpcError, AssertionError, ValueError,
     StopIteration,
@@ -197,15 +199,18 @@ def slow_readers(doors: Doors, seconds: float) -> str:
     with contextlib.ExitStack() as stack:
         clients = [stack.enter_context(doors.flight_client()) for _ in range(10)]
         options = doors.options(None, 2 * seconds)
-        held = []
-        for client in clients:
-            with contextlib.suppress(*_REFUSALS):
-                held += [client.do_get(flight.Ticket(asked), options) for _ in range(5)]
+        held: list[Any] = []
+        refused: Counter[str] = Counter()
+        for client in clients * 5:
+            try:
+                held.append(client.do_get(flight.Ticket(asked), options))
+            except _REFUSALS as error:
+                refused[_reason(error)] += 1
         time.sleep(seconds)
         for one in held:
             with contextlib.suppress(*_REFUSALS):
                 one.cancel()
-    return f"{len(held)} reads"
+    return f"{len(held)} reads{_told(refused)}"
 
 
 def slow_writers(doors: Doors, seconds: float) -> str:
@@ -286,19 +291,15 @@ def _is_open(link: socket.socket) -> bool:
 def calls_at_once(doors: Doors, seconds: float, *, count: int = 2_000) -> str:
     """Make thousands of calls at once in one connection, again and again, and wait for all."""
     name = "high_watermarks"
-    body, until_s, answered, rounds = (
-        seeds_of(f"action_{name}")[0],
-        time.monotonic() + seconds,
-        0,
-        0,
-    )
+    body, until_s = seeds_of(f"action_{name}")[0], time.monotonic() + seconds
+    answered, refused = 0, Counter[str]()
     with doors.channel(doors.flight) as channel:
         while time.monotonic() < until_s:
-            rounds += 1
             answered += actions_at_once(
-                channel, name, body, count=count, timeout_s=4 * seconds, shown=doors.shown(None)
-            )
-    return f"{answered} calls answered, {rounds * count - answered} refused"
+                channel, name, body, count=count, timeout_s=4 * seconds, shown=doors.shown(None),
+                refused=refused,
+            )  # fmt: skip
+    return f"{answered} calls answered{_told(refused)}"
 
 
 def actions_at_once(
@@ -309,14 +310,33 @@ def actions_at_once(
     count: int,
     timeout_s: float,
     shown: Sequence[tuple[str, str]] = (),
+    refused: Counter[str] | None = None,
 ) -> int:
-    """Ask for an action of Flight many times at once; return how many were answered."""
+    """Ask for an action of Flight many times at once; return how many were answered.
+
+    ``refused`` counts the reasons of the others.
+    """
     call: Any = channel.unary_stream("/arrow.flight.protocol.FlightService/DoAction")
     asked, answered = action_message(name, body), 0
     for one in [call(asked, timeout=timeout_s, metadata=shown) for _ in range(count)]:
-        with contextlib.suppress(grpc.RpcError):
+        try:
             answered += bool(list(one))
+        except grpc.RpcError as error:
+            if refused is not None:
+                refused[_reason(error)] += 1
     return answered
+
+
+def _reason(error: BaseException) -> str:
+    """Return the reason of a refusal, short."""
+    if isinstance(error, grpc.Call):
+        return f"{error.code().name}: {error.details()}"[:_REASON_MAX]
+    return f"{type(error).__name__}: {error}"[:_REASON_MAX]
+
+
+def _told(refused: Counter[str]) -> str:
+    """Return what to tell of refusals."""
+    return "".join(f", {count} refused ({reason})" for reason, count in refused.most_common(3))
 
 
 STORIES: Final = (
