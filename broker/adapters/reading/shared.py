@@ -1,8 +1,8 @@
 """Those who follow a partition share its newest rows, which are read and decoded once.
 
 All followers wait for the same record and wake at the same time. If each reads and decodes it,
-they hand Python's lock and the log's to and fro: with 50 followers a reply took 3 ms of processor
-time, and 0.6 ms since they take turns and share. A publish waits behind all of that.
+they pass Python's lock and the log's back and forth: with 50 followers a reply took 3 ms of
+processor time, and 0.6 ms since they take turns and share. A publish waits behind all of that.
 
 Rows are kept for a second and in small numbers, for followers that come a little later.
 """
