@@ -230,8 +230,8 @@ class _Ahead:
         )
         self._cancelled = False
         self._thread = threading.Thread(target=self._run, name="headwater-fetch", daemon=True)
-        open_calls.process.note(self)
         self._thread.start()
+        open_calls.process.note(self)
 
     def read(self) -> tuple[pa.RecordBatch, bytes] | None:
         """Return what :meth:`Call.read` returned on the other thread, or raise its error."""

@@ -87,29 +87,32 @@ class Connection:
     def close(self) -> None:
         """Close the channel; running calls end with an error."""
         self._closed.set()
-        channel = self._open()
         # Another thread has just dropped the client, or the program ends.
-        with suppress(flight.FlightUnavailableError, NoAnswerError), open_calls.process.inside():
-            channel.client.close()
+        with suppress(flight.FlightUnavailableError, InvalidRequestError):
+            self._open().client.close()
 
     def _open(self) -> _Channel:
         with self._lock:
             if self._channel is None:
                 connect_ms = _CONNECT_ALONE_MS if self._is_alone() else _CONNECT_MS
-                self._channel = _Channel(
-                    flight.FlightClient(
-                        self.address.url,
-                        tls_root_certs=self.address.ca,
-                        cert_chain=self.address.cert,
-                        private_key=self.address.key,
-                        generic_options=[
-                            *_CHANNEL_OPTIONS,
-                            # Whatever its name, it is how long a connection may take.
-                            ("grpc.min_reconnect_backoff_ms", connect_ms),
-                        ],
-                    )
-                )
+                with open_calls.process.inside(begins=True):
+                    self._channel = self._channel_of(connect_ms)
             return self._channel
+
+    def _channel_of(self, connect_ms: int) -> _Channel:
+        return _Channel(
+            flight.FlightClient(
+                self.address.url,
+                tls_root_certs=self.address.ca,
+                cert_chain=self.address.cert,
+                private_key=self.address.key,
+                generic_options=[
+                    *_CHANNEL_OPTIONS,
+                    # Whatever its name, it is how long a connection may take.
+                    ("grpc.min_reconnect_backoff_ms", connect_ms),
+                ],
+            )
+        )
 
     def _give_up(self, channel: _Channel) -> None:
         with self._lock:
@@ -224,9 +227,9 @@ class GetCall:
 def translated(
     address: Address, unreachable: Callable[[], None] | None = None, *, begins: bool = False
 ) -> Iterator[None]:
-    """Go into Flight, and turn its errors into ours; call ``unreachable`` if there is no broker.
+    """Go into Flight, and turn Flight's errors into Headwater's.
 
-    ``begins``: see :meth:`OpenCalls.inside`.
+    Calls ``unreachable`` if there is no broker. ``begins``: see :meth:`OpenCalls.inside`.
     """
     try:
         with open_calls.process.inside(begins=begins):

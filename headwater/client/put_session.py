@@ -40,8 +40,8 @@ class PutSession:
         self._thread = threading.Thread(
             target=self._read, args=(answered, ended), name="headwater-acks", daemon=True
         )
-        open_calls.process.note(self)
         self._thread.start()
+        open_calls.process.note(self)
 
     def write(self, entry: WindowEntry) -> bool:
         """Send a batch; the reading thread notices a broken connection.

@@ -13,7 +13,7 @@ from typing import Any, Final
 import pytest
 from pyarrow import flight
 
-from broker.errors import NoAnswerError
+from broker.errors import InvalidRequestError
 from headwater.client import Client, open_calls
 from headwater.client.open_calls import OpenCalls
 
@@ -121,5 +121,5 @@ def test_only_the_thread_of_the_exit_handlers_still_calls(
     monkeypatch.setattr(open_calls, "process", calls)
     assert calls.end()
     assert [one.name for one in client.streams()] == ["s"]
-    with ThreadPoolExecutor(1) as other, pytest.raises(NoAnswerError, match="program ends"):
+    with ThreadPoolExecutor(1) as other, pytest.raises(InvalidRequestError, match="program ends"):
         other.submit(client.streams).result()
