@@ -312,10 +312,11 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
         return self._gate.admit_watched(caller, call, {"name": stream})
 
     def _ends(self, context: Any, may_go_on: Callable[[], None]) -> Callable[[], bool]:
-        """Return what tells whether the client of an open call has gone.
+        """Return a function that tells whether the client of an open call has gone.
 
-        It raises an error if the call may not go on, or the service closes. gRPC is asked every
-        ``idle_check_ms`` only: its answer takes a tenth of a millisecond, with Python's lock.
+        The function raises an error if the call may not go on, or the service closes. It asks gRPC
+        every ``idle_check_ms`` only: an answer of gRPC takes a tenth of a millisecond, during which
+        no other thread runs Python.
         """
         asked_s = time.monotonic()
 

@@ -13,7 +13,7 @@ were truncated.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Final
@@ -45,7 +45,7 @@ from broker.model.offsets import Offset
 from broker.model.purge import expired_error, purged_error
 from broker.model.stream import Stream
 from broker.ports.api import BrokerApi
-from broker.ports.partition import PartitionHandle
+from broker.ports.partition import PartitionHandle, StoredBatch
 
 _UNCOMMITTED_WAIT_MS: Final = 20  # poll: there is no notification of uncommitted records
 _FEW_BATCHES: Final = 16  # decoded without a turn: who follows a stream does not wait for others
@@ -410,10 +410,17 @@ def _next_replies(
     if position < log_start:
         return _cold_replies(api, wanted, position, min(limit, log_start))
     if newest is None or not _shares(wanted, newest, position, limit):
-        return _hot_replies(wanted, position, limit, wanted.bytes_max)
-    # The epoch changes before a truncation, so nobody is given rows that were truncated since.
+        stored = _stored(wanted, position, limit, wanted.bytes_max)
+        return _hot_replies(wanted, position, limit, stored)
+    # The epoch changes before a truncation. The caller compares it with the one before the read.
     key = (handle.reads.leader_epoch, position, tuple(wanted.schema.names))
-    return newest.take(key, limit, lambda: _hot_replies(wanted, position, limit, SHARED_BYTES_MAX))
+
+    def read() -> tuple[list[Found], int]:
+        stored = _stored(wanted, position, limit, SHARED_BYTES_MAX)
+        size = sum(batch.header.body_size for batch in stored)
+        return list(_hot_replies(wanted, position, limit, stored)), size
+
+    return newest.take(key, limit, read)
 
 
 def _shares(wanted: RowRange, newest: NewestRows, position: Offset, limit: Offset) -> bool:
@@ -421,19 +428,24 @@ def _shares(wanted: RowRange, newest: NewestRows, position: Offset, limit: Offse
     return newest.is_shared and few and not wanted.uncommitted
 
 
-def _hot_replies(
-    wanted: RowRange, position: Offset, limit: Offset, bytes_max: int
-) -> Iterator[Found]:
-    """Yield the replies of one read of the local log; none if it begins later by now."""
+def _stored(wanted: RowRange, position: Offset, limit: Offset, bytes_max: int) -> list[StoredBatch]:
+    """Return the batches of one read of the local log; none if the table has them by now."""
     handle = wanted.handle
     try:
         stored = handle.reads.read(position, limit, bytes_max=bytes_max)
     except OffsetOutOfRangeError:
         if position < handle.reads.log_start:
-            return  # freed since the check: the caller tries again, and the table has the records
+            return []  # freed since the check: the caller tries again
         raise
     if handle.config.tiering and any(batch.header.sparse for batch in stored):
-        return  # compacted since the check: the table has the records here, too
+        return []  # compacted since the check
+    return stored
+
+
+def _hot_replies(
+    wanted: RowRange, position: Offset, limit: Offset, stored: Sequence[StoredBatch]
+) -> Iterator[Found]:
+    """Yield the rows of ``[position, limit)`` that are in ``stored``, with their leader epochs."""
     found = replies(
         [(batch.header, batch.body) for batch in stored],
         start=position,

@@ -4,7 +4,7 @@ All followers wait for the same record and wake at the same time. If each reads 
 they pass Python's lock and the log's back and forth: with 50 followers a reply took 3 ms of
 processor time, and 0.6 ms since they take turns and share. A publish waits behind all of that.
 
-Rows are kept for a second and in small numbers, for followers that come a little later.
+Shared rows are served for a second, to followers that come a little later.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from broker.adapters.reading.turns import Turns
@@ -23,9 +24,17 @@ from broker.model.offsets import Offset
 
 Found: TypeAlias = tuple[Reply, LeaderEpoch]
 
-SHARED_BYTES_MAX: Final = 64 * 1024  # of rows that are kept, each time
-_KEPT_MAX: Final = 4
-_KEPT_S: Final = 1.0
+SHARED_BYTES_MAX: Final = 64 * 1024  # of one entry
+_ENTRIES_MAX: Final = 4
+_SERVED_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """What one follower has read; None: it is too large to be kept."""
+
+    since_s: float
+    found: Sequence[Found] | None
 
 
 class NewestRows:
@@ -35,7 +44,7 @@ class NewestRows:
         self.followers_count = 0
         self._monotonic_s = monotonic_s
         self._turns = Turns(1)
-        self._kept: OrderedDict[Hashable, tuple[float, Sequence[Found]]] = OrderedDict()
+        self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()  # the oldest first
 
     @property
     def is_shared(self) -> bool:
@@ -43,28 +52,40 @@ class NewestRows:
         return self.followers_count > 1
 
     def take(
-        self, key: Hashable, limit: Offset, read: Callable[[], Iterable[Found]]
+        self, key: Hashable, limit: Offset, read: Callable[[], tuple[Sequence[Found], int]]
     ) -> Sequence[Found]:
         """Return what another follower has read for the same ``key``, or what ``read`` reads.
 
-        The rows end at ``limit`` or below. Raises what ``read`` raises.
+        ``read`` also returns how many stored bytes its rows may refer to. The rows end at ``limit``
+        or below. Raises what ``read`` raises.
         """
         with self._turns.take():
             now_s = self._monotonic_s()
-            since_s, found = self._kept.get(key, (now_s, ()))
-            if found and now_s - since_s <= _KEPT_S and found[-1][0].end_offset <= limit:
+            self._drop_before(now_s - _SERVED_S)
+            entry = self._entries.get(key)
+            if entry is None:
+                found, stored_bytes = read()
+                if found:
+                    small = max(stored_bytes, _bytes_of(found)) <= SHARED_BYTES_MAX
+                    self._entries[key] = _Entry(now_s, found if small else None)
+                    if len(self._entries) > _ENTRIES_MAX:
+                        self._entries.popitem(last=False)
                 return found
-            found = list(read())
-            if found and sum(_held_bytes(reply) for reply, _ in found) <= SHARED_BYTES_MAX:
-                self._kept[key] = now_s, found
-                self._kept.move_to_end(key)
-                if len(self._kept) > _KEPT_MAX:
-                    self._kept.popitem(last=False)
-            return found
+        if entry.found is not None and entry.found[-1][0].end_offset <= limit:
+            return entry.found
+        return read()[0]  # at the same time as others
+
+    def _drop_before(self, since_s: float) -> None:
+        while self._entries:
+            key, oldest = next(iter(self._entries.items()))
+            if oldest.since_s >= since_s:
+                return
+            del self._entries[key]
 
 
-def _held_bytes(reply: Reply) -> int:
-    return int(reply.rows.get_total_buffer_size())  # `nbytes` of a slice is less than what it holds
+def _bytes_of(found: Sequence[Found]) -> int:
+    """Return the bytes of the buffers, of which a slice may show a part only."""
+    return sum(reply.rows.get_total_buffer_size() for reply, _ in found)
 
 
 class Followed:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -32,11 +34,11 @@ class Reads:
     def __init__(self) -> None:
         self.count = 0
 
-    def __call__(self) -> list[Found]:
+    def __call__(self, stored_bytes: int = 1) -> tuple[list[Found], int]:
         """Find the record."""
         self.count += 1
         reply = Reply(pa.RecordBatch.from_pydict({"value": [b"x"]}), Offset(0), Offset(1))
-        return [(reply, LeaderEpoch(1))]
+        return [(reply, LeaderEpoch(1))], stored_bytes
 
 
 @pytest.fixture
@@ -71,7 +73,7 @@ def test_other_keys_and_lower_limits_are_read(newest: NewestRows) -> None:
     assert read.count == 3
 
 
-def test_rows_are_kept_for_a_second(newest: NewestRows, now_s: list[float]) -> None:
+def test_rows_are_served_for_a_second(newest: NewestRows, now_s: list[float]) -> None:
     """What was deleted from the log since is not served from memory."""
     read = Reads()
     newest.take("key", Offset(1), read)
@@ -80,8 +82,8 @@ def test_rows_are_kept_for_a_second(newest: NewestRows, now_s: list[float]) -> N
     assert read.count == 2
 
 
-def test_few_and_small_rows_are_kept(newest: NewestRows) -> None:
-    """So that memory is bounded, by what a slice holds of other rows, too."""
+def test_few_rows_are_kept(newest: NewestRows) -> None:
+    """So that memory is bounded."""
     read = Reads()
     for number in range(5):
         newest.take(number, Offset(1), read)
@@ -89,23 +91,40 @@ def test_few_and_small_rows_are_kept(newest: NewestRows) -> None:
     assert read.count == 5
     newest.take(0, Offset(1), read)
     assert read.count == 6
+
+
+def test_what_rows_refer_to_counts(newest: NewestRows) -> None:
+    """A slice or a column of a large batch keeps the whole batch in memory."""
     large = pa.RecordBatch.from_pydict({"value": [b"x" * SHARED_BYTES_MAX, b"y"]}).slice(1)
-    for _ in range(2):
-        newest.take(
-            "large", Offset(1), lambda: [(Reply(large, Offset(0), Offset(1)), LeaderEpoch(1))]
-        )
-    assert "large" not in newest._kept
+    found = [(Reply(large, Offset(0), Offset(1)), LeaderEpoch(1))]
+    newest.take("slice", Offset(1), lambda: (found, 1))
+    newest.take("column", Offset(1), partial(Reads(), SHARED_BYTES_MAX + 1))
+    assert [one.found for one in newest._entries.values()] == [None, None]
+
+
+def test_large_rows_are_read_by_all_at_the_same_time(newest: NewestRows) -> None:
+    """Once one follower has seen that they are too large."""
+    newest.take("key", Offset(1), partial(Reads(), SHARED_BYTES_MAX + 1))
+    both = threading.Barrier(2)
+
+    def read() -> tuple[list[Found], int]:
+        both.wait(WAIT_S)
+        return Reads()()
+
+    with ThreadPoolExecutor(2) as threads:
+        found = list(threads.map(lambda _: newest.take("key", Offset(1), read), range(2)))
+    assert [one[0][0].end_offset for one in found] == [1, 1]
 
 
 def test_nothing_is_kept_of_a_read_that_fails_or_finds_nothing(newest: NewestRows) -> None:
     """The next follower reads by itself."""
 
-    def fail() -> list[Found]:
+    def fail() -> tuple[list[Found], int]:
         raise OSError("disk")
 
     with pytest.raises(OSError, match="disk"):
         newest.take("key", Offset(1), fail)
-    assert newest.take("key", Offset(1), list) == []
+    assert newest.take("key", Offset(1), lambda: ([], 0)) == []
     read = Reads()
     newest.take("key", Offset(1), read)
     assert read.count == 1
