@@ -186,12 +186,18 @@ def staged(folder: Path, *, guarded: bool = False) -> Iterator[Doors]:
             _member(certificates), guard,
         )  # fmt: skip
         wait_ready(doors, 300.0)  # a machine with other work may need minutes
+        create_attacked(doors)
         with doors.client() as client:
-            client.create_stream(ATTACKED, subject=ATTACKED, puback=True)
             client.create_stream(_WITNESSED, subject=_WITNESSED)
         with serving(str(folder / "honest")) as served:  # not at a door with TLS: it hides bytes
             doors.honest = _honest(int(served.server.rpartition(":")[2]))
         yield doors
+
+
+def create_attacked(doors: Doors) -> None:
+    """Create the stream that strangers name; raises HeadwaterError."""
+    with doors.client() as client:
+        client.create_stream(ATTACKED, subject=ATTACKED, puback=True)
 
 
 def wait_ready(doors: Doors, seconds: float) -> None:

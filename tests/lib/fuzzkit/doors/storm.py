@@ -23,6 +23,7 @@ from fuzzkit.doors.stage import (
     Doors,
     Memory,
     Witness,
+    create_attacked,
     errors_in,
     staged,
     wait_ready,
@@ -166,9 +167,9 @@ def _tidy_up(doors: Doors) -> None:
 
 
 def _restore(doors: Doors) -> None:
-    """Create the attacked stream again: some attacks delete it, and no story begins without it."""
-    with suppress(HeadwaterError), doors.client() as client:
-        client.create_stream(ATTACKED, subject=ATTACKED, puback=True)
+    """Create the attacked stream again, because some attacks delete it; others go on meanwhile."""
+    with suppress(HeadwaterError):
+        create_attacked(doors)
 
 
 def _judge(doors: Doors, witness: Witness, storm_s: tuple[float, float], outcome: Outcome) -> None:

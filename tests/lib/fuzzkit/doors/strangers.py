@@ -201,7 +201,10 @@ def slow_readers(doors: Doors, seconds: float) -> str:
         options = doors.options(None, 2 * seconds)
         held: list[Any] = []
         refused: Counter[str] = Counter()
+        until_s = time.monotonic() + seconds
         for client in clients * 5:
+            if time.monotonic() > until_s:
+                break
             try:
                 held.append(client.do_get(flight.Ticket(asked), options))
             except _REFUSALS as error:
@@ -328,15 +331,16 @@ def actions_at_once(
 
 
 def _reason(error: BaseException) -> str:
-    """Return the reason of a refusal, short."""
+    """Return what an error says, and its class or status code, without the rest of the text."""
     if isinstance(error, grpc.Call):
         return f"{error.code().name}: {error.details()}"[:_REASON_MAX]
     return f"{type(error).__name__}: {error}"[:_REASON_MAX]
 
 
 def _told(refused: Counter[str]) -> str:
-    """Return what to tell of refusals."""
-    return "".join(f", {count} refused ({reason})" for reason, count in refused.most_common(3))
+    """Return the end of a story's line: how many were refused, and the commonest reasons."""
+    reasons = "; ".join(f"{count} times {reason}" for reason, count in refused.most_common(3))
+    return f", {refused.total()} refused" + (f" ({reasons})" if reasons else "")
 
 
 STORIES: Final = (
