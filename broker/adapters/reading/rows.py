@@ -9,6 +9,9 @@ A record is identified by its offset and the leader epoch that wrote it: two log
 epoch at an offset are equal up to that offset. After each change of leadership, the record before
 the next record to send is checked again. So a read fails, and does not continue, if its records
 were truncated.
+
+The file is not split: what a request may read (`resolve`) and what it gets (`read_rows`) have the
+same refusals, and both work on a `RowRange`.
 """
 
 from __future__ import annotations

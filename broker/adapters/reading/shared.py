@@ -30,7 +30,7 @@ _SERVED_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class _Newest:
     """What one follower has read; None: it is too large to be kept."""
 
     since_s: float
@@ -44,7 +44,7 @@ class NewestRows:
         self.followers_count = 0
         self._monotonic_s = monotonic_s
         self._turns = Turns(1)
-        self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()  # the oldest first
+        self._entries: OrderedDict[Hashable, _Newest] = OrderedDict()  # the oldest first
 
     @property
     def is_shared(self) -> bool:
@@ -67,7 +67,7 @@ class NewestRows:
                 found, stored_bytes = read()
                 if found:
                     small = max(stored_bytes, _bytes_of(found)) <= SHARED_BYTES_MAX
-                    self._entries[key] = _Entry(now_s, found if small else None)
+                    self._entries[key] = _Newest(now_s, found if small else None)
                     if len(self._entries) > _ENTRIES_MAX:
                         self._entries.popitem(last=False)
                 return found
