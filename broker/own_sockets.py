@@ -13,10 +13,11 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 _DESCRIPTORS: Final = Path("/proc/self/fd")  # Linux; elsewhere nothing is found, nothing is broken
 _LISTED_MAX: Final = 65_536  # descriptors looked at when they cannot be listed
+_Said = TypeVar("_Said")
 _U32: Final = struct.Struct("@I")
 _LAST_DATA_AT: Final = (44, 52)  # tcpi_last_data_sent, tcpi_last_data_recv of Linux's tcp_info
 _TCP_INFO_BYTES: Final = 104
@@ -63,14 +64,16 @@ def sever_most_idle(
         descriptors = list(range(_highest()))
     if len(descriptors) <= kept_max:
         return len(descriptors), 0
-    idle: list[tuple[bool, int, int]] = []
-    for one in descriptors:
-        with suppress(OSError):
-            if stat.S_ISSOCK(os.fstat(one).st_mode):
-                idle += [(last, -ms, one) for last, ms in _idle_ms(one, is_meant, is_last)]
-    idle.sort()
+    meant = [one for one in descriptors if _said(one, lambda found: _is_connected(found, is_meant))]
+    if len(meant) <= kept_max:
+        return len(meant), 0
+    idle = sorted(
+        (said, one)
+        for one in meant
+        if (said := _said(one, lambda found: (is_last(found), -_idle_ms(found)))) is not None
+    )
     beyond = idle[: max(0, len(idle) - kept_max)]
-    return len(idle), sum(_sever(one, is_meant) for _, _, one in beyond)
+    return len(idle), sum(_sever(one, is_meant) for _, one in beyond)
 
 
 def descriptor_count() -> int:
@@ -133,19 +136,31 @@ def _highest() -> int:
     return min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], _LISTED_MAX)
 
 
-def _idle_ms(
-    descriptor: int,
-    is_meant: Callable[[socket.socket], bool],
-    is_last: Callable[[socket.socket], bool],
-) -> list[tuple[bool, int]]:
-    """Return ``is_last`` and the milliseconds since bytes came or went; [] if it is not meant."""
-    with _borrowed(descriptor) as connection:
-        if connection.family not in (socket.AF_INET, socket.AF_INET6) or not is_meant(connection):
-            return []
-        connection.getpeername()  # a listening socket has none
-        facts = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
-        sent_ms, received_ms = (_U32.unpack_from(facts, at)[0] for at in _LAST_DATA_AT)
-        return [(is_last(connection), min(sent_ms, received_ms))]
+def _said(descriptor: int, ask: Callable[[socket.socket], _Said]) -> _Said | None:
+    """Return what ``ask`` says of a TCP socket; None for any other descriptor, and for an OSError.
+
+    Ten thousand are looked at in a row, so the descriptor is not copied. If its owner closes it
+    meanwhile, and it becomes another socket, the answer is wrong once.
+    """
+    with suppress(OSError):
+        # A socket object that is told its kind does not ask the kernel.
+        found = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=descriptor)
+        try:
+            return ask(found)
+        finally:
+            found.detach()
+    return None
+
+
+def _is_connected(found: socket.socket, is_meant: Callable[[socket.socket], bool]) -> bool:
+    name = found.getsockname()
+    return isinstance(name, tuple) and is_meant(found) and bool(found.getpeername())
+
+
+def _idle_ms(connection: socket.socket) -> int:
+    """Return the milliseconds since bytes came or went."""
+    facts = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+    return int(min(_U32.unpack_from(facts, at)[0] for at in _LAST_DATA_AT))
 
 
 @contextmanager
