@@ -108,12 +108,20 @@ programs: $(STAMP) $(CLASSES) ## run the tests that are whole programs: notebook
 		tests/integration/test_demo.py tests/integration/spark_jobs/jvm/test_race.py \
 		$(FAILED) $(PYTEST_ARGS)
 
+QUICK := -m "not (integration or spark or slow)" tests/unit tests/property tests/contract tests/golden tests/sim
 .PHONY: quick
-quick: $(STAMP) ## run in a minute and a half what needs no servers, and a few seeds of each simulation
+quick: export HEADWATER_TEST_QUICK := 1
+quick: $(STAMP) ## run in a minute what needs no servers, and a few seeds of each simulation
 	@cd $(ROOT)
-	HEADWATER_TEST_EXAMPLES=10 HEADWATER_SIM_SEEDS=8 $(PYTHON) -m pytest -q -n $(CORES) \
-		-m "not (integration or spark or slow)" --dist worksteal \
-		tests/unit tests/property tests/contract tests/golden tests/sim $(FAILED) $(PYTEST_ARGS)
+	HEADWATER_TEST_EXAMPLES=10 HEADWATER_SIM_SEEDS=4 $(PYTHON) -m pytest -q -n $(CORES) \
+		--dist worksteal $(QUICK) $(FAILED) $(PYTEST_ARGS)
+
+.PHONY: quick-list
+quick-list: $(STAMP) ## measure which tests are too slow for `make quick`, and write tests/slower.txt
+	@cd $(ROOT)
+	HEADWATER_TEST_EXAMPLES=10 HEADWATER_SIM_SEEDS=4 $(PYTHON) -m pytest -q -n 1 \
+		--junitxml=out/quick.xml $(QUICK) $(FAILED) $(PYTEST_ARGS)
+	$(PYTHON) tests/lib/slower.py out/quick.xml
 
 # Without a JVM and without servers in processes of their own, whose lines would not be counted.
 .PHONY: cover
@@ -121,8 +129,7 @@ cover: $(STAMP) ## print how many of the product's lines the fast tests run; no 
 	@cd $(ROOT)
 	mkdir -p out
 	HEADWATER_TEST_EXAMPLES=10 HEADWATER_SIM_SEEDS=8 $(PYTHON) -m coverage run -m pytest -q \
-		-m "not (integration or spark or slow)" \
-		tests/unit tests/property tests/contract tests/golden tests/sim $(PYTEST_ARGS)
+		$(QUICK) $(PYTEST_ARGS)
 	$(PYTHON) -m coverage report
 
 .PHONY: examples
