@@ -108,20 +108,21 @@ programs: $(STAMP) $(CLASSES) ## run the tests that are whole programs: notebook
 		tests/integration/test_demo.py tests/integration/spark_jobs/jvm/test_race.py \
 		$(FAILED) $(PYTEST_ARGS)
 
-QUICK := -m "not (integration or spark or slow)" tests/unit tests/property tests/contract tests/golden tests/sim
+QUICK_FOLDERS := tests/unit tests/property tests/contract tests/golden tests/sim
+QUICK := -m "not (integration or spark or slow)"
 .PHONY: quick
 quick: export HEADWATER_TEST_QUICK := 1
 quick: $(STAMP) ## run in a minute what needs no servers, and a few seeds of each simulation
 	@cd $(ROOT)
-	HEADWATER_TEST_EXAMPLES=10 HEADWATER_SIM_SEEDS=4 $(PYTHON) -m pytest -q -n $(CORES) \
-		--dist worksteal $(QUICK) $(FAILED) $(PYTEST_ARGS)
+	HEADWATER_TEST_EXAMPLES=10 HEADWATER_SIM_SEEDS=4 $(PYTHON) tests/lib/quickkit/shards.py $(CORES) $(QUICK_FOLDERS) \
+		-- -q $(QUICK) $(FAILED)/{share} $(PYTEST_ARGS)
 
 .PHONY: quick-list
 quick-list: $(STAMP) ## measure which tests are too slow for `make quick`, and write tests/slower.txt
 	@cd $(ROOT)
 	HEADWATER_TEST_EXAMPLES=10 HEADWATER_SIM_SEEDS=4 $(PYTHON) -m pytest -q -n 1 \
-		--junitxml=out/quick.xml $(QUICK) $(FAILED) $(PYTEST_ARGS)
-	$(PYTHON) tests/lib/slower.py out/quick.xml
+		--junitxml=out/quick.xml $(QUICK) $(QUICK_FOLDERS) $(FAILED) $(PYTEST_ARGS)
+	$(PYTHON) tests/lib/quickkit/slower.py out/quick.xml
 
 # Without a JVM and without servers in processes of their own, whose lines would not be counted.
 .PHONY: cover
@@ -129,7 +130,7 @@ cover: $(STAMP) ## print how many of the product's lines the fast tests run; no 
 	@cd $(ROOT)
 	mkdir -p out
 	HEADWATER_TEST_EXAMPLES=10 HEADWATER_SIM_SEEDS=8 $(PYTHON) -m coverage run -m pytest -q \
-		$(QUICK) $(PYTEST_ARGS)
+		$(QUICK) $(QUICK_FOLDERS) $(PYTEST_ARGS)
 	$(PYTHON) -m coverage report
 
 .PHONY: examples

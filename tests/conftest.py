@@ -18,7 +18,7 @@ from hypothesis import settings
 import lean_jvm
 from broker.adapters.raft_pysyncobj.pinned import sockets_kept
 from cases import ASKED
-from slower import function_of, slower
+from quickkit.slower import function_of, slower
 from stale_seeds import StaleSeeds
 
 if TYPE_CHECKING:

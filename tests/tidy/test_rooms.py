@@ -48,6 +48,7 @@ PLACES: Final[dict[str, tuple[str, ...]]] = {
     "tests/lib/stale_seeds.py": (),
     "tests/lib/cases.py": (),
     "tests/lib/airflowkit": (),
+    "tests/lib/quickkit": (),
     "tests/lib/docfacts.py": (*_PRODUCT, "tests/lib/docclaims.py", "tests/lib/projectfiles.py"),
     "tests/lib/checkkit": ("broker/*",),
     "tests/lib/plantkit": (*_PRODUCT, "tests/lib/checkkit/*", "tests/lib/projectfiles.py"),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from projectfiles import ROOT
-from slower import SECONDS_MAX, function_of, measured, slower
+from quickkit.slower import SECONDS_MAX, function_of, measured, slower
 
 
 def test_each_line_names_a_test() -> None:
