@@ -143,8 +143,8 @@ def _said(descriptor: int, ask: Callable[[socket.socket], _Said]) -> _Said | Non
     meanwhile, and it becomes another socket, the answer is wrong once.
     """
     with suppress(OSError):
-        # A socket object that is told its kind does not ask the kernel.
-        found = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=descriptor)
+        # Type and protocol are told, and so not asked. The family is asked: addresses depend on it.
+        found = socket.socket(-1, socket.SOCK_STREAM, 0, fileno=descriptor)
         try:
             return ask(found)
         finally:
@@ -153,8 +153,8 @@ def _said(descriptor: int, ask: Callable[[socket.socket], _Said]) -> _Said | Non
 
 
 def _is_connected(found: socket.socket, is_meant: Callable[[socket.socket], bool]) -> bool:
-    name = found.getsockname()
-    return isinstance(name, tuple) and is_meant(found) and bool(found.getpeername())
+    is_internet = found.family in (socket.AF_INET, socket.AF_INET6)
+    return is_internet and is_meant(found) and bool(found.getpeername())
 
 
 def _idle_ms(connection: socket.socket) -> int:

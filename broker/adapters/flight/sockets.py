@@ -64,7 +64,7 @@ class KnownPeers:
 def peer_name(connection: socket.socket) -> str:
     """Return the peer of a TCP connection as gRPC writes it, ``ipv4:127.0.0.1:7410``."""
     host, port = connection.getpeername()[:2]
-    if ":" not in host:
+    if connection.family == socket.AF_INET:
         return f"ipv4:{host}:{port}"
     if host.startswith(_IPV4_IN_IPV6):
         return f"ipv4:{host.removeprefix(_IPV4_IN_IPV6)}:{port}"

@@ -57,11 +57,19 @@ def test_nobody_is_let_in_until_a_flood_is_freed() -> None:
         assert admitted.getpeername() == late.getsockname()
 
 
-def test_a_connection_with_an_admitted_call_outlives_those_without() -> None:
-    """It is the idlest of all; strangers who say nothing are newer."""
+@pytest.mark.parametrize("both_kinds", [False, True])
+def test_a_connection_with_an_admitted_call_outlives_those_without(*, both_kinds: bool) -> None:
+    """It is the idlest of all; strangers who say nothing are newer. gRPC takes IPv4 by IPv6."""
     with ExitStack() as stack:
-        server = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=FLOOD))
-        where = server.getsockname()
+        server = stack.enter_context(
+            socket.create_server(
+                ("::" if both_kinds else "127.0.0.1", 0),
+                family=socket.AF_INET6 if both_kinds else socket.AF_INET,
+                dualstack_ipv6=both_kinds,
+                backlog=FLOOD,
+            )
+        )
+        where = "127.0.0.1", server.getsockname()[1]
         honest = stack.enter_context(socket.create_connection(where))
         accepted = stack.enter_context(server.accept()[0])
         known = KnownPeers(KEPT)
