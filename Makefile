@@ -114,14 +114,15 @@ QUICK := -m "not (integration or spark or slow)"
 quick: export HEADWATER_TEST_QUICK := 1
 quick: $(STAMP) ## run in a minute what needs no servers, and a few seeds of each simulation
 	@cd $(ROOT)
+	rm -rf out/failed
 	HEADWATER_TEST_EXAMPLES=10 HEADWATER_SIM_SEEDS=4 $(PYTHON) tests/lib/quickkit/shards.py $(CORES) $(QUICK_FOLDERS) \
-		-- -q $(QUICK) $(FAILED)/{share} $(PYTEST_ARGS)
+		-- -q $(QUICK) $(FAILED)/{share} -o cache_dir=.pytest_cache/{share} $(PYTEST_ARGS)
 
 .PHONY: quick-list
 quick-list: $(STAMP) ## measure which tests are too slow for `make quick`, and write tests/slower.txt
 	@cd $(ROOT)
 	HEADWATER_TEST_EXAMPLES=10 HEADWATER_SIM_SEEDS=4 $(PYTHON) -m pytest -q -n 1 \
-		--junitxml=out/quick.xml $(QUICK) $(QUICK_FOLDERS) $(FAILED) $(PYTEST_ARGS)
+		--junitxml=out/quick.xml $(QUICK) $(QUICK_FOLDERS) $(FAILED)
 	$(PYTHON) tests/lib/quickkit/slower.py out/quick.xml
 
 # Without a JVM and without servers in processes of their own, whose lines would not be counted.

@@ -3,8 +3,8 @@
 ``python tests/lib/quickkit/shards.py COUNT FOLDER ... -- OPTION ...``; ``{share}`` in an option
 becomes the number of the process. Each worker of xdist collects every test, and a controller hands
 them out: for thousands of tests of a few milliseconds that is a seventh of the time. Here a process
-collects what it runs. The first one's output is shown while it runs, the others' when they have
-ended. The exit code is the first that is not 0.
+collects what it runs. The first one's output is shown while it runs, the others' when all have
+ended, failed ones last.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ from pathlib import Path
 from typing import IO, Final
 
 _TEST: Final = re.compile(r"^def test_", re.MULTILINE)
+_NO_TESTS: Final = 5  # of pytest's exit codes
+_INTERRUPTED: Final = 2
+_TIDY_S: Final = 10.0
 _SIMULATION_TESTS: Final = 90  # a simulation takes as long as so many other tests
 
 
@@ -50,24 +53,48 @@ def main(args: Sequence[str]) -> int:
     files = [one for folder in folders for one in weighed(Path(folder))]
     with ExitStack() as stack:
         running: list[tuple[subprocess.Popen[bytes], IO[bytes] | None]] = []
-        for number, share in enumerate(shares(files, count)):
+        for number, share in enumerate(one for one in shares(files, count) if one):
             out: IO[bytes] | None = None
             if number:
                 out = stack.enter_context(tempfile.TemporaryFile())
-            own = [one.replace("{share}", str(number)) for one in options] + share
+            # Options come last: one with an optional value would take a file.
+            own = share + [one.replace("{share}", str(number)) for one in options]
             process = subprocess.Popen(
-                [sys.executable, "-m", "pytest", *own], stdout=out, stderr=subprocess.STDOUT
+                [sys.executable, "-m", "pytest", *own],
+                stdin=subprocess.DEVNULL if number else None,
+                stdout=out,
+                stderr=subprocess.STDOUT,
             )
             stack.callback(process.kill)
             running.append((process, out))
-        codes = []
-        for process, out in running:
-            codes.append(process.wait())
-            if out is not None:
+        codes = [_ended(process) for process, _ in running]
+        for _, number in sorted((_is_bad(code), number) for number, code in enumerate(codes)):
+            if (out := running[number][1]) is not None:
                 out.seek(0)
                 sys.stdout.buffer.write(out.read())
         sys.stdout.flush()
-    return next((code for code in codes if code), 0)
+    return exit_code(codes)
+
+
+def exit_code(codes: Sequence[int]) -> int:
+    """Return the first code of a failure; a share without a test is none, unless all are."""
+    bad = [code for code in codes if _is_bad(code)]
+    return bad[0] if bad else min(codes, default=_NO_TESTS)
+
+
+def _is_bad(code: int) -> bool:
+    return code not in (0, _NO_TESTS)
+
+
+def _ended(process: subprocess.Popen[bytes]) -> int:
+    """Wait for a share; after Ctrl-C, which it gets too, for as long as it needs to tidy up."""
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        try:
+            return process.wait(_TIDY_S)
+        except subprocess.TimeoutExpired:
+            return _INTERRUPTED
 
 
 if __name__ == "__main__":

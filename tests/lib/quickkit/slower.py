@@ -1,4 +1,4 @@
-"""Which tests `make quick` leaves out because they take longer than an eighth of a second.
+"""Which tests `make quick` leaves out because they take too long for it.
 
 They are listed in tests/slower.txt, a function a line with the seconds of its slowest case, as
 measured by `make quick-list`. A marker in each of a hundred files would say the same, and nobody

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from projectfiles import ROOT
-from quickkit.shards import shares, weighed
+from quickkit.shards import exit_code, shares, weighed
 
 
 def test_every_file_is_in_one_share() -> None:
@@ -45,3 +45,11 @@ def test_a_failure_in_any_share_is_the_exit_code(tmp_path: Path, fails: bool) ->
     )  # fmt: skip
     assert done.returncode == int(fails), done.stdout + done.stderr
     assert done.stdout.count("1 passed") == 2 - int(fails)
+
+
+@pytest.mark.parametrize(
+    ("codes", "expected"), [([0, 5], 0), ([5, 5], 5), ([5, 1], 1), ([0, 2, 1], 2), ([], 5)]
+)
+def test_a_share_without_a_test_is_no_failure(codes: list[int], expected: int) -> None:
+    """As with `-k`, unless no share has one."""
+    assert exit_code(codes) == expected
