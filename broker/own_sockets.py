@@ -153,6 +153,7 @@ def _said(descriptor: int, ask: Callable[[socket.socket], _Said]) -> _Said | Non
 
 
 def _is_connected(found: socket.socket, is_meant: Callable[[socket.socket], bool]) -> bool:
+    """Tell whether a TCP connection is meant; raises OSError for a listener, which has no peer."""
     is_internet = found.family in (socket.AF_INET, socket.AF_INET6)
     return is_internet and is_meant(found) and bool(found.getpeername())
 
@@ -195,8 +196,7 @@ def _sever(descriptor: int, is_meant: Callable[[socket.socket], bool]) -> bool:
         if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
             return False
         with _borrowed(descriptor) as copy:
-            if copy.family in (socket.AF_INET, socket.AF_INET6) and is_meant(copy):
-                copy.getpeername()  # a listening socket has none
+            if _is_connected(copy, is_meant):
                 copy.shutdown(socket.SHUT_RDWR)
                 return True
     return False

@@ -93,13 +93,13 @@ class OpenCalls:
                 call.leave()
             for call in calls:
                 call.join(max(0, round((deadline_s - time.monotonic()) * 1000)))
-            while not (done := self._let_none_in()) and time.monotonic() < deadline_s:
+            while not (done := self._shut_behind_the_last()) and time.monotonic() < deadline_s:
                 time.sleep(_LOOK_S)
             return done
         finally:
             self._lets_none_in = True
 
-    def _let_none_in(self) -> bool:
+    def _shut_behind_the_last(self) -> bool:
         """Let no thread in again if none is inside; return whether none is."""
         with self._guard:
             self._lets_none_in = not self._inside - {self._ending_thread}
