@@ -29,6 +29,7 @@ CRASH_ARGS ?=
 DAMAGE_ARGS ?=
 FUZZ_ARGS ?=
 PLANT_ARGS ?=
+RUN ?=
 RACE_ARGS ?= --commits 200
 SIM_ARGS ?=
 SEED ?=
@@ -206,11 +207,28 @@ bench: $(STAMP) ## run the benchmarks (BENCH_ARGS="...")
 	@cd $(ROOT)
 	$(PYTHON) -m bench $(BENCH_ARGS)
 
+# What draws plots has an environment of its own, as the site's tools have.
+BENCH_VENV := $(ROOT)/.bench-venv
+BENCH_STAMP := $(BENCH_VENV)/.installed
+
+$(BENCH_STAMP): $(ROOT)/bench/requirements.lock
+	@cd $(ROOT)
+	test -x $(BENCH_VENV)/bin/python || $(BASE_PYTHON) -m venv $(BENCH_VENV)
+	$(BENCH_VENV)/bin/python -m pip install --quiet --require-hashes \
+		--requirement bench/requirements.lock
+	touch $@
+
 # An interrupted run goes on where it was; what is finished is kept in out/bench/all.json.
 .PHONY: bench-all
-bench-all: $(STAMP) ## run every benchmark with every peer in one sitting (hours; Java, Maven, Go)
+bench-all: $(STAMP) $(BENCH_STAMP) ## run every benchmark with every peer in one sitting (hours; Java, Maven, Go)
 	@cd $(ROOT)
 	$(PYTHON) -m bench --all $(BENCH_ARGS)
+	$(BENCH_VENV)/bin/python -m bench.report.plots
+
+.PHONY: bench-plots
+bench-plots: $(BENCH_STAMP) ## draw a kept run into docs/plots (RUN=FILE; by default the newest of bench-all)
+	@cd $(ROOT)
+	$(BENCH_VENV)/bin/python -m bench.report.plots $(RUN)
 
 .PHONY: bench-smoke
 bench-smoke: $(STAMP) ## run a few benchmarks small, and name the ratios that moved since the last such run
@@ -321,7 +339,7 @@ protos: $(STAMP) ## generate the Python stubs of proto/ into broker/wire
 
 # The resolver has a throw-away environment: neither tests nor the product need it.
 .PHONY: lock
-lock: ## resolve the project's, Airflow's and the site's requirements again (needs a network)
+lock: ## resolve the requirements of all environments again (needs a network)
 	@cd $(ROOT)
 	test -x .lock-venv/bin/uv || $(BASE_PYTHON) -m venv .lock-venv
 	.lock-venv/bin/python -m pip install --quiet uv==0.13.8
@@ -335,6 +353,9 @@ lock: ## resolve the project's, Airflow's and the site's requirements again (nee
 	.lock-venv/bin/uv pip compile docs/requirements.in --universal --python-version 3.11 \
 		--generate-hashes --no-emit-index-url --no-annotate --quiet \
 		--custom-compile-command "make lock" $(LOCK_ARGS) --output-file docs/requirements.lock
+	.lock-venv/bin/uv pip compile bench/requirements.in --universal --python-version 3.11 \
+		--generate-hashes --no-emit-index-url --no-annotate --quiet \
+		--custom-compile-command "make lock" $(LOCK_ARGS) --output-file bench/requirements.lock
 	.lock-venv/bin/uv pip compile tests/peers/python/requirements.in --universal \
 		--python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --quiet \
 		--custom-compile-command "make lock" $(LOCK_ARGS) \
@@ -359,6 +380,6 @@ audit: $(STAMP) ## compare what is locked with known advisories (ADVISORIES=all.
 .PHONY: clean
 clean: ## remove .venv, builds and caches; sources and data stay
 	@cd $(ROOT)
-	rm -rf .venv .airflow-venv .docs-venv .liftbridge-venv .lock-venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis \
+	rm -rf .venv .airflow-venv .docs-venv .bench-venv .liftbridge-venv .lock-venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis \
 		.import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

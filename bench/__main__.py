@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
@@ -34,7 +34,7 @@ from bench.report.liftbridge_rows import LIFTBRIDGE_ROWS
 from bench.report.moved import compared, moved
 from bench.report.rows import ROWS
 from bench.report.secure_rows import SECURE_ROWS
-from bench.report.table import BEGIN, render, render_beside, render_headlines, replace_between
+from bench.report.table import render, render_beside, render_headlines, replace_between
 from bench.servers import settings
 from bench.session import Session
 from bench.stats import Summary
@@ -64,7 +64,11 @@ CLUSTER_MEASURES: Final = (
 LIFTBRIDGE_MEASURES: Final = ("liftbridge",)
 # Has no peer but ourselves without security; runs only by name, as in `make bench-secure`.
 SECURE_MEASURES: Final = ("secure",)
-EVERY_MEASURE: Final = (*MEASURES, *CLUSTER_MEASURES, *LIFTBRIDGE_MEASURES, *SECURE_MEASURES)
+# An hour; runs only by name.
+SOAK_MEASURES: Final = ("soak",)
+EVERY_MEASURE: Final = (
+    *MEASURES, *CLUSTER_MEASURES, *LIFTBRIDGE_MEASURES, *SECURE_MEASURES, *SOAK_MEASURES,
+)  # fmt: skip
 # What a change of the log, the front doors or the client moves; each has a peer in the same run.
 SMOKE_MEASURES: Final = ("publish", "ingest", "latency", "catch_up")
 SMOKE_SCALE: Final = 0.05
@@ -174,13 +178,24 @@ def _report(figures: dict[str, Summary], *, write: bool) -> None:
     print("\n\n".join([*shown, clusters]).strip())
     if not write:
         return
-    for path, shown_there in ((_README, render_headlines(ROWS, figures)), (_PAGE, table)):
-        text = path.read_text(encoding="utf-8") if path.exists() else ""
-        if BEGIN not in text:
-            print(f"\n{path.name} has no line {BEGIN!r}: table not written", file=sys.stderr)
+    headlines = render_headlines(ROWS, figures) if measured else ""
+    _write(_README, {"bench": headlines})
+    _write(_PAGE, {"bench": table if measured else "", "bench-cluster": clusters})
+
+
+def _write(path: Path, tables: Mapping[str, str]) -> None:
+    """Put tables between the markers of their names; an empty one leaves what is there."""
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    for name, table in tables.items():
+        if not table:
             continue
-        path.write_text(replace_between(text, shown_there), encoding="utf-8")
-        print(f"\ntable written to {path.name}")
+        try:
+            text = replace_between(text, name, table)
+        except ValueError as error:
+            print(f"\n{path.name}: table not written: {error}", file=sys.stderr)
+            continue
+        path.write_text(text, encoding="utf-8")
+        print(f"\ntable {name!r} written to {path.name}")
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:

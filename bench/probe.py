@@ -7,6 +7,7 @@ machine share.
 
 from __future__ import annotations
 
+import math
 import subprocess
 import threading
 import time
@@ -16,6 +17,8 @@ from types import TracebackType
 from typing import Final, Self
 
 from bench.processes import BenchError, with_shim
+
+SLOT_S: Final = 0.1  # of a timeline
 
 Ack = tuple[int, int]  # when a record was sent and when it was acknowledged
 
@@ -43,6 +46,16 @@ def first_after(acks: Sequence[Ack], fault_ns: int) -> Ack | None:
         if acked_ns > fault_ns and (sent_ns >= fault_ns or acked_ns - fault_ns > _LATE_NS):
             return sent_ns, acked_ns
     return None
+
+
+def by_slot(acks: Sequence[Ack], fault_ns: int, *, before_s: float, after_s: float) -> list[int]:
+    """Count acknowledgements in slots of SLOT_S from ``before_s`` before until after the fault."""
+    counts = [0] * round((before_s + after_s) / SLOT_S)
+    for _, acked_ns in acks:
+        slot = math.floor(((acked_ns - fault_ns) / 1e9 + before_s) / SLOT_S)
+        if 0 <= slot < len(counts):
+            counts[slot] += 1
+    return counts
 
 
 class Probe:
@@ -89,6 +102,11 @@ class Probe:
                         f"no publish was acknowledged within {timeout_s:g} s after the fault: "
                         f"{self._tail()}"
                     )
+
+    def acks_by_slot(self, fault_ns: int, *, before_s: float, after_s: float) -> list[int]:
+        """Count acknowledgements in slots of SLOT_S seconds around a fault, the oldest first."""
+        with self._changed:
+            return by_slot(self._acks, fault_ns, before_s=before_s, after_s=after_s)
 
     def stop(self) -> None:
         """Kill the probe."""

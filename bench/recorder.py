@@ -117,7 +117,16 @@ def load_figures(path: Path) -> dict[str, Summary]:
     Raises:
         ValueError: not a file that :meth:`Recorder.save` wrote.
     """
-    return figures_of(_load(path)["samples"])
+    return figures_of(load_samples(path))
+
+
+def load_samples(path: Path) -> list[dict[str, Any]]:
+    """Return the samples of a saved run, with their details, in the order of their time.
+
+    Raises:
+        ValueError: not a file that :meth:`Recorder.save` wrote.
+    """
+    return list(_load(path)["samples"])
 
 
 def _load(path: Path) -> dict[str, Any]:

@@ -5,6 +5,13 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
+
+# The shares of all samples by which a distribution is kept and drawn. The peers' programs
+# (main.go, ClusterProbe.java) have the same list.
+LEVELS: Final = (
+    0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999, 1.0,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

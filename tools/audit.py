@@ -33,6 +33,7 @@ LOCKS: Final = (
     "requirements.lock",
     "airflow_dags/requirements.lock",
     "docs/requirements.lock",
+    "bench/requirements.lock",
     "tests/peers/python/requirements.lock",
 )
 # Advisories that name a locked version and do not concern us, with the reason.

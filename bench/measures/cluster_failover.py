@@ -15,7 +15,7 @@ from typing import Final
 from bench.clusters import Replicated, headwater_cluster, wait_until
 from bench.peers.jetstream_cluster import jetstream_cluster
 from bench.peers.kafka_cluster import kafka_cluster
-from bench.probe import Probe
+from bench.probe import SLOT_S, Probe
 from bench.session import Session
 from bench.stats import percentile
 
@@ -23,6 +23,8 @@ _PEER_KILLS_MAX: Final = 5
 _BACK_TIMEOUT_S: Final = 120.0
 _STREAM: Final = "fail"
 _FIGURE: Final = "cluster_failover"
+_BEFORE_S: Final = 1.0  # of the timeline that is kept with each kill
+_AFTER_S: Final = 1.0  # once publishing works again
 
 
 def run(session: Session) -> None:
@@ -62,6 +64,11 @@ def kills(session: Session, side: str, cluster: Replicated, count: int) -> None:
                 "s",
                 killed=leader,
                 back_in_sync_s=time.monotonic() - start,
+                slot_s=SLOT_S,
+                acks_from_s=-_BEFORE_S,
+                acks_by_slot=probe.acks_by_slot(
+                    killed_ns, before_s=_BEFORE_S, after_s=found[-1] + _AFTER_S
+                ),
             )
     record_percentiles(session, f"{_FIGURE}/{side}", found)
 

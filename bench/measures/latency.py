@@ -65,5 +65,6 @@ def _record(session: Session, side: str, found: Mapping[str, Any]) -> None:
             found[f"{name}_us"] / 1000,
             "ms",
             max_ms=found["max_us"] / 1000,
+            levels_us=found["levels_us"],
             tool=found["tool"],
         )

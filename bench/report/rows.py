@@ -288,6 +288,16 @@ ROWS: Final[tuple[Row, ...]] = (
         bars=((), (AtMost(350.0), Times(1.15, ("memory/early_mib",), at_most=True))),
     ),
     Row(
+        path="… under an hour of mixed load / after a minute of rest",
+        unit="MiB",
+        ours=("soak/highest_mib", "soak/rested_mib"),
+        bar="≤ 350 MiB, given back within a minute",
+        bars=(
+            (AtMost(350.0), Times(1.15, ("soak/first_quarter_mib",), at_most=True)),
+            (Times(1.0, ("soak/highest_mib",), at_most=True),),
+        ),
+    ),
+    Row(
         path="restart to serving with that log: after a stop / after kill −9",
         unit="s",
         ours=("restart/stopped_s", "restart/killed_s"),

@@ -16,8 +16,6 @@ from bench.stats import Summary
 
 Figures = Mapping[str, Summary]
 
-BEGIN: Final = "<!-- bench:begin -->"
-END: Final = "<!-- bench:end -->"
 _NOTHING: Final = "–"
 _HEAD_LINES: Final = 2
 _PEERS: Final = {"jetstream": "JetStream", "kafka": "Kafka", "native": "native Delta scan"}
@@ -138,7 +136,7 @@ def render_headlines(rows: Sequence[Row], figures: Figures) -> str:
     for row in rows:
         if not row.headline or row.ours[0] not in figures:
             continue
-        ours, peer, shown = figures[row.ours[0]].median, _best_peer(row, figures), _NOTHING
+        ours, peer, shown = figures[row.ours[0]].median, best_peer(row, figures), _NOTHING
         if peer is not None:
             name, value = peer
             shown = f"{quantity(value, row.unit)} {row.unit}, {_PEERS[name]}"
@@ -148,12 +146,17 @@ def render_headlines(rows: Sequence[Row], figures: Figures) -> str:
     return "\n".join(lines)
 
 
-def _best_peer(row: Row, figures: Figures) -> tuple[str, float] | None:
-    """Return the best peer and its median; None if no peer ran."""
+def higher_is_better(row: Row) -> bool:
+    """Tell rates from times and sizes."""
+    return row.unit.endswith("/s")
+
+
+def best_peer(row: Row, figures: Figures) -> tuple[str, float] | None:
+    """Return the best peer and the median of its first figure; None if no peer ran."""
     names = [side[0] for side in (row.default, row.kafka) if side and side[0] in figures]
     if not names:
         return None
-    better = max if row.unit.endswith("/s") else min
+    better = max if higher_is_better(row) else min
     best = better(names, key=lambda name: figures[name].median)
     return next(one for one in _PEERS if one in best), figures[best].median
 
@@ -194,17 +197,18 @@ def _lines(
     return lines
 
 
-def replace_between(text: str, table: str) -> str:
-    """Return ``text`` with everything between the two markers replaced.
+def replace_between(text: str, name: str, table: str) -> str:
+    """Return ``text`` with everything between the two markers of this name replaced.
 
     Raises:
         ValueError: the text does not have both markers, once each and in order.
     """
-    head, begin, rest = text.partition(BEGIN)
-    _, end, tail = rest.partition(END)
-    if not begin or not end or BEGIN in rest or END in tail:
-        raise ValueError(f"the text needs one {BEGIN!r} and, after it, one {END!r}")
-    return f"{head}{BEGIN}\n\n{table}\n\n{END}{tail}"
+    begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+    head, found_begin, rest = text.partition(begin)
+    _, found_end, tail = rest.partition(end)
+    if not found_begin or not found_end or begin in rest or end in tail:
+        raise ValueError(f"the text needs one {begin!r} and, after it, one {end!r}")
+    return f"{head}{begin}\n\n{table}\n\n{end}{tail}"
 
 
 def _cell(names: Sequence[str], unit: str, figures: Figures) -> str:
@@ -229,7 +233,7 @@ def _ratio(row: Row, figures: Figures) -> str:
 
 def _ratio_to_best(row: Row, figures: Figures) -> str:
     """Compare ours with the better peer: the higher rate, or the lower value of other units."""
-    better = max if row.unit.endswith("/s") else min
+    better = max if higher_is_better(row) else min
     ratios = []
     for index, ours in enumerate(row.ours):
         names = [side[index] for side in (row.default, row.kafka) if index < len(side)]

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from bench import payloads
 from bench.peers import raw_nats
-from bench.stats import percentile
+from bench.stats import LEVELS, percentile
 from broker.model.records import AppendResult
 from headwater.client import Client
 
@@ -75,8 +75,13 @@ def flight_latency(*, url: str, stream: str, size: int, count: int) -> Run:
     return lambda: _latencies(count, lambda: send().result(30))
 
 
-def flight_read(*, url: str, stream: str, columns: list[str] | None = None) -> Run:
-    """Read a stream from its first record to its high watermark at the start."""
+def flight_read(
+    *, url: str, stream: str, columns: list[str] | None = None, records_max: int | None = None
+) -> Run:
+    """Read a stream from its first record to its high watermark at the start.
+
+    With ``records_max`` the read ends with the batch that reaches this number.
+    """
     client = Client(url)
 
     def run() -> Result:
@@ -85,6 +90,8 @@ def flight_read(*, url: str, stream: str, columns: list[str] | None = None) -> R
             for fetched in fetch:
                 records += fetched.batch.num_rows
                 data_bytes += fetched.batch.nbytes
+                if records_max is not None and records >= records_max:
+                    break
         return {"records": records, "arrow_bytes": data_bytes}
 
     return run
@@ -158,6 +165,7 @@ def _latencies(count: int, ask: Callable[[], object]) -> Result:
         "p50_us": percentile(times, 0.5),
         "p99_us": percentile(times, 0.99),
         "max_us": max(times),
+        "levels_us": {str(share): percentile(times, share) for share in LEVELS},
     }
 
 

@@ -19,6 +19,7 @@ import (
 	"math/rand"
 	"os"
 	"slices"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -177,6 +178,11 @@ func publishMany(ctx context.Context, js jetstream.JetStream, o options, count i
 	}
 }
 
+// latencyLevels is LEVELS of bench/stats.py: the shares by which a distribution is kept.
+var latencyLevels = []float64{
+	0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999, 1,
+}
+
 func latency(ctx context.Context, o options) (result, error) {
 	connection, js, err := connect(o)
 	if err != nil {
@@ -203,6 +209,11 @@ func latency(ctx context.Context, o options) (result, error) {
 	slices.Sort(times)
 	at := func(share float64) float64 { return times[int(float64(len(times)-1)*share)] }
 	found["p50_us"], found["p99_us"], found["max_us"] = at(0.5), at(0.99), at(1)
+	levels := map[string]float64{}
+	for _, share := range latencyLevels {
+		levels[strconv.FormatFloat(share, 'f', -1, 64)] = at(share)
+	}
+	found["levels_us"] = levels
 	return found, nil
 }
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.probe import Probe, first_after, parse_ack
+from bench.probe import Probe, by_slot, first_after, parse_ack
 from bench.processes import BenchError
 
 FAULT = 1_000_000_000
@@ -35,6 +35,13 @@ def test_a_record_that_was_sent_again_to_the_next_leader_counts() -> None:
 def test_nothing_counts_before_the_fault() -> None:
     """A probe that stands still has no answer."""
     assert first_after([(FAULT - 2, FAULT - 1), (FAULT - 1, FAULT)], FAULT) is None
+
+
+def test_acknowledgements_are_counted_in_slots_around_the_fault() -> None:
+    """What is outside of them is not counted; a slot includes its beginning."""
+    at_ms = [-201, -200, -1, 0, 99, 100, 299, 300]
+    acks = [(0, FAULT + ms * MS) for ms in at_ms]
+    assert by_slot(acks, FAULT, before_s=0.2, after_s=0.3) == [1, 1, 2, 1, 1]
 
 
 @pytest.mark.parametrize("line", ["", "1", "1 2 3", "one two", "-1 2", "5 4", "error: 1 2"])

@@ -30,7 +30,7 @@ def test_no_locked_version_has_an_advisory_that_is_not_answered() -> None:
 
 
 def test_each_package_and_jar_is_compared() -> None:
-    """Of four locks, and of the list of jars."""
+    """Of all locks, and of the list of jars."""
     found = audit.packages()
     assert {one.where for one in found} == {*audit.LOCKS, JAR.where}
     assert any(one.name == "org.apache.hadoop:hadoop-aws" for one in found)

@@ -20,6 +20,10 @@ import org.apache.kafka.common.serialization.ByteArraySerializer;
 public final class ClusterProbe {
     private static final int PROBE_BYTES = 100;
     private static final long PAUSE_MS = 5;
+    /** LEVELS of bench/stats.py: the shares by which a distribution is kept. */
+    private static final double[] LEVELS = {
+        0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999, 1.0,
+    };
 
     public static void main(String[] words) throws Exception {
         String servers = words[1];
@@ -50,7 +54,7 @@ public final class ClusterProbe {
         }
         Arrays.sort(micros);
         System.out.println("{\"p50_us\": " + at(micros, 0.5) + ", \"p99_us\": " + at(micros, 0.99)
-                + ", \"max_us\": " + at(micros, 1.0) + "}");
+                + ", \"max_us\": " + at(micros, 1.0) + ", \"levels_us\": {" + levels(micros) + "}}");
     }
 
     /** A first topic, not counted, lets both clients connect. */
@@ -88,6 +92,11 @@ public final class ClusterProbe {
                 Thread.sleep(PAUSE_MS);
             }
         }
+    }
+
+    private static String levels(double[] sorted) {
+        return Arrays.stream(LEVELS).mapToObj(share -> "\"" + share + "\": " + at(sorted, share))
+                .collect(Collectors.joining(", "));
     }
 
     private static double at(double[] sorted, double share) {

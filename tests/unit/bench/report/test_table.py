@@ -8,8 +8,6 @@ from bench.report.cluster_rows import CLUSTER_ROWS
 from bench.report.rows import ROWS
 from bench.report.secure_rows import SECURE_ROWS
 from bench.report.table import (
-    BEGIN,
-    END,
     AtLeast,
     AtMost,
     Row,
@@ -22,6 +20,8 @@ from bench.report.table import (
     verdict,
 )
 from bench.stats import Summary
+
+BEGIN, END = "<!-- x:begin -->", "<!-- x:end -->"
 
 
 def one(value: float) -> Summary:
@@ -159,17 +159,18 @@ def test_quantities_have_three_digits(value: float, unit: str, expected: str) ->
 
 def test_only_what_is_between_the_markers_changes() -> None:
     """The text around the table stays, and writing twice changes nothing."""
-    text = f"# Title\n\n{BEGIN}\nold\n{END}\n\nmore\n"
-    once = replace_between(text, "| new |")
-    assert once == f"# Title\n\n{BEGIN}\n\n| new |\n\n{END}\n\nmore\n"
-    assert replace_between(once, "| new |") == once
+    other = "<!-- other:begin -->\n<!-- other:end -->\n"
+    text = f"# Title\n\n{BEGIN}\nold\n{END}\n\nmore\n{other}"
+    once = replace_between(text, "x", "| new |")
+    assert once == f"# Title\n\n{BEGIN}\n\n| new |\n\n{END}\n\nmore\n{other}"
+    assert replace_between(once, "x", "| new |") == once
 
 
 @pytest.mark.parametrize("text", ["", BEGIN, f"{END}{BEGIN}", f"{BEGIN}{BEGIN}{END}"])
 def test_a_text_without_one_pair_of_markers_is_refused(text: str) -> None:
     """A table is never written to a place that was not meant for it."""
     with pytest.raises(ValueError, match="needs one"):
-        replace_between(text, "table")
+        replace_between(text, "x", "table")
 
 
 @pytest.mark.parametrize("rows", [ROWS, CLUSTER_ROWS, SECURE_ROWS])
