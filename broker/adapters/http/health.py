@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final
 
+from broker.adapters.http.shared_answer import SharedAnswer
 from broker.adapters.tls.context import wrapped
 from broker.core.access.certificates import principal_of
 from broker.errors import AccessError, InvalidConfigError, UnauthenticatedError
@@ -53,8 +54,9 @@ class HealthServer:
     ) -> None:
         """Bind the port (0 takes a free one); nothing is answered before :meth:`start`.
 
-        ``guard`` tells whether a caller may see the metrics; the two probes ask nobody. With
-        ``tls`` only HTTPS is spoken.
+        ``metrics`` may be costly: callers who wait at the same time share an answer, and making
+        answers takes at most a tenth of a processor. ``guard`` tells whether a caller may see the
+        metrics; the two probes ask nobody. With ``tls`` only HTTPS is spoken.
 
         Raises:
             InvalidConfigError: the address cannot be bound.
@@ -62,7 +64,13 @@ class HealthServer:
         try:
             self._server = _BoundedServer(
                 (host, port),
-                _handler(metrics, metrics_content_type, not_ready_reason, missing, guard),
+                _handler(
+                    SharedAnswer(metrics).get,
+                    metrics_content_type,
+                    not_ready_reason,
+                    missing,
+                    guard,
+                ),
                 tls,
             )
         except OSError as cause:
