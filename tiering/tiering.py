@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import pyarrow as pa
 
@@ -376,5 +377,6 @@ class Tiering:
         with self._lock:
             table = self._tables.get(stream.uuid)
             if table is None:
-                table = self._tables[stream.uuid] = self._lake.table(stream)
+                recorded = partial(self._catalog.cold_ends, stream.uuid)
+                table = self._tables[stream.uuid] = self._lake.table(stream, recorded=recorded)
             return table

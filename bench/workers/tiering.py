@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from broker.adapters.clock import SystemClock
 from broker.adapters.disk.files import DiskFiles
-from broker.model.ids import BrokerId, PartitionId
+from broker.model.ids import BrokerId, PartitionId, StreamUuid
 from broker.model.lineage import Lineage
 from broker.model.offsets import Offset
 from broker.model.stream import Stream
@@ -51,6 +51,10 @@ class OneStream:
     def history(self, partition: PartitionId, *, refreshed: bool) -> tuple[Lineage, Offset]:
         """Return a partition's lineage and its recorded cold end."""
         return self._broker.catalog().history(partition, refreshed=refreshed)
+
+    def cold_ends(self, stream: StreamUuid) -> Mapping[int, Offset]:
+        """Return the recorded cold ends of the stream's partitions."""
+        return self._broker.catalog().cold_ends(stream)
 
     def source(self, partition: PartitionId) -> tuple[Stream, TierSource] | None:
         """Return a partition of the stream."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -128,6 +128,12 @@ class TierCatalog(Protocol):
 
         With ``refreshed`` this waits until that metadata is the newest. It then blocks, and raises
         UnavailableError if no majority of the controllers confirms it.
+        """
+
+    def cold_ends(self, stream: StreamUuid) -> Mapping[int, Offset]:
+        """Return the recorded cold end of every partition of a stream, whoever leads it. Quick.
+
+        From this broker's metadata, which may be behind. Empty if the stream is gone.
         """
 
     def source(self, partition: PartitionId) -> tuple[Stream, TierSource] | None:

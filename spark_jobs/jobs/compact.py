@@ -23,7 +23,6 @@ from tiering.keys.snapshot import latest_table
 from tiering.proof.proofs import prove
 from tiering.read.lake import Lake, storage_options_of
 from tiering.ship.compaction import TARGET_BYTES
-from tiering.store.object_store import ObjectStore
 from tiering.store.opening import open_store
 from tiering.table.delta_maintenance import RETAIN_HOURS_FLOOR, MaintainedTable, retention_hours
 
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from headwater.client import Client
+    from tiering.table.delta_table import DeltaStreamTable
 
 NAME: Final = "compact"
 _MIB: Final = 1024 * 1024
@@ -110,16 +110,14 @@ def _compact_stream(spark: SparkSession, args: argparse.Namespace, report: Repor
             "bins_lost": done.bins_lost,
             "version": done.version,
         }
-        stores = [held.table.store]
+        tables = [held.table]
         latest = latest_table(held.lake, held.stream)
-        newest = latest.find()
-        if newest is not None:
-            prove(newest, latest.store)
-            stores.append(latest.store)
+        if latest.find() is not None:
+            tables.append(latest)
     # Our own lease has ended by now: it must not hold the files that this run replaced.
     if args.vacuum:
         hours = _retention(client, args)
-        gone = [_vacuum(store, hours, args, report) for store in stores]
+        gone = [vacuum_proved(table, hours, args, report) for table in tables]
         facts |= {"retain_hours": hours, "vacuumed": gone}
     return facts
 
@@ -155,12 +153,21 @@ def _retention(client: Client, args: argparse.Namespace) -> int:
     return retention_hours(args.retain_hours, client.leases(args.stream), now_us=_now_us())
 
 
-def _vacuum(
-    store: ObjectStore, hours: int, args: argparse.Namespace, report: Report
+def vacuum_proved(
+    table: DeltaStreamTable, hours: int, args: argparse.Namespace, report: Report
 ) -> dict[str, Any]:
-    patient = open_store(replace(store.config, upload_deadline_s=_DEADLINE_S))
-    table = MaintainedTable(patient, storage_options_of(patient))
-    done = table.vacuum(retain_hours=hours, dry_run=args.dry_run)
+    """Delete what no version of the last ``hours`` needs; return what is told about it. Blocks.
+
+    The newest version is proved first: a RESTORE after a foreign change needs the old files, and
+    the change may have been made after this job began.
+
+    Raises:
+        TableMismatchError: somebody changed the table; nothing was deleted.
+    """
+    prove(table.snapshot(), table.store)
+    patient = open_store(replace(table.store.config, upload_deadline_s=_DEADLINE_S))
+    maintained = MaintainedTable(patient, storage_options_of(patient))
+    done = maintained.vacuum(retain_hours=hours, dry_run=args.dry_run)
     report.progress(
         "would delete" if args.dry_run else "deleted", table=table.uri, objects=len(done.paths)
     )

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 from broker.errors import FilesReplacedError, HeadwaterError
 from spark_jobs.failures import annotate, translated
 from spark_jobs.maintenance.held_stream import StoreAddress
+from tiering.proof.proofs import prove
 from tiering.ship.compaction import Bin, only, plan_bins, rewrite
 from tiering.table.table import NewFile, TableSnapshot
 
@@ -66,7 +67,7 @@ def compact(
         with translated():
             written = _rewritten(spark, table, snapshot, some)
         for part in _committable(list(zip(some, written, strict=True)), table.snapshot()):
-            committed = _commit(table, part)
+            committed = commit_bins(table, part)
             version = committed if committed is not None else version
             lost += [] if committed is not None else [wanted for wanted, _ in part]
         progress("compacted", bins=first + len(some), of=len(bins), lost=len(lost))
@@ -90,11 +91,17 @@ def _committable(
     return [*([whole] if whole else []), *([pair] for pair in pairs if pair not in whole)]
 
 
-def _commit(table: DeltaStreamTable, pairs: Sequence[tuple[Bin, NewFile]]) -> int | None:
-    """Replace the files of some bins in one commit; None if another compaction was first."""
+def commit_bins(table: DeltaStreamTable, pairs: Sequence[tuple[Bin, NewFile]]) -> int | None:
+    """Replace the files of some bins in one commit; None if another compaction was first.
+
+    Raises:
+        TableMismatchError: somebody changed the table while the bins were rewritten.
+    """
+    base = table.snapshot()
+    prove(base, table.store)
     try:
         return table.replace_files(
-            table.snapshot(),
+            base,
             removed=[file for wanted, _ in pairs for file in wanted.files],
             added=[file for _, file in pairs],
             moves={},

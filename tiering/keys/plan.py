@@ -4,7 +4,8 @@ The rows of a partition are spread over buckets by a hash of the key, one file p
 advance reads the history after the old cut. It rewrites the files of the buckets that hold the keys
 of that history; all other files stay. All files of a partition are rewritten when they are no
 longer ours (an OPTIMIZE joined them) or when their buckets have become too large. A partition is
-built anew from its whole history when there is no old cut to start from.
+built anew from its whole history when there is no old cut to start from, or when key compaction of
+the history has gone beyond the old cut.
 """
 
 from __future__ import annotations
@@ -93,11 +94,14 @@ def plan(
                 expected=int(old.end),
                 found=int(new.end),
             )
+        # An older copy of the key snapshot: key compaction may have dropped tombstones that it had
+        # not seen, so only a build from history finds out which of its keys are gone.
+        is_old = bool(old) and old.end < history.whole_start(number)
         if old != new or number in distrusted:
             fresh_bytes = sizes.get(number, 0)
             plans.append(
                 _plan_partition(
-                    latest, number, old, new, fresh_bytes, distrusted=number in distrusted
+                    latest, number, old, new, fresh_bytes, distrusted=number in distrusted or is_old
                 )
             )
     return plans

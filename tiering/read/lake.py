@@ -8,7 +8,7 @@ reader.py and verify.py.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -81,14 +81,21 @@ class Lake:
         """Return the URI of a stream's table, whether it exists or not."""
         return f"{self.uri}/{table_path(stream.namespace, stream.table_name)}"
 
-    def table(self, stream: Stream) -> DeltaStreamTable:
+    def table(
+        self, stream: Stream, *, recorded: Callable[[], Mapping[int, int]] = dict
+    ) -> DeltaStreamTable:
         """Return the table of a stream, for reading and writing; makes no request.
 
-        Its operations raise TableMismatchError when the folder holds another stream's table.
+        ``recorded`` returns the cold ends that the metadata has; see DeltaStreamTable. The table's
+        operations raise TableMismatchError when the folder holds another stream's table.
         """
         store = self._store.under(table_path(stream.namespace, stream.table_name))
         return DeltaStreamTable(
-            store, stream=stream, cluster=self._cluster, storage_options=storage_options_of(store)
+            store,
+            stream=stream,
+            cluster=self._cluster,
+            storage_options=storage_options_of(store),
+            recorded=recorded,
         )
 
     def table_at(self, uri: str) -> DeltaStreamTable:

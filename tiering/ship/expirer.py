@@ -177,6 +177,7 @@ class PartitionExpirer:
             return expiry.RemovalLost()
         found = self._table.find(cold_end_min={self._number: int(held.end)})
         assert found is not None, "the commit was written to this table"
+        prove(found, self._table.store)
         self._keep(found)
         self._committed = entry.at_version(version)
         self.counters.records_total += sum(file.records_count or 0 for file in removed)

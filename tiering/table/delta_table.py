@@ -100,17 +100,22 @@ class DeltaStreamTable:
         cluster: str | None = None,
         kind: TableKind = "history",
         storage_options: Callable[[], dict[str, str]] = dict,
+        recorded: Callable[[], Mapping[int, int]] = dict,
     ) -> None:
         """Bind to the folder that ``store`` is rooted at; makes no request.
 
         Without ``stream`` the owner is read from the table's properties; then only reading and
-        replacing files are possible.
+        replacing files are possible. ``recorded`` returns, per partition, a cold end that is known
+        to be committed, whoever committed it. No version below one of them is loaded as the newest
+        one, and no commit is based on one: it would take the name of a commit that was lost, which
+        then could not be put back.
         """
         self._kind = kind
         self._store = store
         self._stream = stream
         self._cluster = cluster
         self._lock = threading.Lock()
+        self._recorded = recorded
         self._library = DeltaLibrary(store, storage_options)
         self._made: tuple[DeltaTable, TableSnapshot] | None = None  # and what it was made of
         self._files = ListedFiles(store.config.uri)
@@ -132,11 +137,15 @@ class DeltaStreamTable:
 
     def find(self, *, cold_end_min: Mapping[int, int] | None = None) -> TableSnapshot | None:
         """Load the newest version; None when there is none. See the port."""
+        # Read before the table: an end that is recorded later may not be in this version yet.
+        least_ends = dict(self._recorded())
+        for partition, least in (cold_end_min or {}).items():
+            least_ends[partition] = max(least, least_ends.get(partition, 0))
         with self._lock:
             table = self._library.newest()
             self._require_no_older(-1 if table is None else table.version())
             snapshot = None if table is None else self._snapshot_of(table)
-        for partition, least in (cold_end_min or {}).items():
+        for partition, least in least_ends.items():
             found = 0 if snapshot is None else snapshot.cold_end(partition)
             if found < least:
                 raise TableRolledBackError(
@@ -350,7 +359,7 @@ class DeltaStreamTable:
         base = expected
         info = {COMMIT_ID: commit_id, **metadata}
         for attempt in range(_COMMIT_ATTEMPTS_MAX):
-            if base.version < self._version_seen:
+            if base.version < self._version_seen or self._is_below_recorded(base):
                 base = self.snapshot()  # raises if the log was cut; a cut log accepts any commit
             check(base)
             if base is not expected:
@@ -374,6 +383,9 @@ class DeltaStreamTable:
             f"{self.uri}: other processes committed first {_COMMIT_ATTEMPTS_MAX} times in a row",
             uri=self.uri,
         )
+
+    def _is_below_recorded(self, base: TableSnapshot) -> bool:
+        return any(base.cold_end(number) < end for number, end in self._recorded().items())
 
     def _refuse_unwritable(self, version: int) -> None:
         """Raise an error if the table has features with which delta-rs cannot commit."""

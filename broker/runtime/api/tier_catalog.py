@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
-from broker.model.ids import PartitionId
+from broker.model.ids import PartitionId, StreamUuid
 from broker.model.lineage import Lineage
 from broker.model.offsets import Offset
 from broker.model.stream import Stream
@@ -84,6 +84,11 @@ class BrokerCatalog:
             self._metadata.barrier(timeout_ms=_CONFIRM_MS)
         one = self._metadata.state.partition(partition)
         return ((), Offset(0)) if one is None else (one.lineage, one.cold_end)
+
+    def cold_ends(self, stream: StreamUuid) -> Mapping[int, Offset]:
+        """See ``TierCatalog.cold_ends``."""
+        rows = self._metadata.state.partitions.get(stream, ())
+        return {number: row.cold_end for number, row in enumerate(rows)}
 
     @property
     def remote_starts(self) -> RemoteStarts:

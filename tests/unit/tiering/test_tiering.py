@@ -358,6 +358,30 @@ def test_reads_are_exact_or_refused(rig: Rig) -> None:
         list(rig.tiering.read(stream, 0, Offset(3), Offset(31), schema).rows)
 
 
+def test_no_partition_ships_over_the_lost_commit_of_another_one(rig: Rig, tmp_path: Path) -> None:
+    """A restarted broker knows by the metadata how far every partition reached."""
+    stream = make_stream(partitions=2)
+    sources = rig.catalog.add(stream)
+    rig.tiering.start()
+    for source in sources:
+        source.fill(1, 10)
+        rig.tiering.flush(stream, timeout_ms=60_000)
+    rig.tiering.stop()
+    log = rig.lake.table(stream).store.config.root / "_delta_log"
+    max(log.glob("*.json")).unlink()  # a commit of partition 1
+    left = sorted(log.glob("*.json"))
+    again = Rig(tmp_path / "lake")
+    again.catalog = rig.catalog
+    again.tiering = Tiering(again.lake, rig.catalog, WallClock(), QUICK, observer=again._observe)
+    for source in sources:
+        source.fill(1, 10)
+    again.tiering.start()
+    again.until(lambda: sum(one.failures_total > 0 for one in again.tiering.stats()) == 2)
+    again.tiering.stop()
+    assert sorted(log.glob("*.json")) == left
+    assert [source.cold_end for source in sources] == [10, 10]
+
+
 def test_the_table_state_refuses_a_rolled_back_table(rig: Rig) -> None:
     """The metadata knows what was committed; an older table is not served."""
     stream = make_stream()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -177,9 +177,11 @@ class _ReachedLake(Lake):
         """Return itself: no time passes in a call."""
         return self
 
-    def table(self, stream: Stream) -> DeltaStreamTable:
+    def table(
+        self, stream: Stream, *, recorded: Callable[[], Mapping[int, int]] = dict
+    ) -> DeltaStreamTable:
         """Return a stream's table; delta-rs reaches the folder as the machine does."""
-        table = super().table(stream)
+        table = super().table(stream, recorded=recorded)
         library = table._library
         library.guarded = self._guard(library.guarded)  # type: ignore[method-assign]
         return table

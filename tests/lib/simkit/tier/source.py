@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass, field, replace
 from uuid import uuid4
@@ -407,6 +407,11 @@ class MemoryTierCatalog:
         assert refreshed in (False, True)
         source = self._streams[partition.stream_uuid][1][partition.number]
         return source.lineage, source.cold_end
+
+    def cold_ends(self, stream: StreamUuid) -> Mapping[int, Offset]:
+        """Return the recorded cold ends of a stream's partitions."""
+        found = self._streams.get(stream)
+        return {} if found is None else {n: one.cold_end for n, one in enumerate(found[1])}
 
     @property
     def remote_starts(self) -> MemoryTierCatalog:

@@ -37,7 +37,14 @@ from tiering.proof.proofs import CACHE
 from tiering.read.lake import Lake
 from tiering.table.delta_log import commit_digest, log_key
 from tiering.table.delta_table import DeltaStreamTable
-from tiering.table.table import FILES, MADE_OF, DataFile, TableSnapshot, transaction_id
+from tiering.table.table import (
+    FILES,
+    MADE_OF,
+    DataFile,
+    SparsePrefix,
+    TableSnapshot,
+    transaction_id,
+)
 
 UUID = StreamUuid("01234567-89ab-4def-8123-456789abcdef")
 OTHER = StreamUuid("fedcba98-7654-4210-8edc-ba9876543210")
@@ -355,6 +362,19 @@ def test_a_key_snapshot_that_others_optimized_is_built_anew(lake: Lake) -> None:
     (one,) = plan(latest, history, {}, distrusted=found.distrusted)
     assert (one.rebuild, one.whole, one.to_read) == (True, True, a_range(0, 12))
     assert plan(latest, history, {}) == []
+
+
+def test_an_older_copy_of_a_key_snapshot_is_built_anew(lake: Lake) -> None:
+    """Key compaction may have dropped tombstones that it never saw; of ten offsets six are left."""
+    latest = built(lake, buckets=2).snapshot()
+    covered = latest.range_of(0)
+    ranges = {0: a_range(0, covered.end + 5), 1: a_range(0, 0)}
+    history = replace(latest, version=1, ranges=ranges)
+    for whole_end, anew in ((covered.end, False), (covered.end + 1, True)):
+        sparse = {0: SparsePrefix(Offset(whole_end), 6)}
+        (one,) = plan(latest, replace(history, sparse=sparse), {})
+        assert one.rebuild is anew
+        assert one.to_read == (ranges[0] if anew else a_range(covered.end, covered.end + 5))
 
 
 def test_a_commit_of_a_key_snapshot_says_what_it_is_made_of(lake: Lake) -> None:
