@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from types import TracebackType
-from typing import Any, Literal, Self, Unpack
+from typing import Any, Literal, Self, TypeVar, Unpack
 
 from broker.codec.flight.protocol import AtTime
 from broker.errors import InvalidRequestError
@@ -29,22 +31,30 @@ from headwater.client.partitioned_producer import PartitionedProducer
 from headwater.client.records import Records
 from headwater.client.settings import StreamSettings
 
+_Reads = TypeVar("_Reads", Consumer, GroupConsumer)
+
 
 class AsyncProducer:
     """Sends records from coroutines; made by :meth:`AsyncClient.producer`."""
 
     def __init__(self, producer: PartitionedProducer) -> None:
         self._producer = producer
+        self._turn = asyncio.Lock()  # first come, first served; held while a thread sends
 
     async def send(self, records: Records) -> dict[int, AppendResult]:
         """Send records and wait until they are stored; return the offsets by partition.
 
-        Several sends may wait at a time. Their order is that in which they were begun.
+        Several sends may wait at a time. Their order is that in which they were begun. A send that
+        is cancelled before its turn sends nothing; later, its records may be stored.
 
         Raises:
             HeadwaterError: as the future of :meth:`PartitionedProducer.send`.
         """
-        sent = await asyncio.to_thread(self._producer.send, records)
+        await self._turn.acquire()
+        # A coroutine that is cancelled does not end the thread, so the turn ends with the thread.
+        sending = asyncio.ensure_future(asyncio.to_thread(self._producer.send, records))
+        sending.add_done_callback(lambda _: self._turn.release())
+        sent = await asyncio.shield(sending)
         return await asyncio.shield(asyncio.wrap_future(sent))
 
 
@@ -248,19 +258,21 @@ class AsyncClient:
         ``async with … as consumer: async for record in consumer``. The call-backs run in a worker
         thread, while the iteration waits.
         """
-        made = await asyncio.to_thread(
-            self.client.consumer,
-            streams,
-            group=group,
-            member_id=member_id,
-            columns=columns,
-            auto_offset_reset=auto_offset_reset,
-            commit_ms=commit_ms,
-            session_ms=session_ms,
-            processing_ms_max=processing_ms_max,
-            on_assigned=on_assigned,
-            on_revoked=on_revoked,
-            on_lost=on_lost,
+        made = await _opened(
+            partial(
+                self.client.consumer,
+                streams,
+                group=group,
+                member_id=member_id,
+                columns=columns,
+                auto_offset_reset=auto_offset_reset,
+                commit_ms=commit_ms,
+                session_ms=session_ms,
+                processing_ms_max=processing_ms_max,
+                on_assigned=on_assigned,
+                on_revoked=on_revoked,
+                on_lost=on_lost,
+            )
         )
         given, processed = AsyncGroupConsumer(made), False
         try:
@@ -279,13 +291,31 @@ class AsyncClient:
         follow: bool = False,
     ) -> AsyncIterator[AsyncIterator[Consumed]]:
         """Read all partitions, as :meth:`Client.consume`: ``async with … as rows: async for …``."""
-        consumer = await asyncio.to_thread(
-            self.client.consume, stream, start, columns=columns, follow=follow
+        consumer = await _opened(
+            partial(self.client.consume, stream, start, columns=columns, follow=follow)
         )
         try:
             yield _batches(consumer)
         finally:
             await asyncio.to_thread(consumer.close)
+
+
+async def _opened(opening: Callable[[], _Reads]) -> _Reads:
+    """Return a consumer that a thread makes; if nobody waits for it any more, it is closed.
+
+    Else a member whose coroutine was cancelled would keep its partitions from the others.
+    """
+    making = asyncio.ensure_future(asyncio.to_thread(opening))
+    try:
+        return await asyncio.shield(making)
+    except asyncio.CancelledError:
+        making.add_done_callback(_close_unwanted)
+        raise
+
+
+def _close_unwanted(made: asyncio.Future[_Reads]) -> None:
+    if not made.cancelled() and made.exception() is None:
+        threading.Thread(target=made.result().close, name="headwater-unwanted").start()
 
 
 async def _batches(consumer: Consumer) -> AsyncIterator[Consumed]:

@@ -84,8 +84,19 @@ class Fetch:
         return self
 
     def __next__(self) -> Fetched:
-        """Return the next batch; blocks. With ``follow``, Ctrl-C interrupts the wait."""
-        received = self._receive()
+        """Return the next batch; blocks. With ``follow``, Ctrl-C interrupts the wait.
+
+        After an interrupt the iteration may go on: it opens the read again at its position.
+        """
+        try:
+            received = self._receive()
+        except HeadwaterError:
+            raise
+        except BaseException:
+            source, self._source = self._source, None  # it may have given a batch that nobody has
+            if source is not None:
+                source.cancel()
+            raise
         if received is None:
             self._check_end()
             raise StopIteration

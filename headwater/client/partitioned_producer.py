@@ -31,7 +31,7 @@ from broker.model.partitioner import partition_of_key
 from broker.model.records import AppendResult
 from broker.model.stream import Stream
 from headwater.client.producer import Producer
-from headwater.client.records import Records, to_batch
+from headwater.client.records import Records, sendable, to_batch
 
 
 def only_partition(stream: Stream) -> int:
@@ -52,7 +52,7 @@ def only_partition(stream: Stream) -> int:
     return 0  # several partitions without crc32: producers of release 0.1 chose 0, too
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Part:
     """The rows of one batch for one partition, until they are stored or refused for good."""
 
@@ -95,7 +95,8 @@ class PartitionedProducer:
         self._changed = threading.Condition(
             threading.RLock()
         )  # guards the fields below; never held for long
-        self._unanswered = 0  # parts that a producer has
+        self._unanswered: set[_Part] = set()  # a producer has them
+        self._placing = False  # refused parts are being sent
         self._refused: list[_Part] = []  # because there are more partitions
         self._added: PartitionsAddedError | None = None  # the refusal with the highest number
         self._failed: HeadwaterError | None = None  # of producers that are closed; for `flush`
@@ -108,6 +109,7 @@ class PartitionedProducer:
 
         Raises:
             InvalidRequestError, SchemaMismatchError: the argument is not a batch of records.
+            RecordTooLargeError: as :meth:`Producer.send`, before anything is sent.
             CommitTimeoutError: a partition's producer has given up.
             ShuttingDownError: the producer is closed.
         """
@@ -117,7 +119,7 @@ class PartitionedProducer:
                 raise ShuttingDownError("the producer is closed")
             self._place += 1
             parts = [
-                _Part(self._place, number, rows, _running())
+                _Part(self._place, number, sendable(rows), _running())
                 for number, rows in self._divided(batch).items()
             ]
             for part in parts:
@@ -134,10 +136,10 @@ class PartitionedProducer:
         deadline_s = time.monotonic() + timeout_ms / 1000
         with self._changed:
             settled = self._changed.wait_for(
-                lambda: not self._unanswered and not self._refused, timeout_ms / 1000
+                lambda: not (self._unanswered or self._refused or self._placing), timeout_ms / 1000
             )
             failed, self._failed = self._failed, None
-            left = self._unanswered + len(self._refused)
+            left = len(self._unanswered) + len(self._refused)
         if failed is not None:
             raise failed
         if not settled:
@@ -178,16 +180,16 @@ class PartitionedProducer:
         """Give a part to its producer; the caller has the lock."""
         if part.partition not in self._producers:
             self._producers[part.partition] = self._opened(part.partition, self._count)
-        with self._changed:
-            self._unanswered += 1
         try:
+            with self._changed:
+                self._unanswered.add(part)
             sent = self._producers[part.partition].send(part.rows)
+            sent.add_done_callback(partial(self._answered, part))
         except BaseException:
             with self._changed:
-                self._unanswered -= 1
+                self._unanswered.discard(part)
                 self._changed.notify_all()
             raise
-        sent.add_done_callback(partial(self._answered, part))
 
     def _answered(self, part: _Part, sent: Future[AppendResult]) -> None:
         """Take the answer to a part; on any thread."""
@@ -198,7 +200,7 @@ class PartitionedProducer:
                 begins = not self._refused
                 self._refused.append(part)
                 self._heard_of(error)
-            self._unanswered -= 1
+            self._unanswered.discard(part)
             self._changed.notify_all()
         if begins:
             threading.Thread(target=self._place_anew, name="headwater-placing", daemon=True).start()
@@ -222,12 +224,12 @@ class PartitionedProducer:
             with self._changed:
                 self._changed.wait_for(lambda: not self._unanswered)
                 refused, self._refused = sorted(self._refused, key=lambda one: one.place), []
-                self._unanswered += 1  # so that `flush` waits
+                self._placing = True  # so that `flush` waits
             self._count_anew()
             for part in refused:
                 self._send_anew(part)
             with self._changed:
-                self._unanswered -= 1
+                self._placing = False
                 self._changed.notify_all()
 
     def _begin_anew(self) -> None:

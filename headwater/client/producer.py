@@ -2,7 +2,8 @@
 
 Callers write to the connection on their own thread, which saves a change of threads per record. One
 thread per connection reads the answers. If the connection ends before its batches are settled, that
-thread opens the next connection. Decisions are in window.py.
+thread opens the next one; a thread of its own opens the first one, because an interrupt (Ctrl-C)
+only meets callers. An interrupted write ends the connection. Decisions are in window.py.
 
 Batches have sequence numbers, by which a broker recognises them, only under ack policy ALL. Under
 LEADER, a leader may fail after it acknowledged a batch; with numbers, the producer's next batch
@@ -34,13 +35,18 @@ from broker.model.epochs import LeaderEpoch
 from broker.model.ids import NO_PRODUCER, ProducerId
 from broker.model.offsets import Offset
 from broker.model.records import AckPolicy, AppendResult
-from headwater.client.flight_connection import Connection
 from headwater.client.leader_route import Route
 from headwater.client.put_session import PutSession
-from headwater.client.records import Records, to_batch
+from headwater.client.records import Records, sendable
 from headwater.client.stall_watch import StallWatch
 from headwater.client.throttle import throttle_ms
-from headwater.client.window import SendWindow, WindowEntry, outcome_of, worth_retrying
+from headwater.client.window import (
+    SendWindow,
+    WindowEntry,
+    of_all_refusals,
+    outcome_of,
+    worth_retrying,
+)
 
 WINDOW_BATCHES_MAX: Final = 64  # a broker recognises the last 64 batches of a producer
 _WINDOW_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -79,8 +85,9 @@ class Producer:
         self._route = route
         self._path = path
         self._retry_ms_max = retry_ms_max
+        chosen = new_producer_id() if producer_id is None else producer_id
         self._window = SendWindow(
-            producer_id=_first_id(producer_id) if numbered else NO_PRODUCER,
+            producer_id=chosen if numbered else NO_PRODUCER,
             sequence=sequence,
             batches_max=window_batches,
             bytes_max=_WINDOW_BYTES_MAX,
@@ -107,22 +114,29 @@ class Producer:
     def send(self, records: Records) -> Future[AppendResult]:
         """Send records as one batch; the future gets the offsets once the batch is durable.
 
-        Blocks while the window is full.
+        Blocks while the window is full. After an interrupt (KeyboardInterrupt) the batch may be
+        stored or not.
 
         Raises:
             InvalidRequestError, SchemaMismatchError: the argument is not a batch of records.
+            RecordTooLargeError: the batch is larger than a message may be; send it in parts.
             CommitTimeoutError: the producer has given up; see :attr:`error`.
         """
-        batch = to_batch(records)
+        batch = sendable(records)
         while True:
             with self._write_lock:
-                entry, session = self._admit(batch)
-                if entry is not None and session is not None:
-                    self._write(session, entry)
-                    return entry.future
+                try:
+                    entry, session = self._admit(batch)
+                    if entry is not None and session is not None:
+                        self._write(session, entry)
+                except HeadwaterError:
+                    raise  # of `_admit`, which has added nothing
+                except BaseException:
+                    self._break_off(None)
+                    raise
+            if session is None:
+                self._connect_soon()
             if entry is not None:
-                if self._must_connect():
-                    self._open_session(patient=False)
                 return entry.future
             with self._changed:
                 self._changed.wait_for(lambda: self._failed or self._takes(batch.schema))
@@ -134,13 +148,18 @@ class Producer:
         connection counts as a refusal, because it is not known which batches were lost.
 
         Raises:
-            HeadwaterError: the error of the first batch that failed since the last flush.
+            HeadwaterError: the error of the first batch that failed since the last flush; a
+                PartitionsAddedError only if no batch failed otherwise.
             CommitTimeoutError: the timeout was reached.
         """
+        self._connect_soon()  # an interrupted `send` may have left a batch
         with self._changed:
             settled = self._changed.wait_for(lambda: not self._window, timeout_ms / 1000)
         if self._path.acks is AckPolicy.NONE and settled:
-            settled = self._drain(timeout_ms)
+            with self._write_lock, self._changed:
+                session = self._session
+                self._retire_session()
+            settled = session is None or session.join(timeout_ms)
         with self._changed:
             refused, self._refused = self._refused, None
             left = len(self._window)
@@ -148,13 +167,6 @@ class Producer:
             raise refused
         if not settled:
             raise CommitTimeoutError(f"{left} batches are not settled after {timeout_ms} ms")
-
-    def _drain(self, timeout_ms: int) -> bool:
-        """End the connection normally; tell whether the broker has ended it too, in time."""
-        with self._write_lock, self._changed:
-            session = self._session
-            self._retire_session()
-        return session is None or session.join(timeout_ms)
 
     def close(self, timeout_ms: int = 60_000) -> None:
         """Flush, then end the connection; a second call does nothing."""
@@ -227,66 +239,126 @@ class Producer:
 
     def _write(self, session: PutSession, entry: WindowEntry) -> None:
         """Write a batch; under NONE the batch is then settled."""
-        if session.write(entry) and self._path.acks is AckPolicy.NONE:
+        taken = False
+        try:
+            taken = session.write(entry)
+        except InvalidRequestError as error:
+            self._refused_here(session, entry, error)
+        except HeadwaterError as error:
+            self._break_off(error)
+        if taken and self._path.acks is AckPolicy.NONE:
             with self._changed:
-                self._window.handed_over(entry)
+                handed_over = self._window.handed_over(entry)
                 self._failing_since_ms = None
                 session.progressed = True
+                if session.over:  # `_ended` did not know of this batch
+                    self._refused = self._refused or session.cause or _ENDED
                 self._changed.notify_all()
-            _resolve(entry, _handed_over(entry.records_count))
+            if handed_over:
+                rows = entry.records_count  # their offset and leader epoch are not known
+                _resolve(entry, AppendResult(Offset(-1), rows, LeaderEpoch(0), acks=AckPolicy.NONE))
+
+    def _refused_here(
+        self, session: PutSession, entry: WindowEntry, error: InvalidRequestError
+    ) -> None:
+        """Settle a batch that Flight has refused to send; the session goes on without it."""
+        outcome = outcome_of(entry, error, by_client=True)
+        with self._changed:
+            if not self._window.refused_by_client(entry):
+                return  # the producer has given up, and said so
+            self._refused = of_all_refusals(self._refused, outcome, self._path.acks)
+            draining = self._window.draining
+            self._changed.notify_all()
+        _resolve(entry, outcome)
+        if draining:
+            session.finish()
+
+    def _break_off(self, error: HeadwaterError | None) -> None:
+        """End the session: a batch counts as sent, and perhaps was not. Holds the write lock.
+
+        Whatever has no answer then is sent again on the next connection.
+        """
+        with self._changed:
+            session = self._session
+            if session is None:
+                return  # it is over already
+            session.write_error = error
+            self._window.draining = True
+        session.finish()
 
     def _retire_session(self) -> None:
         """End the session, which has no unsettled batch: a do_put has only one schema."""
-        session, self._session = self._session, None
-        if session is not None:
-            session.finish()
+        if self._session is not None:
+            self._session.finish()
+            self._session = None
 
-    def _must_connect(self) -> bool:
-        """Tell whether the calling thread must open a session; then no other thread does."""
+    def _connect_soon(self) -> None:
+        """Have another thread connect if batches wait for it, and no thread does it yet."""
+        thread = threading.Thread(target=self._connect, name="headwater-connect", daemon=True)
         with self._changed:
             if self._session is not None or self._connecting or not self._window:
-                return False
-            self._connecting = True
-            return True
+                return
+            failure: HeadwaterError | None = None
+            try:
+                thread.start()
+            except RuntimeError as cause:
+                failure = UnavailableError(f"a producer cannot connect: {cause}")
+        if failure is not None:
+            self._give_up(failure)
 
     # ------------------------------------------------------------------ connections
 
-    def _open_session(self, *, patient: bool) -> None:
-        """Connect and send all unsettled batches.
+    def _connect(self) -> None:
+        """Open a session, unless another thread does, or has done so; on a thread of its own."""
+        with self._changed:
+            if self._session is not None or self._connecting or not self._window:
+                return
+            self._connecting = True
+        self._open_session()
 
-        With ``patient``, retry until the time limit; without (on the thread of a caller of
-        ``send``), leave retries to a new thread. Called only by the thread that set
-        ``_connecting``; meanwhile other threads add to the window. The new session's thread
-        handles failures after the connection is made.
+    def _open_session(self, after: HeadwaterError | None = None) -> None:
+        """Connect and send all unsettled batches; retry until the time limit.
+
+        ``after``: the failure to recover from, if that needs a wait. Called only by the thread
+        that set ``_connecting``, never by a caller's; meanwhile other threads add to the window.
+        The new session's thread handles failures after the connection is made.
         """
-        session: PutSession | None = None
-        while session is None:
-            connection: Connection | None = None
-            try:
-                connection = self._route.connect()
-                session = PutSession(connection, self._path, self._schema)
-            except HeadwaterError as error:
-                if connection is not None:
-                    connection.close()  # else its descriptors stay until the process ends
-                self._route.failed(error)
-                if not patient:
-                    threading.Thread(target=self._reopen, args=(error,), daemon=True).start()
+        try:
+            session: PutSession | None = None
+            while session is None:
+                if after is not None and not self._may_retry(after):
                     return
-                if not self._may_retry(error):
-                    return
+                try:
+                    session = PutSession(self._route.connect(), self._path, self._schema)
+                except HeadwaterError as error:
+                    self._route.failed(error)
+                    after = error
+            self._begin(session)
+        except HeadwaterError as error:  # the system has no thread left
+            self._give_up(error)
+        except BaseException as error:  # no other thread answers for what is left
+            self._give_up(UnavailableError(f"a producer stopped: {error!r}"))
+            raise
+
+    def _begin(self, session: PutSession) -> None:
+        """Send all unsettled batches on a new session."""
         with self._write_lock:
             with self._changed:
+                session.start(self._answered, self._ended)  # they wait until this block is left
                 self._window.connected()
                 self._window.several = self._route.several
                 self._session = session
                 self._connecting = False
-                self._watch.start()
                 closed = self._closed
-            session.start(self._answered, self._ended)
-            if self._path.acks is AckPolicy.NONE:
-                session.wait_ready()  # send no batch to a broker that does not lead
-            while (entry := self._next_to_send(session)) is not None:
-                self._write(session, entry)
+            try:
+                self._watch.start()
+                if self._path.acks is AckPolicy.NONE:
+                    session.wait_ready()  # send no batch to a broker that does not lead
+                while (entry := self._next_to_send(session)) is not None:
+                    self._write(session, entry)
+            except BaseException:
+                self._break_off(None)
+                raise
         if closed:
             session.finish()
 
@@ -309,9 +381,18 @@ class Producer:
         if self._failing_since_ms is None:
             self._failing_since_ms, self._backoff_ms = now_ms, _BACKOFF_MS_MIN
         pause_ms = max(self._backoff_ms, throttle_ms(error))
-        late = now_ms + pause_ms > self._failing_since_ms + self._retry_ms_max
-        if late or not self._worth_retrying(error):
+        if not self._worth_retrying(error):
             self._give_up(error)
+            return False
+        if now_ms + pause_ms > self._failing_since_ms + self._retry_ms_max:
+            self._give_up(
+                CommitTimeoutError(
+                    f"no acknowledgement after {self._retry_ms_max} ms, the batch may be stored: "
+                    f"{error.message}",
+                    timeout_ms=self._retry_ms_max,
+                    cause=type(error).__name__,
+                )
+            )
             return False
         with self._changed:
             if self._changed.wait_for(lambda: self._closed, pause_ms / 1000):
@@ -342,7 +423,7 @@ class Producer:
                 self._failing_since_ms = None
                 if isinstance(answer, HeadwaterError):
                     answer = outcome_of(entry, answer)
-                    self._refused = self._refused or answer
+                    self._refused = of_all_refusals(self._refused, answer, self._path.acks)
             elif isinstance(answer, HeadwaterError) and self._worth_retrying(answer):
                 session.refusal = answer  # more specific than the error that ends the call
             draining = self._window.draining
@@ -370,7 +451,7 @@ class Producer:
         """Replace an ended session, unless nothing is left to send; on the session's thread."""
         unacked = self._path.acks is AckPolicy.NONE
         with self._changed:
-            session.over = True
+            session.over, session.cause = True, cause
             self._changed.notify_all()
             if unacked and session.progressed:
                 self._refused = self._refused or cause
@@ -383,44 +464,25 @@ class Producer:
                 return
             self._connecting = True
         if cause is None or self._worth_retrying(cause):
-            cause = session.refusal or cause or _ENDED
+            cause = session.refusal or cause or session.write_error or _ENDED
         self._route.failed(cause)
-        if self._nothing_left() and self._worth_retrying(cause):
-            return
-        if session.progressed and self._worth_retrying(cause):
-            self._open_session(patient=True)
-        else:
-            self._reopen(cause)
-
-    def _nothing_left(self) -> bool:
-        """Tell whether the window is empty; then the next ``send`` connects."""
+        worthwhile = self._worth_retrying(cause)
         with self._changed:
-            if not self._window:
-                self._connecting = False
-            return not self._connecting
-
-    def _reopen(self, cause: HeadwaterError) -> None:
-        """Open the next session after a failure and a wait, if a retry may succeed."""
-        if self._may_retry(cause):
-            self._open_session(patient=True)
+            if worthwhile and not self._window:
+                self._connecting = False  # the next `send` connects
+                return
+        self._open_session(None if worthwhile and session.progressed else cause)
 
     def _worth_retrying(self, error: HeadwaterError) -> bool:
         return worth_retrying(error, several=self._window.several)
 
-    def _give_up(self, cause: HeadwaterError) -> None:
+    def _give_up(self, error: HeadwaterError) -> None:
         """Settle all remaining batches with an error, and accept no more batches."""
-        error = cause
-        if self._worth_retrying(cause) and not self._closed:
-            error = CommitTimeoutError(
-                f"no acknowledgement after {self._retry_ms_max} ms, the batch may be stored: "
-                f"{cause.message}",
-                timeout_ms=self._retry_ms_max,
-                cause=type(cause).__name__,
-            )
         with self._changed:
             told = [(entry, outcome_of(entry, error)) for entry in self._window.abandon()]
             self._failed = self._failed or error
-            self._refused = self._refused or (told[0][1] if told else error)
+            first = told[0][1] if told else error
+            self._refused = of_all_refusals(self._refused, first, self._path.acks)
             self._changed.notify_all()
         for entry, outcome in told:
             _resolve(entry, outcome)
@@ -429,15 +491,6 @@ class Producer:
 def new_producer_id() -> ProducerId:
     """Return 63 random bits."""
     return ProducerId(secrets.randbits(63))
-
-
-def _first_id(chosen: ProducerId | None) -> ProducerId:
-    return new_producer_id() if chosen is None else chosen
-
-
-def _handed_over(records_count: int) -> AppendResult:
-    """Return the result of a batch under NONE: its offset and leader epoch are not known."""
-    return AppendResult(Offset(-1), records_count, LeaderEpoch(0), acks=AckPolicy.NONE)
 
 
 def _resolve(entry: WindowEntry, answer: AppendResult | HeadwaterError) -> None:

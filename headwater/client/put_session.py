@@ -9,7 +9,7 @@ from contextlib import suppress
 import pyarrow as pa
 
 from broker.codec.flight.protocol import StreamPath, decode_ack, encode_put_mark, is_ready
-from broker.errors import HeadwaterError
+from broker.errors import HeadwaterError, UnavailableError
 from broker.model.records import AppendResult
 from headwater.client import open_calls
 from headwater.client.flight_connection import Connection
@@ -17,14 +17,24 @@ from headwater.client.window import WindowEntry
 
 
 class PutSession:
-    """One connection with one do_put; :meth:`start` makes the thread that reads answers."""
+    """One connection with one do_put; :meth:`start` makes the thread that reads answers.
+
+    The session closes the connection, also if it cannot begin.
+    """
 
     def __init__(self, connection: Connection, path: StreamPath, schema: pa.Schema) -> None:
-        self.over = False  # the producer sets this and the next two, under its lock
+        # The producer sets these, under its lock.
+        self.over = False
+        self.cause: HeadwaterError | None = None  # of the end, once it is over
         self.progressed = False  # a batch was settled
         self.refusal: HeadwaterError | None = None  # the last answer that is worth a retry
+        self.write_error: HeadwaterError | None = None  # a batch could not be sent because of it
         self._connection = connection
-        self._call = connection.put(path, schema)
+        try:
+            self._call = connection.put(path, schema)
+        except BaseException:
+            connection.close()  # else its descriptors stay until the process ends
+            raise
         self._ready = threading.Event()  # the broker accepts batches, or the call has ended
         self._guard = threading.Lock()  # one write, finish or close at a time
         self._finish_wanted = False
@@ -36,28 +46,40 @@ class PutSession:
         answered: Callable[[PutSession, AppendResult | HeadwaterError | None], None],
         ended: Callable[[PutSession, HeadwaterError | None], None],
     ) -> None:
-        """Begin to read answers; ``ended`` is called last, once."""
-        self._thread = threading.Thread(
+        """Begin to read answers; ``ended`` is called last, once.
+
+        Raises:
+            UnavailableError: the system has no thread left.
+        """
+        thread = threading.Thread(
             target=self._read, args=(answered, ended), name="headwater-acks", daemon=True
         )
-        self._thread.start()
+        try:
+            thread.start()
+        except RuntimeError as cause:
+            self._connection.close()
+            raise UnavailableError(f"a broker's answers cannot be read: {cause}") from cause
+        self._thread = thread
         open_calls.process.note(self)
 
     def write(self, entry: WindowEntry) -> bool:
-        """Send a batch; the reading thread notices a broken connection.
+        """Send a batch; False if the call is finished already, so that nothing was sent.
 
         True means that the connection has taken the batch, not that the broker has it.
+
+        Raises:
+            InvalidRequestError: this client does not send such a batch; the call goes on.
+            HeadwaterError: it is not known whether the batch was sent.
         """
         mark = encode_put_mark(entry.producer_id, entry.base_sequence)
-        taken = False
-        with self._guard:
-            if not self._finished:
-                with suppress(HeadwaterError):
+        try:
+            with self._guard:
+                if not self._finished:
                     self._call.write(entry.batch, mark)
-                    taken = True
-        if self._finish_wanted:
+                    return True
+            return False
+        finally:
             self._finish_if_wanted()
-        return taken
 
     def wait_ready(self) -> None:
         """Wait until the broker has accepted the call, or ended it; under NONE only."""
@@ -85,7 +107,7 @@ class PutSession:
             try:
                 if not self._finished:
                     self._finished = True
-                    with suppress(HeadwaterError):
+                    with suppress(HeadwaterError):  # the call is over: the reading thread is told
                         self._call.finish()
             finally:
                 self._guard.release()

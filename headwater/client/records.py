@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 
 from broker.codec.schema import HEADERS_TYPE, PRODUCER_FIELDS
-from broker.errors import InvalidRequestError, SchemaMismatchError
+from broker.errors import InvalidRequestError, RecordTooLargeError, SchemaMismatchError
 
 RecordLike: TypeAlias = bytes | str | Mapping[str, object] | None
 Records: TypeAlias = pa.RecordBatch | pa.Table | Sequence[RecordLike]
+BATCH_BYTES_MAX: Final = 2**31 - 64 * 1024  # Flight sends less than 2 GiB, padding included
 
 
 def to_batch(records: Records) -> pa.RecordBatch:
@@ -32,6 +33,24 @@ def to_batch(records: Records) -> pa.RecordBatch:
     if not records.num_rows:
         raise InvalidRequestError("there is no record to send")
     return records
+
+
+def sendable(records: Records) -> pa.RecordBatch:
+    """Return the records as one batch that is not too large for Flight.
+
+    Raises:
+        RecordTooLargeError: it is too large.
+        InvalidRequestError, SchemaMismatchError: as :func:`to_batch`.
+    """
+    batch = to_batch(records)
+    if batch.nbytes > BATCH_BYTES_MAX:
+        raise RecordTooLargeError(
+            f"a batch of {batch.nbytes} bytes exceeds {BATCH_BYTES_MAX} bytes, the most that one "
+            "message of Arrow Flight holds: send its records in several batches",
+            size_bytes=batch.nbytes,
+            limit_bytes=BATCH_BYTES_MAX,
+        )
+    return batch
 
 
 def _rows(records: Iterable[RecordLike]) -> list[RecordLike]:

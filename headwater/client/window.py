@@ -7,7 +7,7 @@ These rules keep every batch stored once, in order (Source: Kafka's idempotent p
    again, in order, with the same numbers: the broker recognises the batches that it has.
 3. A batch that is refused because of its content leaves a gap in the sequence, so the broker also
    refuses the batches that were sent after it. Once the broker has refused all of these, they are
-   sent again under a new producer id.
+   sent again under a new producer id. A batch that this client's Flight refuses leaves a gap, too.
 4. The first batch under a producer id is sent alone. Until one batch is stored, the broker cannot
    tell a later batch from the first, so it would store the later batch in the wrong place.
 5. A broker that answers in an older leader epoch than the newest seen one is no longer the leader,
@@ -40,6 +40,7 @@ from broker.errors import (
     LogFailedError,
     OverloadedError,
     PartitionReadonlyError,
+    PartitionsAddedError,
     RecordTooLargeError,
     SegmentCorruptError,
     SequenceGapError,
@@ -50,7 +51,7 @@ from broker.errors import (
 )
 from broker.model.epochs import LeaderEpoch
 from broker.model.ids import NO_PRODUCER, NO_SEQUENCE, ProducerId
-from broker.model.records import AppendResult
+from broker.model.records import AckPolicy, AppendResult
 
 
 def worth_retrying(error: HeadwaterError, *, several: bool = False) -> bool:
@@ -84,16 +85,33 @@ class WindowEntry:
     future: Future[AppendResult] = field(default_factory=_running_future)
 
 
-def outcome_of(entry: WindowEntry, error: HeadwaterError) -> HeadwaterError:
-    """Return the error that the sender of a batch is told (rule 6)."""
+def outcome_of(
+    entry: WindowEntry, error: HeadwaterError, *, by_client: bool = False
+) -> HeadwaterError:
+    """Return the error that the sender of a batch is told (rule 6).
+
+    ``by_client``: the batch was refused on its way to the broker.
+    """
     unseen = AccessError | PartitionReadonlyError | RecordTooLargeError  # the limit may be new
-    if entry.in_doubt and isinstance(error, unseen):
+    if entry.in_doubt and (by_client or isinstance(error, unseen)):
         return CommitTimeoutError(
             "an earlier send of the batch had no certain answer, so the batch may be stored; sent "
             f"again, it was refused: {error.message}",
             cause=type(error).__name__,
         )
     return error
+
+
+def of_all_refusals(
+    noted: HeadwaterError | None, error: HeadwaterError, acks: AckPolicy
+) -> HeadwaterError:
+    """Return the error that ``flush`` raises: the first one.
+
+    A PartitionsAddedError gives way to any other: PartitionedProducer places its batch anew. Under
+    NONE the batch is lost, so nothing gives way.
+    """
+    gives_way = isinstance(noted, PartitionsAddedError) and acks is not AckPolicy.NONE
+    return error if noted is None or gives_way else noted
 
 
 class SendWindow:
@@ -125,7 +143,7 @@ class SendWindow:
         self._to_send: deque[WindowEntry] = deque()  # not sent on this connection
         self._awaiting: deque[WindowEntry] = deque()  # sent on this connection and not answered
         self._bytes = 0
-        self._gap = False  # a batch of this producer id was refused for good
+        self._gap: int | None = None  # the first sequence of this producer id refused for good
 
     def __len__(self) -> int:
         return len(self._unsettled)
@@ -135,7 +153,8 @@ class SendWindow:
         if not self._unsettled:
             return True
         limit = self._batches_max if self.confirmed else 1
-        return not self._gap and len(self._unsettled) < limit and self._bytes < self._bytes_max
+        free = len(self._unsettled) < limit and self._bytes < self._bytes_max
+        return free and self._gap is None
 
     def add(self, batch: Any, *, records_count: int, size_bytes: int) -> WindowEntry:
         """Give a batch its numbers and its place in the order."""
@@ -195,10 +214,10 @@ class SendWindow:
         settled = True
         if isinstance(answer, AppendResult):
             self.confirmed = True
-        elif isinstance(answer, SequenceGapError) and (self.draining or self._gap):
+        elif isinstance(answer, SequenceGapError) and (self.draining or self._is_behind_gap(entry)):
             entry.maybe_stored = settled = False
         elif isinstance(answer, InvalidRequestError) and not isinstance(answer, SequenceGapError):
-            self._gap = self._numbered
+            self._leave_gap(entry)
         elif worth_retrying(answer, several=self.several):
             self.draining = True
             settled = False
@@ -208,15 +227,28 @@ class SendWindow:
             raise answer
         if settled:
             self._settle(entry)
-        if self._gap and not any(other.maybe_stored for other in self._unsettled):
-            self._renumber()
+        self._renumber_behind_gap()
         return entry if settled else None
 
-    def handed_over(self, entry: WindowEntry) -> None:
-        """Settle a batch without an answer (ack policy NONE); it is the last batch sent."""
-        if self._awaiting and self._awaiting[-1] is entry:
-            self._awaiting.pop()
-        self._settle(entry)
+    def handed_over(self, entry: WindowEntry) -> bool:
+        """Settle a batch without an answer (ack policy NONE); it is the last batch sent.
+
+        False: the batch was abandoned before.
+        """
+        self._await_no_longer(entry)
+        return self._settle(entry)
+
+    def refused_by_client(self, entry: WindowEntry) -> bool:
+        """Settle a batch that this client's Flight refuses; it was to be the last batch sent.
+
+        False: the batch was abandoned before.
+        """
+        self._await_no_longer(entry)
+        if not self._settle(entry):
+            return False
+        self._leave_gap(entry)
+        self._renumber_behind_gap()
+        return True
 
     def ended(self, *, unread: bool = False) -> None:
         """Note that the connection is over. ``unread``: no batch without an answer was taken."""
@@ -239,14 +271,34 @@ class SendWindow:
             entry.in_doubt = True
         self._awaiting.clear()
 
-    def _settle(self, entry: WindowEntry) -> None:
+    def _await_no_longer(self, entry: WindowEntry) -> None:
+        if self._awaiting and self._awaiting[-1] is entry:  # else the connection is over
+            self._awaiting.pop()
+
+    def _settle(self, entry: WindowEntry) -> bool:
+        """Remove a batch; tell whether it was still in the window."""
+        if entry not in self._unsettled:
+            return False
         self._unsettled.remove(entry)  # the head, unless an earlier batch must be sent again
         self._bytes -= entry.size_bytes
+        return True
+
+    def _leave_gap(self, entry: WindowEntry) -> None:
+        if self._numbered:
+            at = entry.base_sequence
+            self._gap = at if self._gap is None else min(at, self._gap)
+
+    def _is_behind_gap(self, entry: WindowEntry) -> bool:
+        return self._gap is not None and entry.base_sequence > self._gap
+
+    def _renumber_behind_gap(self) -> None:
+        if self._gap is not None and not any(other.maybe_stored for other in self._unsettled):
+            self._renumber()
 
     def _renumber(self) -> None:
         """Give all unsettled batches a new producer id; none of them is stored."""
         assert not self._awaiting, "a batch without an answer may be stored"
-        self._gap = False
+        self._gap = None
         self.producer_id = self._new_producer_id()
         self.next_sequence = 0
         self.confirmed = False

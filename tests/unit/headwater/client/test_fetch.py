@@ -26,7 +26,7 @@ Read = tuple[pa.RecordBatch, bytes]
 class FakeConnection:
     """Answers a do_get with prepared batches."""
 
-    def __init__(self, *answers: Read | HeadwaterError) -> None:
+    def __init__(self, *answers: Read | BaseException) -> None:
         self._answers = list(answers)
         self.cancelled = False
 
@@ -39,7 +39,7 @@ class FakeConnection:
         if not self._answers:
             return None
         answer = self._answers.pop(0)
-        if isinstance(answer, HeadwaterError):
+        if isinstance(answer, BaseException):
             raise answer
         return answer
 
@@ -75,7 +75,7 @@ def left(base: int, end: int, count: int, *, told: int | None = None) -> Read:
     return batch, mark.to_bytes()
 
 
-def fetch(*answers: Read | HeadwaterError, **request: Any) -> Fetch:
+def fetch(*answers: Read | BaseException, **request: Any) -> Fetch:
     """Begin a read that gets these answers."""
     connection: Any = FakeConnection(*answers)
     return Fetch(connection, ReadRequest(stream="s", partition=0, **request))
@@ -142,6 +142,36 @@ def test_noise_instead_of_a_mark_is_refused() -> None:
     """A batch without its offsets is refused."""
     with pytest.raises(EnvelopeError):
         next(fetch((rows(0, 1)[0], b"")))
+
+
+@pytest.mark.parametrize("start", ["earliest", 0])
+def test_a_batch_that_an_interrupt_has_cost_is_read_again(start: Any) -> None:
+    """Arrow waits in C++, so Ctrl-C comes once the batch has come, which nobody gets."""
+
+    class Interrupted(FakeConnection):
+        def get(self, request: ReadRequest) -> FakeConnection:
+            """Answer from the start of the read."""
+            first = 0 if request.start == "earliest" else int(request.start)  # type: ignore[arg-type]
+            self._answers = [rows(base, base + 2) for base in range(first, 6, 2)]
+            return self
+
+        def read(self) -> Read | None:
+            answer = super().read()
+            if interrupts:
+                raise interrupts.pop()
+            return answer
+
+    connection: Any = Interrupted()
+    interrupts: list[BaseException] = [KeyboardInterrupt()]
+    found = Fetch(connection, ReadRequest(stream="s", partition=0, start=start))
+    with pytest.raises(KeyboardInterrupt):
+        next(found)
+    assert next(found).base_offset == 0
+    interrupts.append(KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        next(found)
+    assert [one.base_offset for one in found] == [2, 4]
+    assert connection.cancelled
 
 
 @pytest.mark.parametrize("follow", [False, True])

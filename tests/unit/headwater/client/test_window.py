@@ -14,6 +14,7 @@ from broker.errors import (
     CommitTimeoutError,
     EnvelopeError,
     HeadwaterError,
+    InvalidRequestError,
     LogFailedError,
     NotLeaderError,
     OverloadedError,
@@ -244,6 +245,62 @@ def test_a_refused_batch_is_stored_nowhere(seed: int) -> None:
             assert number not in broker.stored, f"{error}, seed {seed}"
 
 
+@each_of(seeds(200))
+def test_a_batch_that_the_client_refuses_neither_doubles_nor_loses_others(seed: int) -> None:
+    """Whatever is before it and behind it is stored once, in order."""
+    chance = random.Random(seed)
+    broker = ModelBroker(chance)
+    pipe = window(batches_max=chance.choice([1, 2, 8]))
+    numbers = iter(range(60))
+    offsets: dict[int, AppendResult] = {}
+    refused: dict[int, HeadwaterError] = {}
+    while not run_connection(
+        pipe, broker, numbers, chance, offsets, refused, by_client=True
+    ) or len(pipe):
+        pass
+    expected = [number for number in range(60) if number % 7 != 3]
+    assert [number for number, _ in itertools.groupby(broker.stored)] == expected, f"seed {seed}"
+    assert sorted(offsets) == expected
+    assert len(broker.stored) == sum(result.records_count for result in offsets.values())
+
+
+def test_a_gap_says_nothing_of_the_batches_before_it() -> None:
+    """A broker that does not know the producer of an earlier batch may have stored the batch."""
+    pipe = confirmed_window()
+    _, refused_here = send(pipe, 2)
+    assert pipe.refused_by_client(refused_here)
+    assert not pipe.has_room()
+    with pytest.raises(SequenceGapError):
+        pipe.answered(SequenceGapError("the broker has forgotten this producer"))
+
+
+def test_a_batch_that_the_client_refuses_is_settled_once() -> None:
+    """Also if the connection ended meanwhile, or the producer has given up."""
+    pipe = confirmed_window()
+    before, refused_here = send(pipe, 2)
+    pipe.ended()
+    assert pipe.refused_by_client(refused_here)
+    pipe.connected()
+    assert pipe.next_to_send() is before
+    assert pipe.answered(OK) is before
+    (given_up,) = send(pipe, 1)
+    assert (given_up.producer_id, given_up.base_sequence) == (101, 0)
+    assert pipe.abandon() == [given_up]
+    assert not pipe.refused_by_client(given_up)
+    assert not pipe.handed_over(given_up)
+
+
+def test_a_refusal_by_the_client_says_nothing_of_an_earlier_send() -> None:
+    """E.g. the program ends while the batch is sent again."""
+    ends = InvalidRequestError("the program ends")
+    pipe = confirmed_window()
+    (first,) = send(pipe, 1)
+    assert outcome_of(first, ends, by_client=True) is ends
+    pipe.ended()
+    assert outcome_of(first, ends) is ends
+    assert isinstance(outcome_of(first, ends, by_client=True), CommitTimeoutError)
+
+
 def test_a_call_that_is_refused_as_a_whole_has_stored_nothing() -> None:
     """So its batches are refused for certain, unless an earlier call had stored them."""
     closed = PartitionReadonlyError("read-only")
@@ -298,8 +355,13 @@ def run_connection(
     chance: random.Random,
     offsets: dict[int, AppendResult],
     refused: dict[int, HeadwaterError],
+    *,
+    by_client: bool = False,
 ) -> bool:
-    """Play one connection until it ends or breaks; return whether no number is left to send."""
+    """Play one connection until it ends or breaks; return whether no number is left to send.
+
+    ``by_client``: the client itself refuses some of what is never acceptable.
+    """
     pipe.connected()
     answers: list[tuple[WindowEntry, AppendResult | HeadwaterError]] = []
     exhausted = False
@@ -311,6 +373,10 @@ def run_connection(
                 exhausted = True
             else:
                 pipe.add(number, records_count=chance.randint(1, 3), size_bytes=10)
+            continue
+        if entry is not None and by_client and entry.batch % 7 == 3 and chance.random() < 0.7:
+            assert pipe.refused_by_client(entry)
+            refused[entry.batch] = RecordTooLargeError("too large here")
             continue
         if entry is not None:
             answers.append((entry, broker.put(entry)))

@@ -6,7 +6,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -14,6 +14,7 @@ from broker.errors import (
     CommitTimeoutError,
     InvalidRequestError,
     PartitionsAddedError,
+    RecordTooLargeError,
     StreamChangedError,
 )
 from broker.model.offsets import Offset
@@ -165,6 +166,25 @@ def test_a_failure_of_a_partition_is_the_failure_of_a_flush(client: Client, serv
             producer.flush(timeout_ms=50)
         served.broker.handle("s", 0).release()
         assert pending.result(20)[0].base_offset == 1
+
+
+@pytest.mark.parametrize("acks", ["all", "leader"])
+def test_a_loss_behind_a_batch_that_is_placed_anew_is_told(
+    client: Client, served: Served, acks: Literal["all", "leader"]
+) -> None:
+    """The first batch is stored in the end, so the error of a flush is that of the second one."""
+    with client.partitioned_producer("s", acks=acks) as producer:
+        producer.send([b"1"]).result(20)
+        client.alter_stream("s", partitions=2, record_bytes_max=10)
+        served.broker.handle("s", 0).hold()
+        placed_anew, large = producer.send([b"2"]), producer.send([b"x" * 100])
+        served.broker.handle("s", 0).release()
+        assert isinstance(large.exception(20), RecordTooLargeError)
+        with pytest.raises(RecordTooLargeError):
+            producer.flush()
+        assert placed_anew.result(20)[0].records_count == 1
+        producer.flush()
+    assert [row["value"] for row in rows(client)] == [b"1", b"2"]
 
 
 def test_who_follows_reads_added_partitions_from_their_first_record(client: Client) -> None:
