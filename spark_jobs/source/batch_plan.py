@@ -35,6 +35,7 @@ from spark_jobs.source.lookup import (
     BrokerLookup,
     make_contact,
     patiently,
+    positions_of_cut,
     without_times,
 )
 from spark_jobs.source.options import NOW, SourceOptions
@@ -231,7 +232,10 @@ def _drop(lease_id: LeaseId | None, client: Client) -> None:
 def _ranges(
     given: SourceOptions, lookup: BrokerLookup, name: str
 ) -> tuple[StreamUuid, dict[int, OffsetRange]]:
-    """Return the ranges of a stream; asks the broker only for positions that options leave open."""
+    """Return the ranges of a stream; asks the broker only for positions that options leave open.
+
+    The words and times of a read of a cut are those of the cut: the stream may have more by now.
+    """
     assert given.starting is not None, "the options of a batch read have a default"
     starting = of_stream(given.starting, name, option="startingOffsets")
     ending = of_stream(given.ending, name, option="endingOffsets")
@@ -239,9 +243,12 @@ def _ranges(
     if is_explicit(starting) and is_explicit(ending):
         ranges = partitions.resolve(name, starting, ending, None)
         return lookup.uuid(name) if uuid is None else uuid, ranges
-    stream = lookup.positions(name, given.selection)
-    if uuid not in {None, stream.uuid}:
-        raise recreated(name, str(uuid), stream.uuid)
+    if given.cut is not None:
+        stream = positions_of_cut(given.cut, given.selection)
+    else:
+        stream = lookup.positions(name, given.selection)
+        if uuid not in {None, stream.uuid}:
+            raise recreated(name, str(uuid), stream.uuid)
     return stream.uuid, partitions.resolve(
         name,
         without_times(lookup, stream, starting),
