@@ -50,9 +50,7 @@ def narrowed(lab: TierLab, until: int | None) -> Cut:
 
 def certificate(lab: TierLab, cut: Cut) -> Certificate:
     """Prove a cut as a Spark read does."""
-    proof, _ = unified.certify(
-        cut, form="counts", client=Reader(), location=lab.table.store.config
-    )
+    proof, _ = unified.certify(cut, form="counts", client=Reader(), location=lab.table.store.config)
     assert proof is not None
     return proof
 
@@ -70,7 +68,7 @@ def test_a_read_of_all_counts_what_is_left(lab: TierLab) -> None:
     [part] = certificate(lab, narrowed(lab, None)).partitions
 
     [hole] = part.holes
-    assert part.cold_count + hole.missing_count == 80
+    assert hole.missing_count == 80 - part.cold_count > 0
     assert (part.hot_count, part.end) == (10, 90)
     [shorter] = certificate(lab, narrowed(lab, 70)).partitions
     assert (shorter.cold_count, shorter.hot_count) == (part.cold_count - 10, 0)

@@ -99,8 +99,9 @@ class Busy(Client):
         ]
         return SimpleNamespace(stream=self.stream(name), partitions=parts)
 
-    def fetch(self, _stream: str, partition: int, *_: Any, **__: Any) -> Any:
+    def fetch(self, stream: str, partition: int = 0, *args: Any, **options: Any) -> Any:
         """Look a time up."""
+        del stream, args, options
         return Answer(self._times[partition])
 
 
