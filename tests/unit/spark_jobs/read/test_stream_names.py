@@ -42,7 +42,7 @@ def test_a_name_is_that_of_one_stream() -> None:
     assert stream_named("orders", ["orders", "returns"]) == "orders"
     assert stream_named("ORDERS", ["Orders", "returns"]) == "Orders"
     with pytest.raises(UnknownStreamError, match="neither a stream nor a table"):
-        stream_named("oders", ["orders"])
+        stream_named("order", ["orders"])
 
 
 @pytest.mark.parametrize("wanted", ["orders", "Orders", "ORDERS"])
