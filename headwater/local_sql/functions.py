@@ -136,7 +136,14 @@ def _change_case(word: str) -> Callable[[exp.Expr, Names], Value]:
 
 
 def _concatenation(node: exp.Expr, names: Names) -> Value:
+    """Translate texts that are joined.
+
+    The parser gives the same tree for 'it''s', for 'it' 's' and for concat('it', 's'). The first
+    has a quote in Spark, and the others do not, so Spark answers whatever has only literals.
+    """
     parts = node.expressions or [node.this, node.expression]
+    if all(isinstance(part, exp.Literal) for part in parts):
+        raise NeedsSparkError("a text with two quotes side by side, or texts joined to each other")
     items = [translate(part, names) for part in parts]
     for item in items:
         expect(item, Kind.STRING)

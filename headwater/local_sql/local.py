@@ -21,7 +21,7 @@ from broker.model.certificate import Certificate
 from headwater.local_sql.background import begun
 from headwater.local_sql.expressions import NeedsSparkError
 from headwater.local_sql.stream_rows import StreamRows
-from headwater.local_sql.translation import Translated, translate_statement
+from headwater.local_sql.translation import Translated, table_name, translate_statement
 from headwater.reads.instant import at_one_instant
 from headwater.reads.leases import held_cut
 from spark_jobs.read.stream_names import stream_named
@@ -40,6 +40,7 @@ def resolve(statement: Statement, client: Client) -> dict[str, str]:
 
     Raises:
         UnknownStreamError: a relation is not a stream; tables of a catalog are not streams.
+        InvalidRequestError: several streams have the name of a relation, apart from case.
     """
     names = [stream.name for stream in client.streams()]
     return {wanted: stream_named(wanted, names) for wanted in statement.relations}
@@ -76,7 +77,8 @@ class LocalAnswer:
         )
 
         tables = {
-            name: RowSource(stream.schema, stream.batches) for name, stream in self._streams.items()
+            table_name(self._query.streams, name): RowSource(stream.schema, stream.batches)
+            for name, stream in self._streams.items()
         }
         try:
             yield from run(self._query.sql, len(self.columns), tables)

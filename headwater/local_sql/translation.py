@@ -6,7 +6,7 @@ A query with a part that is not known to be answered alike raises :class:`NeedsS
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -44,7 +44,7 @@ class Translated:
     """A query for DuckDB.
 
     Attributes:
-        sql: The query; the stream ``name`` is a table with this name.
+        sql: The query; :func:`table_name` says which table a stream is.
         columns: The names and types of the result, as Spark gives them.
         streams: The streams that are read, with the columns that are needed of each.
     """
@@ -52,6 +52,14 @@ class Translated:
     sql: str
     columns: tuple[tuple[str, Kind], ...]
     streams: Mapping[str, tuple[str, ...]]
+
+
+def table_name(streams: Iterable[str], stream: str) -> str:
+    """Return the name of a stream's table, which is a temporary one, among those of a query.
+
+    DuckDB does not tell names apart that differ by case only, and streams may have such names.
+    """
+    return f"stream{list(streams).index(stream)}"
 
 
 def translate_statement(statement: Statement, streams: Mapping[str, str]) -> Translated:
@@ -185,7 +193,8 @@ class _Query:
             raise NeedsSparkError(f"the table {node.name}")
         columns = list(STREAM_KINDS.items())
         return (
-            f"{quoted(stream)} AS {quoted(alias)}",
+            # With its catalog, so that no WITH of the statement can define the name.
+            f"temp.{table_name(self.used, stream)} AS {quoted(alias)}",
             _Relation(alias, columns, self.used[stream]),
         )
 

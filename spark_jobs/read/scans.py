@@ -17,6 +17,7 @@ from broker.model.offsets import Offset, OffsetRange
 from spark_jobs import jvm
 from spark_jobs.read.table_scan import table_at
 from spark_jobs.sessions import is_connect, parallelism
+from spark_jobs.source import task_history
 from spark_jobs.source.left import Counted, count_left, may_lack_records, to_text
 from spark_jobs.source.options import positions_text
 from spark_jobs.source.partitions import plan
@@ -157,6 +158,8 @@ def log_options(
     if not wanted:
         number, span = next(iter(ranges.items()))
         wanted = {number: OffsetRange(span.start, span.start)}
+    positions = task_history.of_cut(cut)
+    history = {} if positions is None else {"historyPositions": task_history.to_text(positions)}
     return {
         "server": server,
         "stream": cut.stream,
@@ -165,6 +168,7 @@ def log_options(
         "startingOffsets": positions_text({n: span.start for n, span in wanted.items()}),
         "endingOffsets": positions_text({n: span.end for n, span in wanted.items()}),
         "columns": ",".join(columns),
+        **history,
     }
 
 

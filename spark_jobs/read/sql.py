@@ -23,7 +23,7 @@ from broker.errors import UnknownStreamError
 from spark_jobs.clients import client_of
 from spark_jobs.read import unified
 from spark_jobs.read.held_reads import READS, HeldQuery, abandon, release
-from spark_jobs.read.stream_names import stream_named
+from spark_jobs.read.stream_names import refuse_alike, stream_named
 from spark_jobs.sessions import is_connect
 
 if TYPE_CHECKING:
@@ -82,6 +82,8 @@ def sql(
 
     Raises:
         UnknownStreamError: the statement has a name that is neither a stream nor a table.
+        InvalidRequestError: several streams have a name of the statement, or of a registered view,
+            apart from case.
         HeadwaterError: a stream could not be read; see :func:`spark_jobs.read.unified.read_many`.
         pyspark.errors.AnalysisException: Spark found another error in the statement.
     """
@@ -139,10 +141,14 @@ def register(
         certificate: as for :func:`spark_jobs.read.unified.read`.
 
     Raises:
+        InvalidRequestError: another stream of the broker has a name that differs by case only.
         HeadwaterError: see :func:`spark_jobs.read.unified.read_many`; the views are as they were.
     """
     client = client_of(server)
-    names = [stream.name for stream in client.streams()] if streams is None else list(streams)
+    names = None if streams is None else list(streams)
+    every = [] if names == [] else [stream.name for stream in client.streams()]
+    names = every if names is None else names
+    refuse_alike(names, every)
     views = unified.read_many(spark, names, certificate=certificate, server=client) if names else {}
     _show(spark, views)
     return views
@@ -185,6 +191,7 @@ def _missing_stream(error: AnalysisException, client: Client) -> str | None:
 
     Raises:
         UnknownStreamError: Spark does not know a name, and no stream has that name.
+        InvalidRequestError: several streams have that name, apart from case.
     """
     wanted = _unresolved(error)
     if wanted is None:

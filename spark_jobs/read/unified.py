@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from broker.codec.flight.protocol import AtTime
 from broker.errors import InvalidRequestError, UnknownLeaseError
-from broker.model.certificate import Certificate, Hole
-from broker.model.cut import Cut, Lease
+from broker.model.certificate import Certificate, Hole, PartitionCertificate
+from broker.model.cut import Cut, Lease, PartitionCut
 from broker.model.offsets import OffsetRange
 from headwater.client.reader import reader_of
 from headwater.reads.as_of import AsOf, AtOffsets, narrowed, parse_as_of
@@ -234,6 +234,7 @@ def certify(
         assert snapshot is not None, "a table was opened at the cut's version"
         _require_moment(cut, snapshot)
         cold, files_count, files_bytes = certify_counts(snapshot, cut, table.store, sparse=True)
+        cold = [_narrowed(*one) for one in zip(cold, cut.partitions, strict=True)]
     proof = Certificate(
         stream=cut.stream,
         stream_uuid=cut.stream_uuid,
@@ -243,7 +244,6 @@ def certify(
             replace(
                 proved,
                 end=part.end,
-                cold_count=proved.cold_count - (part.cold_end - part.cold_stop),
                 hot_count=part.hot_stop - part.cold_end,
             )
             for proved, part in zip(cold, cut.partitions, strict=True)
@@ -253,6 +253,17 @@ def certify(
         reader=reader_of(client),
     )
     return proof, snapshot
+
+
+def _narrowed(proved: PartitionCertificate, part: PartitionCut) -> PartitionCertificate:
+    """Return the proof of what a cut reads of the table, from that of all that the table has.
+
+    The table has each record above the end, because :func:`_require_moment` has refused others.
+    """
+    if part.cold_stop == part.start:  # which may be an end among compacted records
+        return part.empty_proof
+    count = proved.cold_count - (part.cold_end - part.cold_stop)
+    return replace(proved, cold_count=count)
 
 
 def _require_moment(cut: Cut, snapshot: TableSnapshot) -> None:

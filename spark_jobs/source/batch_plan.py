@@ -12,6 +12,7 @@ there only positions that the options fix are stable, and all others are refused
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -19,26 +20,29 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from broker.errors import (
+    FencedError,
     HeadwaterError,
     InvalidCutError,
     InvalidRequestError,
+    UnavailableError,
     UnknownLeaseError,
 )
 from broker.model.cut import Cut
 from broker.model.ids import LeaseId, StreamUuid
 from broker.model.offsets import OffsetRange
 from headwater.reads.lease_keeper import LEASE_TTL_MS_DEFAULT
-from spark_jobs.source import left, partitions
+from spark_jobs.source import left, partitions, task_history
 from spark_jobs.source.lookup import (
     CONTACT_S,
     PATIENCE_S,
     BrokerLookup,
     make_contact,
     patiently,
+    positions_of_cut,
     without_times,
 )
 from spark_jobs.source.options import NOW, SourceOptions
-from spark_jobs.source.partitions import LeftRecords, OffsetSlice
+from spark_jobs.source.partitions import HistoryPositions, LeftRecords, OffsetSlice
 from spark_jobs.source.positions import is_explicit, of_stream
 from spark_jobs.source.stream_offsets import recreated
 
@@ -49,6 +53,8 @@ if TYPE_CHECKING:
 # A planner's process has no other sign that its session is one of Spark Connect.
 _ARTIFACTS: Final = "SPARK_JOB_ARTIFACT_UUID"
 _NO_SESSION: Final = "default"
+
+_log = logging.getLogger("headwater.read")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +67,7 @@ class StreamPlan:
     lease_id: LeaseId | None  # None: the caller holds a lease, or only ranges are returned
     # If the stream may lack records: its slices, and the records that each still has.
     left: tuple[tuple[OffsetSlice, LeftRecords], ...] | None = None
+    history: HistoryPositions | None = None  # which the tasks check; None: it is not known
 
 
 def make_plan(
@@ -206,7 +213,7 @@ def _stream_plan(
     except BaseException:
         _drop(lease_id, client)
         raise
-    return StreamPlan(name, uuid, ranges, lease_id)
+    return StreamPlan(name, uuid, ranges, lease_id, history=_history(given, client, name, ranges))
 
 
 def _lease(given: SourceOptions, client: Client, name: str, patience_s: float) -> LeaseId | None:
@@ -222,6 +229,27 @@ def _lease(given: SourceOptions, client: Client, name: str, patience_s: float) -
     return lease.lease_id
 
 
+def _history(
+    given: SourceOptions, client: Client, name: str, ranges: Mapping[int, OffsetRange]
+) -> HistoryPositions | None:
+    """Return where the records of a plan end in the stream's present history.
+
+    Who holds a lease or a cut has the positions. The broker is asked once for others. None if it
+    does not tell: commits come between any two looks of a broker at a busy stream.
+    """
+    if given.emit == "ranges" or given.history_positions is not None:
+        return given.history_positions
+    if given.cut is not None:
+        return task_history.of_cut(given.cut)
+    if given.lease is not None:
+        return None
+    try:
+        return task_history.of_ranges(ranges, BrokerLookup(client, patience_s=0).committed(name))
+    except (UnavailableError, FencedError) as error:
+        _log.info("history_not_told stream=%s: %s", name, error)
+        return None
+
+
 def _drop(lease_id: LeaseId | None, client: Client) -> None:
     if lease_id is not None:
         with suppress(HeadwaterError):  # the lease expires by itself
@@ -231,7 +259,10 @@ def _drop(lease_id: LeaseId | None, client: Client) -> None:
 def _ranges(
     given: SourceOptions, lookup: BrokerLookup, name: str
 ) -> tuple[StreamUuid, dict[int, OffsetRange]]:
-    """Return the ranges of a stream; asks the broker only for positions that options leave open."""
+    """Return the ranges of a stream; asks the broker only for positions that options leave open.
+
+    The words and times of a read of a cut are those of the cut: the stream may have more by now.
+    """
     assert given.starting is not None, "the options of a batch read have a default"
     starting = of_stream(given.starting, name, option="startingOffsets")
     ending = of_stream(given.ending, name, option="endingOffsets")
@@ -239,9 +270,12 @@ def _ranges(
     if is_explicit(starting) and is_explicit(ending):
         ranges = partitions.resolve(name, starting, ending, None)
         return lookup.uuid(name) if uuid is None else uuid, ranges
-    stream = lookup.positions(name, given.selection)
-    if uuid not in {None, stream.uuid}:
-        raise recreated(name, str(uuid), stream.uuid)
+    if given.cut is not None:
+        stream = positions_of_cut(given.cut, given.selection)
+    else:
+        stream = lookup.positions(name, given.selection)
+        if uuid not in {None, stream.uuid}:
+            raise recreated(name, str(uuid), stream.uuid)
     return stream.uuid, partitions.resolve(
         name,
         without_times(lookup, stream, starting),

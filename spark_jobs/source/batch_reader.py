@@ -69,7 +69,9 @@ class HeadwaterReader(DataSourceReader):
             table = TableRef(cut.table_uri, cut.cluster)
         keyring = self._options.keyring_file
         tasks = [
-            SliceTask(plan.stream, plan.uuid, piece, table, plan.lease_id, keyring, left)
+            SliceTask(
+                plan.stream, plan.uuid, piece, table, plan.lease_id, keyring, left, plan.history
+            )
             for plan in plans
             for piece, left in self._slices(plan, plans)
         ]

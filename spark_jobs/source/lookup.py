@@ -23,6 +23,7 @@ from broker.errors import (
     UnavailableError,
     UnknownPartitionError,
 )
+from broker.model.cut import Cut
 from broker.model.ids import StreamUuid
 from broker.model.offsets import Offset, OffsetRange
 from spark_jobs.source.positions import AtMs, Positions
@@ -113,12 +114,8 @@ class BrokerLookup:
         ranges = {
             part.partition: OffsetRange(part.start, part.high_watermark)
             for part in found.partitions
-            if selection.takes(name, part.partition)
         }
-        if selection.assigned is not None:
-            for number in sorted(selection.assigned[name] - set(ranges)):
-                raise UnknownPartitionError.of(name, number, len(found.partitions))
-        return StreamPositions(name, found.stream.uuid, ranges)
+        return StreamPositions(name, found.stream.uuid, selected(name, ranges, selection))
 
     def offset_at(self, stream: StreamPositions, partition: int, at: AtMs) -> Offset:
         """Return the first offset with a timestamp at or after a time; see the port."""
@@ -265,6 +262,30 @@ def may_pass(error: BaseException) -> bool:
     if isinstance(error, StreamRecreatedError):
         return False
     return isinstance(error, UnavailableError | FencedError) and error.retriable
+
+
+def selected(
+    name: str, ranges: Mapping[int, OffsetRange], selection: Selection
+) -> dict[int, OffsetRange]:
+    """Return the ranges of a stream's partitions that a read selects.
+
+    Raises:
+        UnknownPartitionError: the read names another partition.
+    """
+    if selection.assigned is not None:
+        for number in sorted(selection.assigned[name] - set(ranges)):
+            raise UnknownPartitionError.of(name, number, len(ranges))
+    return {number: span for number, span in ranges.items() if selection.takes(name, number)}
+
+
+def positions_of_cut(cut: Cut, selection: Selection) -> StreamPositions:
+    """Return the ranges of a cut's partitions, as if the stream still were as it was then. Pure.
+
+    Raises:
+        UnknownPartitionError: the read names a partition that the cut does not have.
+    """
+    ranges = {part.partition: OffsetRange(part.start, part.end) for part in cut.partitions}
+    return StreamPositions(cut.stream, cut.stream_uuid, selected(cut.stream, ranges, selection))
 
 
 def without_times(lookup: Lookup, stream: StreamPositions, side: Positions) -> str | dict[int, Any]:

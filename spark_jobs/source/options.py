@@ -15,7 +15,7 @@ from broker.errors import InvalidRequestError
 from broker.model.cut import Cut
 from broker.model.ids import StreamUuid, is_uuid
 from broker.model.offsets import OFFSET_MAX
-from spark_jobs.source import positions
+from spark_jobs.source import positions, task_history
 from spark_jobs.source.columns import (
     KAFKA,
     KAFKA_COLUMNS,
@@ -27,6 +27,7 @@ from spark_jobs.source.columns import (
     check_projection,
     nearest,
 )
+from spark_jobs.source.partitions import HistoryPositions
 from spark_jobs.source.positions import EARLIEST, LATEST, Bound, Position, positions_text
 from spark_jobs.source.selection import SELECTORS, Selection, parse_selection
 
@@ -61,9 +62,17 @@ KNOWN: Final = (
     "emit",
     "encryptionKeyring",
     "compactedRows",
+    "historyPositions",
     "coldFiles",
 )
-_BATCH_ONLY: Final = ("endingOffsets", "endingTimestamp", "cut", "lease", "compactedRows")
+_BATCH_ONLY: Final = (
+    "endingOffsets",
+    "endingTimestamp",
+    "cut",
+    "lease",
+    "compactedRows",
+    "historyPositions",
+)
 NOW: Final = "now"  # a value of asOf; a table of the catalog has it, and may be read as a stream
 _STREAM_ONLY: Final = ("maxOffsetsPerTrigger", "maxBytesPerTrigger")
 # Options that Spark adds when the source belongs to a table of its catalog.
@@ -102,6 +111,7 @@ class SourceOptions:
     compacted_rows: str | None = (
         None  # the records that the lease's holder has counted, see left.py
     )
+    history_positions: HistoryPositions | None = None  # of a stream, see task_history.py
     files_by_jvm: bool = False  # a table of the catalog: see jvm_plan.py
 
     def known_columns(self) -> Mapping[str, str]:
@@ -162,6 +172,7 @@ def parse(options: Mapping[str, str]) -> SourceOptions:
         fail_on_data_loss=_flag(given, "failOnDataLoss", default=True),
         keyring_file=given.get("encryptionkeyring", ""),
         compacted_rows=given.get("compactedrows"),
+        history_positions=_history_positions(given, selection),
         files_by_jvm=_word(given, "coldFiles", ("python", "jvm")) == "jvm",
     )
 
@@ -265,6 +276,15 @@ def _check_as_of(given: Mapping[str, str], selection: Selection) -> None:
     for name in ("cut", "endingOffsets", "endingTimestamp", "lease", "streamUuid"):
         if name.lower() in given:
             raise InvalidRequestError(f"asOf fixes the end of the read; leave {name} out")
+
+
+def _history_positions(given: Mapping[str, str], selection: Selection) -> HistoryPositions | None:
+    text = given.get("historypositions")
+    if text is None:
+        return None
+    if selection.single is None:
+        raise InvalidRequestError("historyPositions is only for a read of one stream")
+    return task_history.from_text(text)
 
 
 def _check_bound(bound: Bound, selection: Selection, option: str) -> None:

@@ -61,6 +61,10 @@ def table_path(table_uri: str) -> str:
     return str(StoreConfig(uri=table_uri).root)
 
 
+# Of each partition of a stream the lineage id and the exclusive end that a read needs.
+HistoryPositions = tuple[tuple[str, int], ...]
+
+
 @dataclass(frozen=True, slots=True)
 class SliceTask:
     """All facts that the reader of a slice needs, since it runs in another process."""
@@ -72,6 +76,7 @@ class SliceTask:
     lease_id: LeaseId | None = None  # the task renews it; None: another process does
     keyring_file: str = ""  # on executors, for an encrypted table; empty: the environment decides
     left: LeftRecords | None = None  # None: the slice has a record for each offset
+    history: HistoryPositions | None = None  # None: the task checks nothing, see task_history.py
 
 
 @dataclass(frozen=True, slots=True)

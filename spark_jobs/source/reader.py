@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -37,6 +38,7 @@ from spark_jobs.source.left import read_left
 from spark_jobs.source.lookup import PATIENCE_S, Backoff, patiently
 from spark_jobs.source.partitions import OffsetSlice, SliceTask, TableRef
 from spark_jobs.source.shapes import arrow_schema
+from spark_jobs.source.task_history import checked
 from spark_jobs.source.task_lease import kept_alive
 from spark_jobs.source.tiers import Tiers
 
@@ -94,6 +96,13 @@ class TailClient(Protocol):
         """Open a read of the rows of ``[start, end)``."""
 
 
+@dataclass(slots=True)
+class RowOrigin:
+    """Where the rows of a Spark task come from."""
+
+    by_broker: bool = False  # whether a broker was asked for some of them
+
+
 def read_tasks(
     tasks: Sequence[SliceTask] | None,
     *,
@@ -112,6 +121,7 @@ def read_tasks(
         fail_on_data_loss: False skips records that retention has deleted.
 
     Raises:
+        ForeignHistoryError: the stream has lost records that a batch read names.
         HeadwaterError: see :func:`read_slice`.
     """
     if not tasks:
@@ -121,12 +131,14 @@ def read_tasks(
             yield shapes.range_row(task, columns)
         return
     client = client_of(server)
+    origin = RowOrigin()
 
     def rows() -> Iterator[pa.RecordBatch]:
         for (stream, lease_id), group in groupby(tasks, key=attrgetter("stream", "lease_id")):
             with kept_alive(client, stream, lease_id):
                 for task in group:
                     if task.left is not None:
+                        origin.by_broker = True
                         yield from shapes.add_columns(_left(client, task, columns), columns, stream)
                         continue
                     records = read_slice(
@@ -138,10 +150,15 @@ def read_tasks(
                         table=task.table,
                         keyring_file=task.keyring_file,
                         fail_on_data_loss=fail_on_data_loss,
+                        origin=origin,
                     )
                     yield from shapes.add_columns(records, columns, stream)
 
-    yield from rows() if len(tasks) == 1 else join_small(rows())
+    found = rows() if len(tasks) == 1 else join_small(rows())
+    try:
+        yield from checked(found, tasks, client, asks_broker=lambda: origin.by_broker)
+    except HeadwaterError as error:
+        raise annotate(error) from None
 
 
 def _left(client: Client, task: SliceTask, columns: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
@@ -174,6 +191,7 @@ def read_slice(
     table: TableRef | None = None,
     keyring_file: str = "",
     fail_on_data_loss: bool = True,
+    origin: RowOrigin | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of one slice in offset order, from the tier that has them; blocks.
 
@@ -188,6 +206,7 @@ def read_slice(
         table: the stream's table; with None the broker is asked when the table is needed.
         keyring_file: the keys of an encrypted table; empty: those of the environment, if any.
         fail_on_data_loss: False skips records that retention has deleted.
+        origin: notes where the rows come from.
 
     Raises:
         GapError: an offset is missing, for example because the answer ends early.
@@ -203,11 +222,18 @@ def read_slice(
         tiers = Tiers(client, stream, StreamUuid(uuid), table, keyring_file=keyring_file)
         position = task.start
         backoff = Backoff(PATIENCE_S)
+        origin = RowOrigin() if origin is None else origin
         while position < task.end:
             piece = OffsetSlice(task.partition, position, task.end)
             try:
                 rows = read_tier(
-                    client, tiers, piece, stream=stream, stream_uuid=uuid, columns=columns
+                    client,
+                    tiers,
+                    piece,
+                    stream=stream,
+                    stream_uuid=uuid,
+                    columns=columns,
+                    origin=origin,
                 )
                 for batch in join_small(rows):
                     position = Offset(position + batch.num_rows)
@@ -229,6 +255,7 @@ def read_tier(
     stream: str,
     stream_uuid: str,
     columns: tuple[str, ...],
+    origin: RowOrigin,
 ) -> Iterator[pa.RecordBatch]:
     """Yield rows from the start of a piece on, from one tier; this may be only a part of it.
 
@@ -237,6 +264,7 @@ def read_tier(
     """
     files = tiers.cold(piece)
     if files is None:
+        origin.by_broker = True
         yield from read_tail(client, piece, stream=stream, stream_uuid=stream_uuid, columns=columns)
         return
     schema = arrow_schema(columns)

@@ -21,7 +21,7 @@ from headwater.local_sql.duckdb_engine import EngineRefusedError, RowSource, run
 from headwater.local_sql.expressions import NeedsSparkError
 from headwater.local_sql.local import answer
 from headwater.local_sql.parsing import parse_statement
-from headwater.local_sql.translation import translate_statement
+from headwater.local_sql.translation import table_name, translate_statement
 from simkit.brokers.memory_broker import numbered
 from simkit.servers.motoproc import fresh, moto_location
 from simkit.servers.s3_proxy import s3_proxy
@@ -186,7 +186,9 @@ def test_json_that_spark_may_word_otherwise_is_sparks(body: str) -> None:
     def values(*bodies: str | None) -> list[tuple[Any, ...]]:
         rows = pa.record_batch([pa.array([one and one.encode() for one in bodies], pa.binary())],
                                schema=schema)  # fmt: skip
-        return list(run(query.sql, 1, {"s": RowSource(schema, lambda: iter([rows]))}))
+        return list(
+            run(query.sql, 1, {table_name(["s"], "s"): RowSource(schema, lambda: iter([rows]))})
+        )
 
     known = ['{"n": "é"}', '{"n": 0}', '{"n": true}', '{"n": null}', "{}", "[1]", None]
     assert values(*known) == [("é",), ("0",), ("true",), (None,), (None,), (None,), (None,)]

@@ -177,6 +177,20 @@ def test_answers_equal_those_of_spark(spark_views: SparkSession, client: Client)
     assert not different, "\n".join(different)
 
 
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("'it''s'", "it's"), ("'a''b' || 'c'", "a'bc"), ("'a' 'b'", "ab"), ('"a""b"', 'a"b')],
+)
+def test_two_quotes_in_a_text_are_one_for_spark(
+    spark_views: SparkSession, client: Client, text: str, value: str
+) -> None:
+    """The parser gives the same tree for two texts side by side, so all of them go to Spark."""
+    statement = f"select {text} x, count(*) n from orders"
+
+    assert _local(statement, client).startswith("needs Spark: "), statement
+    assert _by_spark(spark_views, statement) == (["x", "n"], [(value, 40)])
+
+
 def test_the_names_of_functions_are_those_of_spark(spark: SparkSession) -> None:
     """A name that this release of Spark lacks is refused before Spark starts; no other is."""
     told = {row[0] for row in spark.sql("SHOW SYSTEM FUNCTIONS").collect()}

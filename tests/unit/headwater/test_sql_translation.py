@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import duckdb
+import pyarrow as pa
 import pytest
 from sqlglot import exp
 
 from broker.errors import InvalidRequestError
+from headwater.local_sql.duckdb_engine import RowSource, run
 from headwater.local_sql.expressions import NeedsSparkError
 from headwater.local_sql.functions import _occurs_twice
 from headwater.local_sql.parsing import parse_statement
-from headwater.local_sql.translation import Translated, translate_statement
+from headwater.local_sql.translation import Translated, table_name, translate_statement
 
 
 def _translated(text: str) -> Translated:
@@ -80,10 +82,48 @@ def test_only_the_columns_that_are_named_are_read() -> None:
 
 def test_names_cannot_leave_their_quotes() -> None:
     """A quote in an alias or a text stays a part of it."""
-    found = _translated("""select offset as `a"b`, 'it''s; drop' as t from s""")
+    found = _translated("""select offset as `a"b`, 'it\\'s; drop' as t from s""")
 
     assert found.columns[0][0] == 'a"b'
     assert '"a""b"' in found.sql
+    assert "'it''s; drop'" in found.sql
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "select 'it''s' x from s",
+        'select "a""b" x from s',
+        "select '''' x from s",
+        "select 'a' 'b' x from s",
+        "select subject || 'it''s' x from s",
+        "select concat(subject, 'it''s') x from s",
+        "select offset from s where subject = 'it''s'",
+        "select offset from s where subject in ('a', 'it''s')",
+        "select offset from s where subject like 'it''s%'",
+        "select case when offset = 1 then 'it''s' else 'b' end x from s",
+        "select offset from s where if(offset = 1, 'it''s', 'b') = 'b'",
+        "select get_json_object(cast(value as string), '$.it''s') x from s",
+        "select date_trunc('ho''ur', timestamp) x from s",
+        "select offset from s where timestamp >= '2023-11-14''T00:00:00Z'",
+        "select cast('20''26' as int) x from s",
+        "select length('it''s') x from s",
+        "select offset from s order by 'it''s'",
+        "select offset from s group by offset having max(subject) = 'it''s'",
+        "select offset from s limit '1''0'",
+    ],
+)
+def test_two_quotes_in_a_text_are_left_to_spark(text: str) -> None:
+    """For Spark they are one quote; the parser gives two texts, as for texts side by side."""
+    with pytest.raises(NeedsSparkError):
+        _translated(text)
+
+
+def test_texts_that_are_joined_to_a_column_are_joined_here() -> None:
+    """Only what may be one text with a quote in it goes to Spark."""
+    assert "|| 'b'" in _translated("select subject || 'a' || 'b' x from s").sql
+    assert "|| 'b'" in _translated("select concat('a', subject, 'b') x from s").sql
+    assert "'it''''s'" in _translated("select \"it''s\" x from s").sql
 
 
 def test_not_like_is_not_like() -> None:
@@ -116,3 +156,30 @@ def test_a_name_with_an_escape_may_be_there_twice(text: str, left_to_spark: bool
     """Only names that are spelled in one way can be counted in a text."""
     query = f"select {_occurs_twice('t', 'a')} from (select $1 as t)"
     assert duckdb.execute(query, [text]).fetchall() == [(left_to_spark,)]
+
+
+def _answered(text: str, offsets: dict[str, list[int]]) -> list[tuple[object, ...]]:
+    """Return the answer to a statement over streams with these offsets."""
+    query = _translated(text)
+
+    def source(stream: str) -> RowSource:
+        rows = pa.record_batch({"offset": pa.array(offsets[stream], pa.int64())})
+        return RowSource(rows.schema, lambda: iter([rows]))
+
+    tables = {table_name(query.streams, stream): source(stream) for stream in query.streams}
+    return list(run(query.sql, len(query.columns), tables))
+
+
+def test_streams_whose_names_differ_by_case_are_two_tables() -> None:
+    """DuckDB does not tell the names apart, so one of the streams was counted twice."""
+    text = "select (select count(*) from orders) a, (select count(*) from Orders) b"
+    assert _answered(text, {"orders": [1, 2, 3], "Orders": [1]}) == [(3, 1)]
+
+
+def test_a_name_that_a_statement_defines_hides_no_stream() -> None:
+    """What DuckDB calls the table of a stream is not a name that a statement can define."""
+    table = table_name(["orders"], "orders")
+    text = f"with {table} as (select max(offset) m from orders) select m from {table}"
+    assert _answered(text, {"orders": [1, 2, 3]}) == [(3,)]
+    both = f"with {table} as (select 7 as m) select count(*) n from orders cross join {table}"
+    assert _answered(both, {"orders": [1, 2, 3]}) == [(3,)]
