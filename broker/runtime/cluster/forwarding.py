@@ -168,11 +168,12 @@ class ForwardedWrites:
         )
         if not self._transport.send(row.leader, message):
             with self._lock:
-                self._waiting.pop(number, None)
-            raise OverloadedError(
-                f"the queue to broker {row.leader}, the leader of {name}, is full: "
-                "publish again later"
-            )
+                waits = self._waiting.pop(number, None) is not None
+            if waits:  # else it has its outcome: another thread has just ended its wait
+                raise OverloadedError(
+                    f"the queue to broker {row.leader}, the leader of {name}, is full: "
+                    "publish again later"
+                )
 
     # ------------------------------------------------------------------ messages
 
