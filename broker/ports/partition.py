@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import pyarrow as pa
 
 from broker.codec.record_batch import BatchHeader, PreparedBatch
-from broker.errors import HeadwaterError
+from broker.errors import FencedError, HeadwaterError, ShuttingDownError
 from broker.model.epochs import LeaderEpoch
 from broker.model.ids import PartitionId
 from broker.model.offsets import Offset
 from broker.model.records import AckPolicy, AppendResult
 from broker.model.stream import StreamConfig
+
+# The errors of a write that the partition does not take now: perhaps its next leader takes it.
+SUBMIT_AGAIN: Final = (FencedError, ShuttingDownError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +122,32 @@ class RecordsOutcome:
     leader_epoch: LeaderEpoch
 
 
+@dataclass(slots=True)
+class WriteOrder:
+    """Writes of one publisher to one partition, so that a later one never overtakes a refused one.
+
+    A write is refused while the partition takes no writes, for example without a lease, and the
+    publisher may submit it again. Then the writes of its order behind it are refused, too, even if
+    the partition takes writes again. The partition's owner calls :meth:`refused`.
+    """
+
+    refusal: HeadwaterError | None = None  # of the first write that was refused; any thread reads
+
+    def refused(self, error: HeadwaterError) -> None:
+        """Note that a write was refused. What is wrong with one write alone changes nothing."""
+        if self.refusal is None and isinstance(error, SUBMIT_AGAIN):
+            self.refusal = error
+
+
 class PartitionWriter(Protocol):
     """A partition's log, for publishers; it takes writes where this broker leads. Any thread."""
+
+    @property
+    def keeps_order(self) -> bool:
+        """Whether writes of one ``WriteOrder`` may be under way at a time.
+
+        If not, it does not look at the order: a publisher submits one and waits for its outcome.
+        """
 
     def submit(
         self,
@@ -157,6 +184,7 @@ class PartitionWriter(Protocol):
         *,
         policy: AckPolicy = AckPolicy.ALL,
         expected_end: Offset | None = None,
+        order: WriteOrder | None = None,
     ) -> None:
         """Queue producer columns for one group commit, each row deduplicated by its message id.
 
@@ -165,7 +193,8 @@ class PartitionWriter(Protocol):
         on the caller's thread. ``done``, ``policy`` and errors are as for :meth:`submit`.
 
         With ``expected_end`` the rows are stored only if the log ends there when they would be
-        written; else ``done`` gets ConditionFailedError, even if a row's id is known.
+        written; else ``done`` gets ConditionFailedError, even if a row's id is known. For ``order``
+        see :attr:`keeps_order`.
         """
 
 

@@ -15,8 +15,7 @@ controllers. An outcome comes back from a commit thread by ``call_soon``.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from operator import attrgetter
 from typing import Final
@@ -25,6 +24,7 @@ from broker.adapters.access.pace import Pace
 from broker.adapters.liftbridge.http2 import prefixed
 from broker.adapters.liftbridge.laid_messages import lay_out_answers
 from broker.adapters.liftbridge.messages import NS_PER_US, to_batch
+from broker.adapters.liftbridge.publish_queue import PartitionQueue, Run, parts
 from broker.adapters.liftbridge.publish_requests import POLICIES, Published, window_bytes_of
 from broker.adapters.liftbridge.statuses import OK, Status, status_of_publish
 from broker.adapters.liftbridge.targets import LookUps, PublishTarget
@@ -33,12 +33,10 @@ from broker.errors import (
     CommitTimeoutError,
     ConditionFailedError,
     EncryptionKeyError,
-    FencedError,
     HeadwaterError,
     InvalidRequestError,
     PartitionReadonlyError,
     RecordTooLargeError,
-    ShuttingDownError,
     StreamRecreatedError,
     UnknownPartitionError,
     UnknownStreamError,
@@ -47,16 +45,13 @@ from broker.errors import (
 from broker.model.offsets import ANY_OFFSET, Offset
 from broker.model.records import AckPolicy
 from broker.model.stream import StreamConfig
-from broker.ports.partition import RecordsOutcome
+from broker.ports.partition import SUBMIT_AGAIN, RecordsOutcome
 from broker.ports.system import Clock
 from broker.wire.liftbridge import api_pb2 as api
 from broker.wire.liftbridge import message_pb2 as wire
 
-_BATCH_BYTES: Final = 2048  # of an Arrow message with every column and no data
-_ROW_BYTES: Final = 64  # of a row beside its data
 _LEADER_WAIT_MS: Final = 5_000  # how long a message waits for a leader: as Liftbridge's clients
 _LOOK_UP_AGAIN_S: Final = 0.05
-_LOOK_UP_AGAIN: Final = (FencedError, ShuttingDownError)  # surely not stored, perhaps elsewhere
 _ENVELOPE: Final = attrgetter("envelope")
 _ACK_POLICY: Final = attrgetter("envelope.ack_policy")
 _REQUEST_BYTES: Final = attrgetter("request_bytes")
@@ -78,27 +73,6 @@ Answer = Callable[[Sequence[Published], Sequence[bytes], Status], None]
 """Gets messages that are done, and the answer of each with its prefix; none: they get no answer."""
 
 
-@dataclass(slots=True)
-class _Run:
-    """Messages of one partition and one ack policy, in order."""
-
-    target: PublishTarget
-    policy: AckPolicy
-    messages: list[Published]
-    expected_end: Offset | None = None
-
-
-@dataclass(slots=True)
-class _PartitionQueue:
-    """The messages of one partition that wait for its leader, in order."""
-
-    stream: str
-    partition: int
-    waiting: deque[Published] = field(default_factory=deque)
-    target: PublishTarget | None = None
-    looking: bool = False  # or about to look again
-
-
 class PublishCall:
     """The messages of one call, in order within a partition. Owner: the event loop."""
 
@@ -117,7 +91,7 @@ class PublishCall:
         self._clock = clock
         self._call_soon = call_soon
         self._answer = answer
-        self._queues: dict[tuple[str, int], _PartitionQueue] = {}
+        self._queues: dict[tuple[str, int], PartitionQueue] = {}
         self._unanswered = 0
 
     @property
@@ -158,7 +132,7 @@ class PublishCall:
 
     def _sort(self, messages: Sequence[Published]) -> None:
         """Put messages behind others of their partitions, and store what can be stored."""
-        touched: dict[tuple[str, int], _PartitionQueue] = {}
+        touched: dict[tuple[str, int], PartitionQueue] = {}
         for envelope, alike in groupby(messages, _ENVELOPE):
             key = envelope.target
             queue = touched.get(key)
@@ -168,33 +142,39 @@ class PublishCall:
         for queue in touched.values():
             self._store_waiting(queue)
 
-    def _queue_of(self, key: tuple[str, int]) -> _PartitionQueue:
-        return self._queues.setdefault(key, _PartitionQueue(*key))
+    def _queue_of(self, key: tuple[str, int]) -> PartitionQueue:
+        return self._queues.setdefault(key, PartitionQueue(*key))
 
-    def _store_waiting(self, queue: _PartitionQueue) -> None:
-        """Store the waiting messages, or look up their partition first."""
-        if queue.looking or not queue.waiting:
+    def _store_waiting(self, queue: PartitionQueue) -> None:
+        """Submit the messages that may be submitted now, or look up their partition first."""
+        if queue.looking or not (queue.runs or queue.waiting):
             return
-        if queue.target is None or self._finder.rests(queue.stream, queue.partition):
+        target = queue.target
+        if target is None or self._finder.rests(queue.stream, queue.partition):
             self._look_up(queue)
             return
-        target, ready = queue.target, list(queue.waiting)
-        queue.waiting.clear()
-        for policy, group in groupby(ready, _ACK_POLICY):
-            self._store(target, POLICIES.get(policy), list(group))
+        while not (queue.looking or queue.refused) and queue.may_submit(target.writer):
+            if not queue.runs:
+                self._make_runs(queue, target)
+                if not queue.runs:
+                    return
+            self._submit(queue.runs.popleft())
 
-    def _look_up(self, queue: _PartitionQueue) -> None:
+    def _look_up(self, queue: PartitionQueue) -> None:
         queue.looking = True
+        queue.dissolve_runs()
 
         def found(target: PublishTarget | HeadwaterError) -> None:
             queue.looking = False
             if isinstance(target, PublishTarget):
                 queue.target = target
-                self._store_waiting(queue)
+                if queue.why is None:
+                    self._store_waiting(queue)
+                else:  # meanwhile a run was refused that was under way
+                    self._look_soon(queue, queue.why)
                 return
-            refused = list(queue.waiting)
-            queue.waiting.clear()
-            if not self._wait_or_refuse(queue, refused, target):
+            self._wait_or_refuse(queue, target)
+            if queue.is_empty:
                 self._queues.pop((queue.stream, queue.partition), None)
 
         if not queue.stream:
@@ -203,59 +183,69 @@ class PublishCall:
         else:
             self._finder.look_up(queue.stream, queue.partition, found)
 
-    def _wait_or_refuse(
-        self, queue: _PartitionQueue, messages: list[Published], error: HeadwaterError
-    ) -> bool:
+    def _wait_or_refuse(self, queue: PartitionQueue, error: HeadwaterError) -> None:
         """Let messages that were not stored wait for a leader, or refuse them if they waited long.
 
         A partition closes with its broker, or because its stream is deleted and perhaps made again.
-
-        Returns False if all are refused.
         """
         queue.target = None
+        self._refuse(queue.keep(self._waits(error)), error)
+        if queue.refused or queue.waiting:
+            self._look_soon(queue, error)
+
+    def _waits(self, error: HeadwaterError) -> Callable[[Published], bool]:
+        """Return whether a message that was refused with an error goes on waiting for a leader."""
         now_ms = self._clock.monotonic_ms()
-        kept: list[Published] = []
-        for one in messages:
+        may_wait = isinstance(error, SUBMIT_AGAIN)
+
+        def still_waits(one: Published) -> bool:
             if one.waits_until_ms is None:
                 one.waits_until_ms = now_ms + _LEADER_WAIT_MS
-            if isinstance(error, _LOOK_UP_AGAIN) and now_ms < one.waits_until_ms:
-                kept.append(one)
-            else:
-                self._refuse([one], error)
-        queue.waiting.extendleft(reversed(kept))
-        if kept and not queue.looking:
-            queue.looking = True
+            return may_wait and now_ms < one.waits_until_ms
 
-            def look() -> None:
-                queue.looking = False
+        return still_waits
+
+    def _look_soon(self, queue: PartitionQueue, error: HeadwaterError) -> None:
+        """Look up a partition again after a time; ``error`` is why its messages wait."""
+        queue.why = error
+        if queue.looking:
+            return
+        queue.looking = True
+
+        def look() -> None:
+            queue.looking = False
+            if queue.refused and not queue.gather():
+                self._wait_or_refuse(queue, queue.why or error)
+            else:
+                queue.why = None
                 self._store_waiting(queue)
 
-            self._finder.call_later(_LOOK_UP_AGAIN_S, look)
-        return bool(kept)
+        self._finder.call_later(_LOOK_UP_AGAIN_S, look)
 
-    def _store(
-        self, target: PublishTarget, policy: AckPolicy | None, messages: list[Published]
-    ) -> None:
-        if policy is None:
-            self._refuse(
-                messages, InvalidRequestError("ackPolicy is not one of LEADER, ALL and NONE")
-            )
-            return
+    def _make_runs(self, queue: PartitionQueue, target: PublishTarget) -> None:
+        """Put the waiting messages into runs; those that the stream cannot have are refused."""
+        ready = list(queue.waiting)
+        queue.waiting.clear()
         config = target.stream.config
-        fitting = messages
-        if (
-            config.optimistic_concurrency
-            or max(map(_REQUEST_BYTES, messages)) > config.record_bytes_max
-        ):
-            fitting = self._without_refused(messages, policy, config)
-        if config.optimistic_concurrency:
-            for one in fitting:
-                expected = one.envelope.expected_offset
-                end = None if expected == ANY_OFFSET else Offset(expected)
-                self._submit(_Run(target, policy, [one], end))
-            return
-        for part in _parts(fitting, config.segment_bytes_max):
-            self._submit(_Run(target, policy, part))
+        for number, group in groupby(ready, _ACK_POLICY):
+            fitting, policy = list(group), POLICIES.get(number)
+            if policy is None:
+                why = InvalidRequestError("ackPolicy is not one of LEADER, ALL and NONE")
+                self._refuse(fitting, why)
+                continue
+            if (
+                config.optimistic_concurrency
+                or max(map(_REQUEST_BYTES, fitting)) > config.record_bytes_max
+            ):
+                fitting = self._without_refused(fitting, policy, config)
+            if config.optimistic_concurrency:
+                for one in fitting:
+                    expected = one.envelope.expected_offset
+                    end = None if expected == ANY_OFFSET else Offset(expected)
+                    queue.add(target, policy, [one], end)
+                continue
+            for part in parts(fitting, config.segment_bytes_max):
+                queue.add(target, policy, part)
 
     def _without_refused(
         self, messages: list[Published], policy: AckPolicy, config: StreamConfig
@@ -269,10 +259,15 @@ class PublishCall:
                 self._refuse([one], refused)
         return fitting
 
-    def _submit(self, run: _Run) -> None:
+    def _submit(self, run: Run) -> None:
         def done(outcome: RecordsOutcome | HeadwaterError) -> None:  # on a commit thread
-            self._call_soon(lambda: self._stored(run, outcome))
+            self._call_soon(lambda: stored(outcome))
 
+        def stored(outcome: RecordsOutcome | HeadwaterError) -> None:
+            self._settle(run, outcome)
+            self._store_waiting(run.queue)
+
+        run.queue.submits(run)
         try:
             run.target.writer.submit_records(
                 to_batch(run.messages),
@@ -280,23 +275,37 @@ class PublishCall:
                 done,
                 policy=run.policy,
                 expected_end=run.expected_end,
+                order=run.queue.order,
             )
         except HeadwaterError as error:
-            self._stored(run, error)
+            self._settle(run, error)
+        except MemoryError as error:  # perhaps after the partition had queued it
+            self._settle(run, CommitTimeoutError(f"this broker has no memory: {error}"))
 
-    def _stored(self, run: _Run, outcome: RecordsOutcome | HeadwaterError) -> None:
-        if isinstance(outcome, HeadwaterError) and may_be_stored(outcome):
+    def _settle(self, run: Run, outcome: RecordsOutcome | HeadwaterError) -> None:
+        queue = run.queue
+        if not queue.settled(run):
+            return
+        if not isinstance(outcome, HeadwaterError):
+            silent = run.policy is AckPolicy.NONE
+            answers = [] if silent else _acked(run, outcome, self._clock.now_us())
+            self._done(run.messages, answers, OK)
+        elif may_be_stored(outcome):  # a repeat could be a second one
             told = f"the message may be stored or not: {outcome.message}"
-            self._refuse(run.messages, CommitTimeoutError(told))  # a repeat could be a second one
-            return
-        if isinstance(outcome, HeadwaterError):
-            key = (run.target.stream.name, run.messages[0].envelope.partition)
-            self._wait_or_refuse(self._queue_of(key), run.messages, outcome)
-            return
-        silent = run.policy is AckPolicy.NONE
-        self._done(run.messages, [] if silent else _acked(run, outcome, self._clock.now_us()), OK)
+            self._refuse(run.messages, CommitTimeoutError(told))
+        elif isinstance(outcome, SUBMIT_AGAIN):
+            queue.target = None
+            self._refuse(queue.keep_refused(run, self._waits(outcome)), outcome)
+            if queue.refused:
+                self._look_soon(queue, outcome)
+        else:
+            self._refuse(run.messages, outcome)
+            if not isinstance(outcome, ConditionFailedError):  # which only the leader tells
+                queue.target = None
 
     def _refuse(self, messages: Sequence[Published], error: HeadwaterError) -> None:
+        if not messages:
+            return
         status = status_of_publish(error)
         # Old clients read ``ack`` without a check that it is set, so an empty one is sent.
         response = api.PublishResponse(
@@ -347,22 +356,7 @@ def _async_code(error: HeadwaterError) -> api.PublishAsyncError.Code:
     return api.PublishAsyncError.INTERNAL
 
 
-def _parts(messages: Sequence[Published], bytes_max: int) -> Iterator[list[Published]]:
-    """Yield messages in order, in parts that fit into a segment, or single ones."""
-    part: list[Published] = []
-    size = _BATCH_BYTES
-    for one in messages:
-        more = one.request_bytes + _ROW_BYTES
-        if part and size + more > bytes_max:
-            yield part
-            part, size = [], _BATCH_BYTES
-        part.append(one)
-        size += more
-    if part:
-        yield part
-
-
-def _acked(run: _Run, outcome: RecordsOutcome, now_us: int) -> list[bytes]:
+def _acked(run: Run, outcome: RecordsOutcome, now_us: int) -> list[bytes]:
     """Return the answers for stored messages, each with its prefix."""
     messages, subject = run.messages, run.target.subject
     envelopes = list(map(_ENVELOPE, messages))

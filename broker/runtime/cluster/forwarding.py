@@ -36,7 +36,7 @@ from broker.model.ids import BrokerId, PartitionId
 from broker.model.offsets import Offset
 from broker.model.records import AckPolicy, AppendResult
 from broker.ports.cluster import WriteTransport
-from broker.ports.partition import RecordsOutcome
+from broker.ports.partition import RecordsOutcome, WriteOrder
 from broker.ports.system import Clock
 from broker.runtime.partition.driver import PartitionDriver
 
@@ -168,11 +168,12 @@ class ForwardedWrites:
         )
         if not self._transport.send(row.leader, message):
             with self._lock:
-                self._waiting.pop(number, None)
-            raise OverloadedError(
-                f"the queue to broker {row.leader}, the leader of {name}, is full: "
-                "publish again later"
-            )
+                waits = self._waiting.pop(number, None) is not None
+            if waits:  # else it has its outcome: another thread has just ended its wait
+                raise OverloadedError(
+                    f"the queue to broker {row.leader}, the leader of {name}, is full: "
+                    "publish again later"
+                )
 
     # ------------------------------------------------------------------ messages
 
@@ -220,6 +221,11 @@ class LeadersWriter:
         self._partition_id = partition_id
         self._name = name
 
+    @property
+    def keeps_order(self) -> bool:
+        """See ``PartitionWriter.keeps_order``: a forwarded write has no field for an order."""
+        return False
+
     def submit(
         self,
         batches: Sequence[PreparedBatch],  # noqa: ARG002 - the signature of ``PartitionWriter``
@@ -242,6 +248,7 @@ class LeadersWriter:
         *,
         policy: AckPolicy = AckPolicy.ALL,
         expected_end: Offset | None = None,
+        order: WriteOrder | None = None,  # noqa: ARG002 - see ``keeps_order``
     ) -> None:
         """See ``PartitionWriter.submit_records``.
 

@@ -49,7 +49,7 @@ class Commits:
         self._counters = context.counters
         self._local = context.local
         self._clock = context.clock
-        self._fail = context.health.fail  # called first when the log takes no more writes
+        self._health = context.health  # hears first when the log takes no more writes
         self._on_commit = on_commit
         self._acks: AckQueue[Answer] = AckQueue()
 
@@ -91,7 +91,10 @@ class Commits:
             self._counters.refused_writes += len(writes)
         for answer in group.answers():
             self._answer(answer, failure)
-        self.settle(shell.leader)
+        if self._health.failure is None:
+            self.settle(shell.leader)
+        else:  # also a group that was written: damage may show when a follower is to get it
+            self.abandon(self._health.failure)
         grown = bool(group.batches) and failure is None
         if grown:
             self._on_commit(time.perf_counter() - started_s, group.end - group.start)
@@ -119,7 +122,7 @@ class Commits:
             unpromised = self._sync(shell)
         except HeadwaterError as error:
             if isinstance(error, LogFailedError | CorruptDataError):
-                self._fail(error)
+                self._health.fail(error)
             elif isinstance(error, NoRoomError):
                 self._room.lacks(error, sum(batch.size for batch in group.batches))
             return error

@@ -30,7 +30,7 @@ from broker.model.epochs import LeaderEpoch
 from broker.model.ids import IDS_COUNT, IDS_DO_NOT_COUNT, NO_PRODUCER
 from broker.model.offsets import Offset
 from broker.model.records import AckPolicy, AppendResult
-from broker.ports.partition import RecordsOutcome
+from broker.ports.partition import RecordsOutcome, WriteOrder
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,7 @@ class RecordsWrite:
     size_bytes: int
     policy: AckPolicy = AckPolicy.ALL
     expected_end: Offset | None = None  # the log end that the publisher's condition names
+    order: WriteOrder | None = None
 
     def refuse(self, error: HeadwaterError) -> None:
         """Answer with an error; nothing was written."""

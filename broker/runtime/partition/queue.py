@@ -202,7 +202,7 @@ class TurnQueue:
         Then :meth:`take_writes`: a call may be why writes have to wait. The owner calls both.
         """
         with self._lock:
-            if held:
+            if held and not self.closing:  # the close of the log stays behind the writes
                 self._take_calls_locked(work)
                 return
             while self._queue and len(work.calls) < _CALLS_MAX:

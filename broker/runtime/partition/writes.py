@@ -19,7 +19,7 @@ from broker.model.offsets import Offset
 from broker.model.records import AckPolicy, AppendResult
 from broker.model.stopped import stopped_error
 from broker.model.stream import StreamConfig
-from broker.ports.partition import RecordsOutcome
+from broker.ports.partition import RecordsOutcome, WriteOrder
 from broker.runtime.partition.commits import Commits
 from broker.runtime.partition.context import PartitionContext
 from broker.runtime.partition.groups import BatchesWrite, RecordsWrite, Write, refuse_too_large
@@ -61,6 +61,11 @@ class PartitionWrites:
 
     # ------------------------------------------------------------------ any thread
 
+    @property
+    def keeps_order(self) -> bool:
+        """See ``PartitionWriter.keeps_order``: one thread at a time decides, as they came."""
+        return True
+
     def submit(
         self,
         batches: Sequence[PreparedBatch],
@@ -81,13 +86,16 @@ class PartitionWrites:
         *,
         policy: AckPolicy = AckPolicy.ALL,
         expected_end: Offset | None = None,
+        order: WriteOrder | None = None,
     ) -> None:
         """See ``PartitionWriter.submit_records``."""
         if message_ids is not None and not any(message_ids):
             message_ids = None
         prepared = self._commits.encode(batch)
         size = prepared.size
-        self._enqueue(RecordsWrite(batch, prepared, message_ids, done, size, policy, expected_end))
+        self._enqueue(
+            RecordsWrite(batch, prepared, message_ids, done, size, policy, expected_end, order)
+        )
 
     def submit_own(
         self,
@@ -173,7 +181,12 @@ class PartitionWrites:
             refusal = self._local.ids_refusal
         if refusal is None and self._queue.closing:
             refusal = self._too_early()
+        order = write.order if isinstance(write, RecordsWrite) else None
+        if refusal is None and order is not None:
+            refusal = order.refusal
         if refusal is not None:
+            if order is not None:
+                order.refused(refusal)
             self._counters.refused_writes += 1
             self._local.tier.settle([write])
             write.refuse(refusal)

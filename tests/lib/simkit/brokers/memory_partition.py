@@ -45,7 +45,7 @@ from broker.model.purge import purged_error
 from broker.model.records import AckPolicy, AppendResult
 from broker.model.stopped import stopped_error
 from broker.model.stream import Stream
-from broker.ports.partition import RecordsOutcome, StoredBatch
+from broker.ports.partition import RecordsOutcome, StoredBatch, WriteOrder
 from broker.ports.system import Clock
 from broker.runtime.partition.groups import placed_by_fewer
 
@@ -76,6 +76,7 @@ class MemoryPartition:
         self.subject = stream.config.partition_subject(number)
         self.leader_epoch = _EPOCH
         self.leads = True
+        self.keeps_order = False
         self.lost_leadership: HeadwaterError | None = None
         self.is_paused = self.is_readonly = self.resumes_all = False
         self.received_us = 0, 0
@@ -288,6 +289,7 @@ class MemoryPartition:
         *,
         policy: AckPolicy = AckPolicy.ALL,
         expected_end: Offset | None = None,
+        order: WriteOrder | None = None,
     ) -> None:
         """Queue rows for the commit thread, repeated message ids left out."""
         self.policies.append(policy)

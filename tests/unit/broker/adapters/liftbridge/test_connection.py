@@ -76,6 +76,8 @@ def test_a_publisher_of_a_busy_broker_is_told_to_try_again() -> None:
 class Silence:
     """A partition, and a NATS server, that take every message and answer none."""
 
+    keeps_order = True
+
     def __init__(self) -> None:
         self.taken_count = 0
 

@@ -41,6 +41,9 @@ class Wire:
     )
     full: bool = False
     loses: bool = False
+    meanwhile: Callable[[], object] = field(
+        default=lambda: None
+    )  # what another thread does during a send
 
     def end(self, me: BrokerId) -> Any:
         """Return a broker's transport."""
@@ -51,6 +54,7 @@ class Wire:
                 wire.ears[me] = deliver
 
             def send(self, to: BrokerId, message: ForwardingMessage) -> bool:
+                wire.meanwhile()
                 if wire.full:
                     return False
                 if not wire.loses:
@@ -195,6 +199,14 @@ def test_an_outcome_that_does_not_come_is_not_known(rig: Rig, why: str) -> None:
         rig.here.close()
     assert isinstance(rig.outcomes.get(timeout=30), CommitTimeoutError)
     rig.here.turn(now + 2 * ANSWER_MS)
+    assert rig.outcomes.empty()
+
+
+def test_a_write_whose_wait_ends_while_it_is_sent_has_one_outcome(rig: Rig) -> None:
+    """The broker stops just when the queue to the leader is full: the write has its outcome."""
+    rig.wire.full, rig.wire.meanwhile = True, rig.here.close
+    rig.write(b"a")
+    assert isinstance(rig.outcomes.get(timeout=30), CommitTimeoutError)
     assert rig.outcomes.empty()
 
 

@@ -17,7 +17,14 @@ from broker.core.dedup import ProducerTable
 from broker.core.replication.effects import ProposeIsr
 from broker.core.replication.standing import StandingFetch, StandingReplica
 from broker.core.replication.view import PartitionView
-from broker.errors import DiskFullError, HeadwaterError, NotEnoughReplicasError, NotLeaderError
+from broker.errors import (
+    DiskFullError,
+    HeadwaterError,
+    NotEnoughReplicasError,
+    NotLeaderError,
+    SegmentCorruptError,
+    may_be_stored,
+)
 from broker.model.epochs import BrokerEpoch, LeaderEpoch, PartitionEpoch
 from broker.model.ids import (
     NO_PRODUCER,
@@ -184,7 +191,7 @@ class Scene:
             self.turns.run()
         return heard
 
-    def fetched(self, *, synced: int) -> None:
+    def fetched(self, *, synced: int, wait_ms: int = 0) -> None:
         """Let the follower fetch; it has synced everything below ``synced``."""
         self._request += 1
         request = FetchRequest(
@@ -195,6 +202,7 @@ class Scene:
             fetch_from=Offset(synced),
             last_epoch=LeaderEpoch(1 if synced else 0),
             synced_end=Offset(synced),
+            wait_ms=wait_ms,
         )
         self.driver.replication.deliver(request)
         self.turns.run()
@@ -270,6 +278,25 @@ def test_a_pause_in_the_sync_leaves_no_ack(
         replace(VIEW, leader=B, leader_epoch=LeaderEpoch(2), partition_epoch=PartitionEpoch(2))
     )
     assert [type(one) for one in heard] == [NotLeaderError]
+
+
+@pytest.mark.parametrize("policy", [ALL, LEADER])
+def test_a_log_whose_damage_shows_while_a_group_is_written_answers_all_its_publishers(
+    scene: Scene, policy: AckPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A follower waits for records, and what it should get is damaged on the leader's disk."""
+    earlier = scene.put(ALL)
+    scene.fetched(synced=1, wait_ms=500)
+    assert [one.base_offset for one in earlier] == [0]
+
+    def rot(*_: Any, **__: Any) -> None:
+        raise SegmentCorruptError("simulated: a batch fails its checksum")
+
+    monkeypatch.setattr(PartitionLog, "read", rot)
+    heard = scene.put(policy)
+    assert [type(one) for one in heard] == [SegmentCorruptError]
+    assert may_be_stored(heard[0])
+    assert isinstance(scene.driver.health.failure, SegmentCorruptError)
 
 
 def test_a_retry_beside_a_write_that_found_no_room_waits_for_its_commit(

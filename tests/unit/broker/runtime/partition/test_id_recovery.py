@@ -215,3 +215,24 @@ def test_a_reading_holds_no_more_ids_than_the_stream_allows() -> None:
     assert (rig.driver.state, counts.ids) == (ReplicaState.LEADING, 10)
     assert counts.forgotten == COUNT * 600 - 10
     rig.close()
+
+
+def test_a_close_in_the_middle_of_a_turn_takes_the_waiting_writes_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another thread closes just after the turn has seen that writes wait."""
+    rig = ReadingRig(SimDisk(random.Random(1)))
+    driver = rig.driver
+    waiting = rig.put_ids([b"v"], ["other"])
+    holds = driver._holds_writes
+
+    def closed_meanwhile() -> bool:
+        held = holds()
+        if not driver._queue.closing:
+            driver.begin_close()
+        return held
+
+    monkeypatch.setattr(driver, "_holds_writes", closed_meanwhile)
+    rig.turns.run()
+    assert [type(one) for one in waiting] == [ShuttingDownError]
+    assert driver.health.failure is None
