@@ -354,19 +354,18 @@ class Producer:
                 self._watch.start()
                 if self._path.acks is AckPolicy.NONE:
                     session.wait_ready()  # send no batch to a broker that does not lead
-                while (entry := self._next_to_send(session)) is not None:
+                while True:
+                    with self._changed:
+                        self._changed.wait_for(lambda: session.over or not self._window.must_wait)
+                        entry = None if session.over else self._window.next_to_send()
+                    if entry is None:
+                        break
                     self._write(session, entry)
             except BaseException:
                 self._break_off(None)
                 raise
         if closed:
             session.finish()
-
-    def _next_to_send(self, session: PutSession) -> WindowEntry | None:
-        """Return the next batch for a new session, once it may be sent; None: no more."""
-        with self._changed:
-            self._changed.wait_for(lambda: session.over or not self._window.must_wait)
-            return None if session.over else self._window.next_to_send()
 
     def _progress(self) -> tuple[int, int] | None:
         """Return a value that changes with every answer; None while no answer is awaited."""
