@@ -329,7 +329,11 @@ class PartitionShipper:
         self._require_leadership()
         built = self._taken_object()
         entry = built.entry
-        base = self.snapshot if self.snapshot is not None else self._created()
+        base = self.snapshot
+        if base is None:
+            base = self._table.create()
+            if base.version > 0:  # another partition has made the table, perhaps long ago
+                prove(base, self._table.store)
         try:
             version = self._table.commit(
                 base,
@@ -358,13 +362,6 @@ class PartitionShipper:
         self._committed = entry.at_version(version)
         self._proved.prove(self.source.partition_id, moved.end)
         return tier.Committed()
-
-    def _created(self) -> TableSnapshot:
-        """Create the table; prove it if another partition has made it, perhaps long ago."""
-        base = self._table.create()
-        if base.version > 0:
-            prove(base, self._table.store)
-        return base
 
     def _write_ledger(self) -> None:
         assert self._committed is not None, "the ledger follows the commit"

@@ -359,7 +359,8 @@ class DeltaStreamTable:
         base = expected
         info = {COMMIT_ID: commit_id, **metadata}
         for attempt in range(_COMMIT_ATTEMPTS_MAX):
-            if base.version < self._version_seen or self._is_below_recorded(base):
+            behind = any(base.cold_end(number) < end for number, end in self._recorded().items())
+            if behind or base.version < self._version_seen:
                 base = self.snapshot()  # raises if the log was cut; a cut log accepts any commit
             check(base)
             if base is not expected:
@@ -383,9 +384,6 @@ class DeltaStreamTable:
             f"{self.uri}: other processes committed first {_COMMIT_ATTEMPTS_MAX} times in a row",
             uri=self.uri,
         )
-
-    def _is_below_recorded(self, base: TableSnapshot) -> bool:
-        return any(base.cold_end(number) < end for number, end in self._recorded().items())
 
     def _refuse_unwritable(self, version: int) -> None:
         """Raise an error if the table has features with which delta-rs cannot commit."""

@@ -1,4 +1,7 @@
-"""Tiering by itself: threads, timers, flush, outages, and the RemoteLog port."""
+"""Tiering by itself: threads, timers, flush, outages, and the RemoteLog port.
+
+The file is not split: its tests share one rig.
+"""
 
 from __future__ import annotations
 
