@@ -177,6 +177,21 @@ def check_name(text: str, what: str) -> str:
     return text
 
 
+def check_stored_names(**names: str) -> None:
+    """Refuse texts that no group, member or broker has, however old its metadata is.
+
+    Names were bounded by characters before they were bounded by bytes.
+
+    Raises:
+        InvalidRequestError: a text is longer.
+    """
+    for what, text in names.items():
+        if len(text) > NAME_BYTES_MAX:
+            raise InvalidRequestError(
+                f"{what} must be a text of at most {NAME_BYTES_MAX} characters", field=what
+            )
+
+
 def partition_key(stream_uuid: str, partition: int) -> str:
     """Return the name of a partition in the metadata of groups."""
     return f"{stream_uuid}/{partition}"

@@ -137,6 +137,7 @@ class PartitionFollower:
         self._stand_from_ms = now_ms  # no fetch may stand before
         self.walked_back = False  # the leader did not know the newest epoch of this log
         self.dropped_count = 0  # answers of another epoch, request or offset
+        self._diverged_at: Offset | None = None  # the log end that the leader called diverged
 
     # ------------------------------------------------------------------ events
 
@@ -341,7 +342,12 @@ class PartitionFollower:
 
     def _take(self, answer: FetchAnswer, now_ms: int) -> Iterator[Effect]:
         if answer.refusal == "diverged":
-            # This should not happen, because a follower aligns before it fetches. Align again.
+            # This should not happen, because a follower aligns before it fetches. Align again, and
+            # only once for a log end: a leader that refuses it again would be asked without end.
+            if self._diverged_at == self._facts.log_end:
+                self._ask_again_soon(now_ms)
+                return
+            self._diverged_at = self._facts.log_end
             self._ask_epoch = self._facts.epochs.latest
             yield from self._ask(now_ms)
             return

@@ -376,9 +376,10 @@ class PartitionLeader:
         at = request.fetch_from
         if at > self._log_end or request.synced_end > at:
             return "diverged"
-        if at > 0 and self._epochs.epoch_of(Offset(at - 1)) != request.last_epoch:
-            return "diverged"
-        return None
+        # A log that began anew, or whose epochs were read from its segments, knows no epoch below
+        # its start. Such a follower has aligned before, and gets the records from the start on.
+        known = self._epochs.epoch_of(Offset(at - 1)) if at > 0 else LeaderEpoch(0)
+        return "diverged" if known and known != request.last_epoch else None
 
     def _refused_fetch(self, request: FetchRequest, refusal: Refusal) -> FetchAnswer:
         return FetchAnswer(

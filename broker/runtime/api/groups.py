@@ -40,7 +40,7 @@ from broker.errors import (
     InvalidRequestError,
     UnknownGroupError,
 )
-from broker.model.groups import check_name
+from broker.model.groups import check_name, check_stored_names
 from broker.model.ids import BrokerId
 from broker.ports.groups import GroupPlace
 from broker.ports.system import Clock
@@ -177,6 +177,7 @@ class Groups:
 
     def leave(self, group: str, member: str) -> None:
         """See ``GroupsApi.leave``."""
+        check_stored_names(group=group, member=member)
         self._metadata.propose(LeaveGroup(group=group, member=member))
 
     def assignments(self, group: str, member: str, epoch: int) -> Mapping[str, Sequence[int]]:
@@ -216,6 +217,7 @@ class Groups:
 
     def report(self, group: str, member: str, coordinator: str, epoch: int) -> None:
         """See ``GroupsApi.report``."""
+        check_stored_names(group=group, member=member, coordinator=coordinator)
         self._metadata.propose(
             ReportCoordinator(
                 group=group,

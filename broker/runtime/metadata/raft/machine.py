@@ -18,7 +18,9 @@ from broker.core.metadata.state import MetadataState
 from broker.errors import HeadwaterError, InvalidRequestError, MetadataCorruptError, from_wire
 from broker.errors import to_wire as error_to_wire
 
-_MESSAGE_LENGTH_MAX: Final = 300
+# Characters of a refusal's message that are kept if the whole one is too long. JSON takes up to 12
+# bytes for a character. The first number stays as it is: every build has to give the same reply.
+_MESSAGE_LENGTHS: Final = (300, 150)
 
 
 class MetadataMachine:
@@ -68,6 +70,8 @@ def read_reply(data: bytes) -> CommandReply:
 
 def _refusal(error: HeadwaterError) -> bytes:
     data = error_to_wire(error).encode()
-    if len(data) > REPLY_BYTES_MAX:
-        data = error_to_wire(type(error)(error.message[:_MESSAGE_LENGTH_MAX])).encode()
+    for length in _MESSAGE_LENGTHS:
+        if len(data) <= REPLY_BYTES_MAX:
+            break
+        data = error_to_wire(type(error)(error.message[:length])).encode()
     return data

@@ -85,6 +85,32 @@ def test_a_log_that_is_longer_or_of_another_epoch_has_diverged(at: int, last: in
     assert send.message.refusal == "diverged"
 
 
+@pytest.mark.parametrize("at", [3, 5])
+def test_a_follower_at_or_below_the_first_known_epoch_has_not_diverged(at: int) -> None:
+    """The epochs of freed records may be forgotten: they were read from the segments alone.
+
+    Such a follower has aligned by an epoch that both know, and is sent what this log has.
+    """
+    leader = PartitionLeader(
+        A,
+        LeaderEpoch(3),
+        Offset(10),
+        view=view_of_three(),
+        epochs=EpochHistory((EpochStart(LeaderEpoch(2), Offset(5)),)),
+        limits=LagLimits(time_ms_max=1_000),
+    )
+    refused = [
+        one.message.refusal
+        for one in leader.step(_fetch(at=at, last=1))
+        if isinstance(one, SendToReplica) and isinstance(one.message, FetchAnswer)
+    ]
+    assert [one for one in refused if one == "diverged"] == []
+    (send,) = leader.step(_fetch(at=6, last=1))
+    assert isinstance(send, SendToReplica)
+    assert isinstance(send.message, FetchAnswer)
+    assert send.message.refusal == "diverged"
+
+
 def test_a_lease_that_lapsed_leaves_a_doubt_until_a_later_record_is_committed() -> None:
     """Another broker may have been elected, so LEADER is acked for committed records only."""
     leader = _leader(lease_until_ms=100)

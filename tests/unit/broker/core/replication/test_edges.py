@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -150,6 +151,40 @@ def test_a_leader_that_refuses_again_and_again_is_reported_in_time() -> None:
                 request = _fetch_of([effect])
         follower.step(MessageCame(replace(_answer(request), refusal="not_leader"), now_ms))
     assert reported == [400]
+
+
+def test_a_leader_that_calls_a_log_diverged_again_is_not_asked_without_end() -> None:
+    """It is asked for epochs once more, and then no sooner than any other leader that refuses."""
+    follower = _follower(_facts(4))
+    asked = fetched = 0
+    sent = _requests(follower.start(0))
+    for now_ms in range(1, 400):
+        if not sent:
+            sent = _requests(follower.step(TickElapsed(now_ms)))
+            continue
+        (request,) = sent
+        answer: FetchAnswer | EpochEndAnswer
+        if isinstance(request, EpochEndRequest):
+            asked += 1
+            answer = EpochEndAnswer(
+                leader_epoch=LeaderEpoch(5), request_id=request.request_id, epoch=request.epoch,
+                known_epoch=LeaderEpoch(1), end=Offset(9),
+            )  # fmt: skip
+        else:
+            fetched += 1
+            answer = replace(_answer(request, start=4), refusal="diverged")
+        sent = _requests(follower.step(MessageCame(answer, now_ms)))
+    assert asked == 2, "before the first fetch, and after the first refusal"
+    assert 2 < fetched <= 2 + 400 / TIMING.retry_ms
+
+
+def _requests(effects: Sequence[Any]) -> list[FetchRequest | EpochEndRequest]:
+    return [
+        one.message
+        for one in effects
+        if isinstance(one, SendToReplica)
+        and isinstance(one.message, FetchRequest | EpochEndRequest)
+    ]
 
 
 def test_a_leader_is_missed_from_its_report_until_its_next_word() -> None:

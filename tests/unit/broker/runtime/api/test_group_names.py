@@ -72,3 +72,20 @@ def test_a_group_of_an_older_metadata_is_described_and_deleted(
     assert broker.members.groups() == []
     with pytest.raises(UnknownGroupError):
         broker.members.describe(group)
+
+
+def test_no_name_that_no_group_can_have_is_proposed(broker: MemoryBroker) -> None:
+    """It would stand in the log of every broker. An older group's odd name may be given."""
+    long = "\U0001f600" * 257
+    calls: tuple[Callable[[], object], ...] = (
+        lambda: broker.groups.leave(long, "m"),
+        lambda: broker.groups.leave("g", long),
+        lambda: broker.groups.report(long, "m", "b", 1),
+        lambda: broker.groups.report("g", long, "b", 1),
+        lambda: broker.groups.report("g", "m", long, 1),
+    )
+    for call in calls:
+        with pytest.raises(InvalidRequestError, match="at most 256 characters"):
+            call()
+    with pytest.raises(UnknownGroupError):
+        broker.groups.leave(EVIL, "m")

@@ -9,7 +9,9 @@ from collections.abc import Iterator
 import pytest
 
 from broker.adapters.clock import SystemClock
-from broker.core.metadata.commands import RegisterBroker, encode
+from broker.codec.disk.raft_state import REPLY_BYTES_MAX
+from broker.core.metadata.commands import Command, RegisterBroker, RenewLease, encode
+from broker.core.metadata.group_commands import LeaveGroup
 from broker.core.raft.config import RaftConfig
 from broker.core.raft.consensus import NewConsensus
 from broker.core.raft.events import ChangeRefusal
@@ -21,7 +23,7 @@ from broker.errors import (
     ShuttingDownError,
     UnavailableError,
 )
-from broker.model.ids import BrokerId
+from broker.model.ids import BrokerId, LeaseId
 from broker.model.raft import PAYLOAD_BYTES_MAX, NodeId
 from broker.runtime.metadata.raft.machine import MetadataMachine, read_reply
 from broker.runtime.metadata.raft_metadata_log import RaftMetadataLog
@@ -135,6 +137,23 @@ def test_a_command_that_does_not_parse_is_a_refusal_not_a_crash() -> None:
     other = MetadataMachine()
     other.restore(machine.snapshot())
     assert (other.state, other.hash()) == (machine.state, machine.hash())
+
+
+@pytest.mark.parametrize("text", ["\U0001f600", "\u00fc", "\x07", "a", "\ud800"])
+@pytest.mark.parametrize("length", [1, 170, 300, 5_000])
+def test_no_refusal_is_too_long_to_be_kept(text: str, length: int) -> None:
+    """Every broker would end with the entry that it answers, at each start anew."""
+    machine = MetadataMachine()
+    assert read_reply(machine.apply(1, encode(REGISTER)))["broker_epoch"] == 1
+    commands: list[Command] = [
+        LeaveGroup(group=text * length, member="m"),
+        RenewLease(lease_id=LeaseId(text * length), now_us=1, expires_us=2),
+    ]
+    for index, command in enumerate(commands, start=2):
+        reply = machine.apply(index, encode(command))
+        assert len(reply) <= REPLY_BYTES_MAX
+        with pytest.raises(HeadwaterError):
+            read_reply(reply)
 
 
 def test_what_was_decided_in_an_office_that_is_over_is_not_proposed(rig: Rig) -> None:
