@@ -223,11 +223,11 @@ def _as_member(client: Client, stream: str, joining: _Joining) -> Iterator[pa.Re
                     return
                 continue
             rows = one.rows if left is None else one.rows.slice(0, left)
-            if rows.num_rows < one.rows.num_rows:
-                last = rows.column("offset")[-1].as_py()
-                consumer.seek(one.stream, one.partition, last + 1)
             left = None if left is None else left - rows.num_rows
             yield rows
+            if rows.num_rows < one.rows.num_rows:  # they are printed: the position may move
+                last = rows.column("offset")[-1].as_py()
+                consumer.seek(one.stream, one.partition, last + 1)
 
 
 def _has_nothing_left(consumer: GroupConsumer) -> bool:

@@ -422,8 +422,10 @@ class Client(GroupClient, PausingCalls):
 
         ``start`` may be the :attr:`Consumer.positions` of an earlier consumer; a partition that is
         not among them begins at its first record. With ``follow``, so do partitions that are added
-        to the stream meanwhile: where keys move, once the lower partitions have returned what they
-        had, so that the records of a key stay in their order. The rest is as in :meth:`fetch`.
+        to the stream meanwhile. Where keys move, a partition that was added, also before, begins
+        once the lower ones have returned what they had, so that the records of a key stay in their
+        order; from "latest" or a time on, one that was added before begins at once. The rest is as
+        in :meth:`fetch`.
 
         Raises:
             UnknownStreamError.

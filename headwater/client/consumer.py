@@ -60,9 +60,10 @@ class Consumer:
     ) -> None:
         """``opened`` returns a new read of a partition.
 
-        With ``count``, which asks how many partitions the stream has, partitions that are added
-        while this consumer reads are read, too, from their first record. With ``ends``, which asks
-        for the end of each partition that has records, the lower partitions come first.
+        With ``count``, which asks how many partitions the stream has, those that are not among
+        ``partitions`` are read, too, also if they are added while this consumer reads. With
+        ``ends``, which asks for the end of each partition that has records, the lower partitions
+        come first.
         """
         self._opened = opened
         self._count = count
@@ -141,7 +142,9 @@ class Consumer:
     def _look(self) -> None:
         """Look for added partitions, and begin to read them; on a thread of its own."""
         assert self._count is not None, "only a consumer that follows looks"
-        while not self._closed.wait(self._look_s):
+        pause_s = 0.0  # the stream may have grown before
+        while not self._closed.wait(pause_s):
+            pause_s = self._look_s
             try:
                 wanted = range(self._count())
                 added = [number for number in wanted if number not in self._fetches]
@@ -243,11 +246,12 @@ def consumer_of(
 
     if not follow:
         return Consumer(range(count), opened)
-    # A reader that goes on somewhere has not begun yet with the partitions that it does not name.
-    first = count if not places else found.keys_from or count
+    # From the newest end on no partition has older records, and by time there is no such order.
+    begins_at_once = start == "latest" or isinstance(start, AtTime)
+    first = count if begins_at_once else found.keys_from or count
     keeps_keys = found.config.partitioner == "crc32" and not isinstance(start, AtTime)
     return Consumer(
-        [number for number in range(count) if number < first or number in places],
+        range(first),
         opened,
         count=partitions_of(client.stream, found),
         ends=ends_of(client.describe, stream) if keeps_keys else None,

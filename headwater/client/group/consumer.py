@@ -47,8 +47,8 @@ from headwater.client.group.events import (
 from headwater.client.group.held import MemberTerms
 from headwater.client.group.member import MemberCore
 from headwater.client.group.opening import Opening
-from headwater.client.group.reads import Arrived, GroupReads
-from headwater.client.group.records import AssignedPartition, GroupBatch, GroupRecord, records_of
+from headwater.client.group.reads import Arrived, GroupReads, InHand
+from headwater.client.group.records import AssignedPartition, GroupBatch, GroupRecord
 
 _WAIT_S: Final = 0.5
 _LAPSED_S: Final = 0.02
@@ -104,7 +104,7 @@ class GroupConsumer:
         self._ended: MembershipEnded | None = None
         self._reads = GroupReads(self._opened)
         self._paused: set[AssignedPartition] = set()
-        self._waiting: Arrived | None = None  # a batch that may not be given at this moment
+        self._in_hand: InHand | None = None  # a batch of which not all was given
         self._threads = [
             threading.Thread(target=self._work, args=(todo,), name=name, daemon=True)
             for todo, name in (
@@ -119,19 +119,27 @@ class GroupConsumer:
     # ------------------------------------------------------------------ records
 
     def __iter__(self) -> Iterator[GroupRecord]:
-        """Iterate over records; blocks between them."""
-        while (batch := self._next_batch(None)) is not None:
-            assert batch.fetched is not None, "a batch"
-            rows, last = records_of(batch.claim, batch.fetched), batch.fetched.leader_epoch
-            count = len(rows)
-            for at, (record, epoch) in enumerate(rows):
-                leader_epoch = int(last) if at + 1 == count else epoch
-                if not self._give(batch, Offset(record.offset + 1), leader_epoch):
-                    break
-                yield record
+        """Iterate over records; blocks between them. The next iteration goes on behind the last."""
+        while (record := self._next_record()) is not None:
+            yield record
+
+    def _next_record(self) -> GroupRecord | None:
+        """Return the next record of any partition; None: the consumer was closed."""
+        while True:
+            if self._in_hand is not None and self._in_hand.is_begun:
                 self._run_call_backs()
-                if not self._reads.is_current(batch):
-                    break
+            elif self._next_batch(None) is None:
+                return None
+            one = self._in_hand
+            if one is None or not self._reads.is_current(one.arrived):
+                self._in_hand = None
+                continue
+            record, leader_epoch = one.first
+            if record is None:
+                self._in_hand = None  # key compaction removed all of its records
+            elif self._give(one.arrived, Offset(record.offset + 1), leader_epoch):
+                self._in_hand = one if one.go_on() else None
+                return record
 
     def batches(self) -> Iterator[GroupBatch]:
         """Iterate over batches of rows; blocks between them."""
@@ -143,21 +151,24 @@ class GroupConsumer:
         one = self._next_batch(timeout_s)
         if one is None:
             return None
-        fetched = one.fetched
-        assert fetched is not None, "a batch"
-        if not self._give(one, fetched.end_offset, int(fetched.leader_epoch)):
+        claim, fetched = one.arrived.claim, one.rest
+        if not self._give(one.arrived, fetched.end_offset, int(fetched.leader_epoch)):
             return self.poll(timeout_s)
+        self._in_hand = None
         return GroupBatch(
-            one.claim.stream,
-            one.claim.partition,
+            claim.stream,
+            claim.partition,
             self._opening.asked(fetched.batch),
             fetched.base_offset,
             fetched.end_offset,
             fetched.high_watermark,
         )
 
-    def _next_batch(self, timeout_s: float | None) -> Arrived | None:
-        """Return the next batch that may be given, and run the call-backs that are due."""
+    def _next_batch(self, timeout_s: float | None) -> InHand | None:
+        """Return the batch that may be given next, and run the call-backs that are due.
+
+        It stays in hand until all of it was given, whatever ends an iteration.
+        """
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             self._step(Polled())
@@ -167,16 +178,20 @@ class GroupConsumer:
                     raise self._ended.error
                 return None
             left_s = _WAIT_S if deadline_s is None else deadline_s - time.monotonic()
-            one = self._waiting or self._reads.take(max(0.0, min(_WAIT_S, left_s)))
-            self._waiting = None
-            if one is not None and self._reads.is_current(one):
-                if one.error is not None:
-                    self._read_failed(one)
-                elif self._may_give(one):
+            one = self._in_hand
+            if one is None or not self._reads.is_current(one.arrived):
+                arrived = self._reads.take(max(0.0, min(_WAIT_S, left_s)))
+                self._in_hand = one = None if arrived is None else InHand(arrived)
+            if one is not None and self._reads.is_current(one.arrived):
+                if one.arrived.error is not None:
+                    self._in_hand = None
+                    self._read_failed(one.arrived)
+                elif self._may_give(one.arrived):
                     return one
+                elif not self._may_read(one.arrived.claim):
+                    self._reads.stop(one.arrived.claim.key)  # nothing of it is given any more
                 else:
-                    self._waiting = one  # the session has lapsed, or a call-back is due
-                    time.sleep(_LAPSED_S)
+                    time.sleep(_LAPSED_S)  # the session has lapsed
             if deadline_s is not None and time.monotonic() >= deadline_s:
                 return None
 
@@ -191,9 +206,25 @@ class GroupConsumer:
             if self._core.give(claim.key, claim.epoch, end, leader_epoch, monotonic_ms()):
                 return True
             held = self._core.held.get(claim.key)
-            if held is not None and held.claim.epoch == claim.epoch and not held.stopping:
-                self._reads.start(self._from_given(claim.key))  # the session has lapsed
+            if held is not None and held.claim.epoch == claim.epoch:
+                claim = self._from_given(claim.key)
+        self._read(claim)
         return False
+
+    def _may_read(self, claim: ToldClaim) -> bool:
+        """Tell whether the member has a claim still, and no other member waits for it."""
+        with self._changed:
+            return self._core.may_read(claim.key, claim.epoch)
+
+    def _read(self, claim: ToldClaim) -> None:
+        """Read a claim from its position, in place of the read that runs, if it may be read.
+
+        Else that read ends. A partition that stays this member's after all is begun again.
+        """
+        if self._may_read(claim):
+            self._reads.start(claim)
+        else:
+            self._reads.stop(claim.key)
 
     def _from_given(self, key: str) -> ToldClaim:
         """Return a claim that begins behind what the application was given; under the lock."""
@@ -277,7 +308,7 @@ class GroupConsumer:
         self._step(Sought(claim.key, Offset(offset)))
         if AssignedPartition(stream, partition) not in self._paused:
             position = ToldPosition(offset=Offset(offset))
-            self._reads.start(replace(claim, position=position))
+            self._read(replace(claim, position=position))
 
     def pause(self, *partitions: tuple[str, int]) -> None:
         """Give no more records of these partitions until :meth:`resume`; they stay this member's.
@@ -298,7 +329,7 @@ class GroupConsumer:
             self._paused.discard(place)
             with self._changed:
                 claim = self._from_given(self._claim(stream, partition).key)
-            self._reads.start(claim)
+            self._read(claim)
 
     def _claim(self, stream: str, partition: int) -> ToldClaim:
         with self._changed:
@@ -399,7 +430,7 @@ class GroupConsumer:
                 case BeginReading(claims):
                     for claim in claims:
                         if _place(claim) not in self._paused:
-                            self._reads.start(claim)
+                            self._read(claim)
                     _call(self._on_assigned, places)
                 case StopReading(claims):
                     self._stop_reading(claims)

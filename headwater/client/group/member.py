@@ -99,11 +99,14 @@ class MemberCore:
 
     def may_give(self, key: str, epoch: int, now_ms: int) -> bool:
         """Tell whether the application may be given records of a claim now."""
+        is_settled = self.phase == "member" and now_ms < self._lease_until_ms
+        return is_settled and self.may_read(key, epoch)
+
+    def may_read(self, key: str, epoch: int) -> bool:
+        """Tell whether a claim is held, and the application was not told to stop with it."""
         held = self.held.get(key)
         return (
-            self.phase == "member"
-            and now_ms < self._lease_until_ms
-            and held is not None
+            held is not None
             and held.claim.epoch == epoch
             and not held.stopping
             and not held.given_up
@@ -246,7 +249,7 @@ class MemberCore:
             if held.stopping:
                 held.stopping, held.given_up, held.released = False, True, False
                 self._next_commit_ms = now_ms
-            else:  # nobody waits for it any more
+            elif not held.given_up:  # nobody waits for it any more
                 again.append(resumed(held))
         return [BeginReading(tuple(again))] if again else []
 

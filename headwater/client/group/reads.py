@@ -20,8 +20,10 @@ from broker.errors import (
     UnknownPartitionError,
     UnknownStreamError,
 )
-from broker.model.groups import ToldClaim, ToldPosition
+from broker.model.groups import NO_LEADER_EPOCH, ToldClaim, ToldPosition
+from broker.model.offsets import Offset
 from headwater.client.fetch import Fetch, Fetched
+from headwater.client.group.records import GroupRecord, records_of
 
 _QUEUE_BATCHES: Final = 8
 _AGAIN_S: Final = 0.5
@@ -39,6 +41,53 @@ class Arrived:
     number: int  # of the read
     fetched: Fetched | None
     error: HeadwaterError | None = None
+
+
+class InHand:
+    """A batch that the application's thread has taken, and how far it was given."""
+
+    def __init__(self, arrived: Arrived) -> None:
+        self.arrived = arrived
+        self._records: list[tuple[GroupRecord, int]] | None = None  # made for an iteration
+        self._given_count = 0
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether some of its records were given, and not all."""
+        return self._given_count > 0
+
+    @property
+    def first(self) -> tuple[GroupRecord | None, int]:
+        """The first record that was not given, and its leader epoch; None: it has no record."""
+        fetched = self._fetched
+        if self._records is None:
+            self._records = records_of(self.arrived.claim, fetched)
+        if self._given_count == len(self._records):
+            return None, NO_LEADER_EPOCH
+        record, leader_epoch = self._records[self._given_count]
+        is_last = self._given_count + 1 == len(self._records)
+        return record, int(fetched.leader_epoch) if is_last else leader_epoch
+
+    @property
+    def rest(self) -> Fetched:
+        """The rows that were not given."""
+        fetched = self._fetched
+        if not self._given_count:
+            return fetched
+        assert self._records is not None, "records were given"
+        base = Offset(self._records[self._given_count - 1][0].offset + 1)
+        return replace(fetched, batch=fetched.batch.slice(self._given_count), base_offset=base)
+
+    def go_on(self) -> bool:
+        """Note that the first record was given; tell whether others are left."""
+        assert self._records is not None, "a record was given"
+        self._given_count += 1
+        return self._given_count < len(self._records)
+
+    @property
+    def _fetched(self) -> Fetched:
+        assert self.arrived.fetched is not None, "a batch"
+        return self.arrived.fetched
 
 
 @dataclass(slots=True)

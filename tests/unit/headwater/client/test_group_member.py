@@ -197,6 +197,20 @@ def test_a_partition_that_nobody_waits_for_any_more_is_read_on() -> None:
     assert rig.give(5)
 
 
+def test_a_second_stop_of_a_partition_that_is_given_up_begins_no_read() -> None:
+    """It was wanted, not wanted and wanted again before the application came to the first stop."""
+    rig = Rig().joined(claim(offset=0))
+    wanted = claim(offset=0, wanted=True)
+    for epoch, told in ((6, wanted), (7, claim(offset=0)), (8, wanted)):
+        rig.step(Ticked(), SESSION_MS // 5)
+        stops = rig.told(told, epoch=epoch)
+        assert stops == ([StopReading((told,))] if told.wanted else [])
+    (write,) = rig.writes(rig.step(GivenUp((wanted.key,))))
+    assert write.release
+    assert rig.step(GivenUp((wanted.key,))) == []
+    assert not rig.core.may_give(wanted.key, 5, rig.now_ms)
+
+
 def test_a_claim_that_was_never_begun_is_given_up_at_once() -> None:
     """Without a position, and without telling the application."""
     rig = Rig()

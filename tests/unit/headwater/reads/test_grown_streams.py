@@ -20,6 +20,8 @@ from broker.errors import (
 from broker.model.offsets import Offset
 from broker.model.partitioner import partition_of_key
 from headwater.client import Client
+from headwater.client.consumer import consumer_of
+from headwater.client.fetch import Fetch
 from headwater.reads.as_of import AtOffsets, narrowed
 from headwater.reads.history import History
 from headwater.reads.instant import at_one_instant
@@ -203,6 +205,39 @@ def test_who_follows_reads_added_partitions_from_their_first_record(client: Clie
             found.add((one.partition, value))
         assert found == {(0, b"0"), (2, b"2"), (3, b"3")}
         assert consumer.positions == {0: 2, 2: 1, 3: 1}
+
+
+class SmallFetches:
+    """A client whose reads have a batch for each record of these tests."""
+
+    def __init__(self, client: Client) -> None:
+        self.stream, self.describe = client.stream, client.describe
+        self._client = client
+
+    def fetch(self, *places: Any, **options: Any) -> Fetch:
+        """See ``Client``."""
+        return self._client.fetch(*places, batch_bytes_max=4096, **options)
+
+
+@pytest.mark.parametrize("start", ["earliest", {0: 0}, {0: 0, 1: 1}, {1: 1}])
+def test_a_consumer_that_follows_gives_no_newer_record_of_a_key_before_an_older_one(
+    client: Client, start: Literal["earliest"] | dict[int, int]
+) -> None:
+    """Though the stream has grown before the consumer began, wherever it begins."""
+    with client.producer("s", 0) as producer:
+        for number in range(40):
+            producer.send([{"key": b"k", "value": b"%4096d" % number}]).result(20)
+    client.alter_stream("s", partitions=2)
+    for value in (b"new", b"newer"):
+        client.producer("s", 1).send([{"key": b"k", "value": value}]).result(20)
+    reads = consumer_of(
+        SmallFetches(client), "s", start, columns=None, follow=True, stream_uuid=None
+    )
+    with reads:
+        while (one := next(reads)).partition == 0:
+            pass
+        assert reads.positions[0] == 40
+    assert one.fetched.base_offset == (0 if isinstance(start, str) else start.get(1, 0))
 
 
 # ------------------------------------------------------------------------------ cuts
