@@ -58,7 +58,10 @@ def purge(
         found = client.describe(name)
         if before is not None and partition is None and len(found.partitions) > 1:
             raise typer.BadParameter(f"{name} has several partitions: name one with --partition")
+        ends: dict[int, int] | None = None
         if not yes:
+            if before is None and before_us is None:  # what the question names, and no later record
+                ends = {one.partition: one.high_watermark for one in found.partitions}
             question = _question(found, partition, before, before_us)
             console.asking()
             typer.confirm(question, abort=True, err=True)
@@ -70,6 +73,7 @@ def purge(
                 before=before,
                 before_us=before_us,
                 stream_uuid=found.stream.uuid,
+                ends=ends,
             )
         except PurgeRefusedError as error:
             done, refusal = error.purged, error

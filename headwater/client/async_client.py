@@ -190,10 +190,16 @@ class AsyncClient:
         *,
         before: int | None = None,
         before_us: int | None = None,
+        ends: Mapping[int, int] | None = None,
     ) -> list[Purged]:
         """Delete records of a stream on purpose, as :meth:`Client.purge_stream`."""
         return await asyncio.to_thread(
-            self.client.purge_stream, name, partition, before=before, before_us=before_us
+            self.client.purge_stream,
+            name,
+            partition,
+            before=before,
+            before_us=before_us,
+            ends=ends,
         )
 
     async def pause_stream(

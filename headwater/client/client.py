@@ -180,6 +180,7 @@ class Client(GroupClient, PausingCalls):
         *,
         before: int | None = None,
         before_us: int | None = None,
+        ends: Mapping[int, int] | None = None,
         stream_uuid: StreamUuid | None = None,
     ) -> list[Purged]:
         """Delete records of a stream on purpose: those below an offset, or before a time.
@@ -195,6 +196,7 @@ class Client(GroupClient, PausingCalls):
             before: The first offset that stays; of one partition.
             before_us: Microseconds since 1970, UTC. Every record at or after this time stays, and
                 so does a batch that has one.
+            ends: By partition, the first offset that stays; other partitions keep everything.
             stream_uuid: Refuse to purge another incarnation of the stream.
 
         Raises:
@@ -215,13 +217,15 @@ class Client(GroupClient, PausingCalls):
                 "before is an offset of one partition: give partition with it, and no before_us",
                 field="before",
             )
+        if ends is not None and (before is not None or before_us is not None):
+            raise InvalidRequestError("give ends without before and before_us", field="ends")
         values = {
             "stream_uuid": stream_uuid or found.stream.uuid,
             "before": before,
             "before_us": before_us,
             "operator": default_owner(),
         }
-        return purge(self._brokers, found, partition, values)
+        return purge(self._brokers, found, partition, values, ends)
 
     def rotate_key(self, name: str) -> Stream:
         """Give an encrypted stream a new data key, for what is written from now on.

@@ -22,24 +22,33 @@ _OF_THE_STREAM: Final = (FeatureLevelError, StreamRecreatedError, UnknownStreamE
 
 
 def purge(
-    brokers: Brokers, found: StreamDescription, partition: int | None, values: Mapping[str, Any]
+    brokers: Brokers,
+    found: StreamDescription,
+    partition: int | None,
+    values: Mapping[str, Any],
+    ends: Mapping[int, int] | None = None,
 ) -> list[Purged]:
     """Purge one partition, or all; ``values`` are fields of ``purge_partition`` for each of them.
 
-    Without an end in ``values`` it is the high watermark in ``found``.
+    Without an end in ``values`` it is that of ``ends``, which names the partitions to purge; with
+    None, it is the high watermark in ``found``.
 
     Raises:
         PurgeRefusedError: of several partitions some were refused, or all.
         HeadwaterError: the refusal of the only partition, or one that is about the stream.
     """
     name = found.stream.name
-    asked = [one for one in found.partitions if partition in (None, one.partition)]
+    asked = [
+        one
+        for one in found.partitions
+        if partition in (None, one.partition) and (ends is None or one.partition in ends)
+    ]
     done: list[Purged] = []
     refused: dict[int, HeadwaterError] = {}
     for one in asked:
         body = {"name": name, "partition": one.partition, **values}
         if body["before"] is None and body["before_us"] is None:
-            body["before"] = one.high_watermark
+            body["before"] = one.high_watermark if ends is None else ends[one.partition]
         try:
             (row,) = brokers.at_leader("purge_partition", name, body, timeout_ms=_TIMEOUT_MS)
         except HeadwaterError as error:

@@ -6,11 +6,14 @@ the plan (``cluster.json``) with the ports. So a start in the same folder runs t
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import stat
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -30,6 +33,7 @@ from headwater.local.private_files import make_private_folder, write_private
 
 _PLAN: Final = "cluster.json"
 _VOTERS: Final = "controllers"  # a key of the plan; no broker has this id
+_LOCK: Final = ".lock"  # in a data directory; its broker holds it, and the directory itself
 _STOP_TIMEOUT_S: Final = 60.0  # to hand leaderships over, answer requests and sync
 
 
@@ -195,7 +199,8 @@ def plan_cluster(
 
     Raises:
         InvalidConfigError: the folder has a cluster of another size; or its ports are taken; or
-            there are both a cluster and the data directory of a single broker.
+            there are both a cluster and the data directory of a single broker; or that directory
+            is in use, or of a cluster of another name. The directory is where it was then.
     """
     refuse_size(count)
     make_private_folder(folder)
@@ -227,9 +232,11 @@ def plan_cluster(
         if first is not None:
             ids = [first, *(one for one in ids[1:] if one != first)]
         plan = _Plan(dict(zip(ids, chosen, strict=False)), () if first is None else (first,))
-        _write_plan(path, plan)
-    _adopt(folder, plan, lone)
-    make_certificates(folder / "certificates", cluster=name, brokers=list(plan.ports))
+    with _taken_over(lone, cluster=name):
+        make_certificates(folder / "certificates", cluster=name, brokers=list(plan.ports))
+        if not path.exists():
+            _write_plan(path, plan)
+        _adopt(folder, plan, lone)
     return EmbeddedCluster(
         folder=folder,
         name=name,
@@ -257,13 +264,59 @@ def lone_broker_id(lone: Path | None) -> str | None:
     Raises:
         InvalidConfigError: the directory's ``node.json`` does not name a broker.
     """
+    found = _identity_of(lone)
+    return None if found is None else found[1]
+
+
+def _identity_of(lone: Path | None) -> tuple[str, str] | None:
+    """Return the names of a data directory's cluster (perhaps "") and broker, if it has any."""
     path = None if lone is None else lone / "node.json"
     if path is None or not path.exists():
         return None
     try:
-        return str(json.loads(path.read_text(encoding="utf-8"))["broker_id"])
-    except (OSError, ValueError, TypeError, KeyError) as cause:
+        body = json.loads(path.read_text(encoding="utf-8"))
+        return str(body.get("cluster", "")), str(body["broker_id"])
+    except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError) as cause:
         raise InvalidConfigError(f"{path} does not name a broker: {cause}") from cause
+
+
+@contextmanager
+def _taken_over(lone: Path | None, *, cluster: str) -> Iterator[None]:
+    """Hold a single broker's data directory, as its broker would, while it is moved.
+
+    Raises:
+        InvalidConfigError: a process uses the directory, or it is of another cluster.
+    """
+    found = _identity_of(lone)
+    if lone is None or found is None:
+        yield
+        return
+    if found[0] not in ("", cluster):
+        raise InvalidConfigError(
+            f"{lone} belongs to a broker of cluster {found[0]!r}, not of {cluster!r}: set "
+            f"HEADWATER_NODE_CLUSTER={found[0]}, or give another --data"
+        )
+    with ExitStack() as stack:
+        try:
+            for path, flags in ((lone / _LOCK, os.O_RDWR | os.O_CREAT), (lone, os.O_DIRECTORY)):
+                descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+                stack.callback(os.close, descriptor)
+                _lock(descriptor)
+        except OSError as cause:
+            raise InvalidConfigError(
+                f"{lone} is in use by another process ({cause.strerror}): stop that broker first, "
+                "or give another --data"
+            ) from cause
+        yield
+
+
+def _lock(descriptor: int) -> None:
+    """Lock a file or folder; a file system without locks of folders is no reason to stop."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as cause:
+        if isinstance(cause, BlockingIOError) or not stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise
 
 
 @dataclass(frozen=True, slots=True)

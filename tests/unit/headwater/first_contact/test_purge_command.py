@@ -90,6 +90,28 @@ def test_each_partition_is_purged_and_told_whatever_becomes_of_the_others(
     assert f"partition 0: already purged below offset {end}" in caught.value.message
 
 
+def test_a_purge_deletes_what_its_question_named(
+    run: Run, broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records that come while a person reads the question stay; with --yes all go."""
+    _make(run, "--no-tiering", "--partitions", "2")
+    _publish(run, "a\nb\n", "--partition", "0")
+    end = broker.handle("orders", 0).high_watermark
+
+    def answered(question: str, **_: object) -> bool:
+        assert f"0: [0, {end})" in question
+        _publish(run, "c\nd\n", "--partition", "0")
+        _publish(run, "e\n", "--partition", "1")
+        return True
+
+    with monkeypatch.context() as asked:
+        asked.setattr("typer.confirm", answered)
+        assert run("stream", "purge", "orders").exit_code == 0
+    assert [broker.handle("orders", number).log_start for number in (0, 1)] == [end, 0]
+    assert run("stream", "purge", "orders", "--yes").exit_code == 0
+    assert broker.handle("orders", 0).log_start == broker.handle("orders", 0).high_watermark
+
+
 def test_purge_wants_one_place(run: Run) -> None:
     """An offset is one partition's, a time is a time, and one of the two is enough."""
     _make(run, "--no-tiering", "--partitions", "2")
