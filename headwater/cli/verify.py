@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from broker.errors import CorruptDataError
+from broker.errors import CorruptDataError, HeadwaterError
 from headwater.cli import console, failures
 from headwater.cli.certificates import read_by
 from headwater.cli.discovery import connect, find_server, use_lake_of
@@ -34,7 +34,7 @@ def verify(
 
     Reads each object of the Delta table, and the tail that only the broker has. Exit code 0: every
     committed record is there once, as it was committed. 1: data is damaged; the error's name says
-    how. 3: a part could not be reached, so the result is not known.
+    how. 3: a part could not be reached, so the result is not known ("ok": null).
 
     [bold]Examples[/bold]
 
@@ -43,30 +43,30 @@ def verify(
     """
     target = find_server(server)
     use_lake_of(target)
-    damaged = False
     with connect(target) as client:
         names = streams or [stream.name for stream in client.streams()]
         if not names:
             console.note("There are no streams.")
-        for name in names:
-            damaged = not _verify_one(client, name, as_json=json) or damaged
-    if damaged:
-        raise typer.Exit(failures.EXIT_DAMAGED)
+        codes = [_verify_one(client, name, as_json=json) for name in names]
+    # Damage that was found is told, whatever could not be reached besides.
+    worst = failures.EXIT_DAMAGED if failures.EXIT_DAMAGED in codes else max(codes, default=0)
+    if worst:
+        raise typer.Exit(worst)
 
 
-def _verify_one(client: Client, name: str, *, as_json: bool) -> bool:
-    """Verify one stream and print the result; after damage the other streams are still verified."""
+def _verify_one(client: Client, name: str, *, as_json: bool) -> int:
+    """Verify one stream, print the result, return its exit code; the others are verified anyway."""
     started = time.monotonic()
     try:
         with held_cut(client, name) as cut:
             certificate = _verify_with_progress(client, cut)
-    except CorruptDataError as error:
+    except HeadwaterError as error:
         failure = failures.explain(error)
         assert failure is not None, "our own errors are explained"
         if as_json:
             console.json_line(
-                {"stream": name, "ok": False, "error": failure.name, "message": failure.message,
-                 "facts": error.facts}
+                {"stream": name, "ok": False if isinstance(error, CorruptDataError) else None,
+                 "error": failure.name, "message": failure.message, "facts": error.facts}
             )  # fmt: skip
         else:
             console.note(
@@ -74,12 +74,12 @@ def _verify_one(client: Client, name: str, *, as_json: bool) -> bool:
                 f"{console.plain(failure.message)}"
             )
             console.note(f"[dim]{console.plain(failure.hint or '')}[/dim]")
-        return False
+        return failure.exit_code
     if as_json:
         console.json_line({"stream": name, "ok": True, "certificate": certificate.to_dict()})
     else:
         _show(certificate, time.monotonic() - started)
-    return True
+    return 0
 
 
 def _verify_with_progress(client: Client, cut: Cut) -> Certificate:
