@@ -89,6 +89,7 @@ SLEEPLESS: Final = ("broker/*", "tests/unit/*", "tests/property/*", "tests/sim/*
 
 # Handlers of every exception that do not end in `raise`: file -> why it may swallow them.
 CATCH_ALL: Final[dict[str, str]] = {
+    "broker/adapters/nats/transport.py": "whatever ended an attempt to connect, another follows",
     "broker/adapters/access/casbin_policy.py": "a matcher can fail in any way: it allows nothing",
     "broker/runtime/pumps.py": "a pump's crash is handed over: it ends the process",
     "broker/runtime/partition/commit_scheduler.py": "a crash is handed over: it ends the process",

@@ -16,6 +16,7 @@ from broker.errors import MalformedMessageError
 from broker.model.records import Headers
 
 _VERSION: Final = b"NATS/1.0"
+_KNOWN_NAME_BYTES_MAX: Final = 64
 _NO_STATUS: Final = _VERSION + b"\r\n"
 _END: Final = b"\r\n\r\n"
 STATUS_HEADER: Final = "Status"  # how NATS clients show a status line to their users
@@ -79,10 +80,10 @@ def _header(line: bytes) -> tuple[str, bytes]:
     name, colon, value = line.partition(b":")
     if not colon or not name:
         raise _malformed(f"the line {line[:64]!r} has no name before a colon")
-    return _name(name), value.lstrip(b" \t")
+    known = _known_name if len(name) <= _KNOWN_NAME_BYTES_MAX else _name
+    return known(name), value.lstrip(b" \t")
 
 
-@lru_cache(maxsize=4096)  # publishers use the same few names again and again
 def _name(name: bytes) -> str:
     try:
         text = name.decode("ascii")
@@ -91,6 +92,10 @@ def _name(name: bytes) -> str:
     if not text.isprintable() or " " in text:
         raise _malformed(f"the name {name[:64]!r} has a blank or a control character")
     return text
+
+
+# Publishers use the same few names again and again. Long names are not kept: a name may have 1 MiB.
+_known_name: Final = lru_cache(maxsize=4096)(_name)
 
 
 def _status(line: bytes) -> tuple[int, str]:

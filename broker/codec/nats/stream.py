@@ -18,6 +18,7 @@ from typing import Final
 CONTROL_LINE_BYTES_MAX: Final = 64 * 1024  # INFO names every server of a cluster
 PAYLOAD_BYTES_MAX: Final = 65 * 1024 * 1024  # nats-server refuses a max_payload above 64 MiB
 _REMEMBERED_MAX: Final = 16 * 1024  # control lines, subjects, lengths; about 250 B each
+_REMEMBERED_BYTES_MAX: Final = 512  # of one of them; longer ones are parsed each time
 _CRLF: Final = b"\r\n"
 _PLAIN_OPS: Final = frozenset({b"PING", b"PONG", b"+OK", b"-ERR", b"INFO"})
 _LENGTH_DIGITS_MAX: Final = 9
@@ -191,8 +192,10 @@ class NatsStream:
         if not line.startswith(_CRLF):
             _drop_last(batch)
             raise _BadProtocol("a message is not as long as its control line says")
-        words = line.split()
-        op = words[0] if words else b""
+        # Single blanks, as the server writes them. A subject may have any other byte below 0x20:
+        # the server lets publishers use it, and as a blank it would be a forged line.
+        words = line[len(_CRLF) :].split(b" ")
+        op = words[0]
         if op == b"MSG":
             sizes = 1
         elif op == b"HMSG":
@@ -201,7 +204,7 @@ class NatsStream:
             return None
         else:
             raise _BadProtocol(f"unknown protocol operation {op[:16]!r}")
-        if len(words) not in {3 + sizes, 4 + sizes}:
+        if len(words) not in {3 + sizes, 4 + sizes} or b"" in words:
             raise _BadProtocol(f"malformed control line {line[:64]!r}")
         total = self._length(words[-1])
         header_size = self._length(words[-2]) if sizes == 2 else 0
@@ -212,11 +215,15 @@ class NatsStream:
             return None
         if max(len(self._lines), len(self._heads), len(self._lengths)) >= _REMEMBERED_MAX:
             self._forget_lines()
-        head = b"\r\n%b %b %b" % (op, words[1], words[2])
-        route = self._heads.setdefault(head, (sid, words[1]))
+        route, is_short = (sid, words[1]), len(line) <= _REMEMBERED_BYTES_MAX
+        if is_short:
+            head = b"\r\n%b %b %b" % (op, words[1], words[2])
+            route = self._heads.setdefault(head, route)
         if len(words) == 4 + sizes:
             return route, header_size, total, words[3]
-        meaning = self._lines[line] = (route, header_size, total, None)
+        meaning = (route, header_size, total, None)
+        if is_short:
+            self._lines[line] = meaning
         return meaning
 
     def _length(self, digits: bytes) -> int:
@@ -225,7 +232,7 @@ class NatsStream:
 
     def _cut_other(self, data: bytes, position: int, end_of_line: int, others: list[bytes]) -> int:
         """Cut one item for the client library; if it is incomplete, set ``_need`` and keep it."""
-        words = data[position:end_of_line].split()
+        words = data[position + 2 : end_of_line].split(b" ")
         end = end_of_line
         if words[0] in {b"MSG", b"HMSG"}:
             end += 2 + _length(words[-1])

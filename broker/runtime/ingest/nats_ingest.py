@@ -188,8 +188,19 @@ class NatsIngest:
             try:
                 await self._connection().subscribe(subjects, stream.config.queue_group)
             except InvalidStreamError:
-                await self.serve(stream, {})
+                self._take_away(stream.uuid, new)
+                await self._unsubscribe(new)
                 raise
+
+    def _take_away(self, uuid: StreamUuid, partitions: Sequence[PartitionIngest]) -> None:
+        """Forget partitions; the others of their stream go on."""
+        for one in partitions:
+            self._by_sid.pop(one.sid, None)
+        left = [one for one in self._by_stream.get(uuid, []) if one not in partitions]
+        if left:
+            self._by_stream[uuid] = left
+        else:
+            self._by_stream.pop(uuid, None)
 
     def stats(self) -> list[IngestStats]:
         """Return one snapshot per subscribed partition. Any thread."""

@@ -33,6 +33,7 @@ _log = structlog.get_logger(__name__)
 
 # Most addresses are a client's own inbox: these are not asked about.
 _INBOX: Final = f"{INBOX}.".encode()
+_ANSWER_BYTES_MAX: Final = 64 * 1024  # servers take 1 MiB unless they are set to less
 TakesAnswers = Callable[[Stream, bytes], bool]  # whether a stream's publishers get answers there
 
 
@@ -243,11 +244,22 @@ class PartitionIngest:
     ) -> None:
         if replies:
             body = self._pubacks.encode_error(error)
-            answers.messages += [
-                (reply, body) for reply in replies.values() if self._answers(reply)
-            ]
+            if self._is_short(body):
+                answers.messages += [
+                    (reply, body) for reply in replies.values() if self._answers(reply)
+                ]
         for one in opened.values():
             self._ack(one, Offset(0), answers, _ack_error(error))
+
+    def _is_short(self, answer: bytes) -> bool:
+        """Tell whether the server takes an answer, which repeats a publisher's text; count others.
+
+        The server closes the broker's connection for a message above its ``max_payload``.
+        """
+        if len(answer) <= _ANSWER_BYTES_MAX:
+            return True
+        self._count("OversizedAnswer", 1)
+        return False
 
     def _answers(self, address: bytes) -> bool:
         """Tell whether an answer may go to this address; count and log it if not."""
@@ -285,7 +297,9 @@ class PartitionIngest:
             committed_us=answers.now_us if error is AckError.OK else 0,
             error=error,
         )
-        answers.messages.append((inbox, answers.encode_ack(ack)))
+        body = answers.encode_ack(ack)
+        if self._is_short(body):
+            answers.messages.append((inbox, body))
 
 
 def _ack_error(error: HeadwaterError) -> AckError:

@@ -122,3 +122,12 @@ def test_both_readers_agree(tail: bytes) -> None:
         else:
             stored = nats_headers.read(block)
             assert stored[len(stored) - len(parsed.headers) :] == parsed.headers
+
+
+def test_long_names_are_not_kept() -> None:
+    """A publisher may send one of a megabyte with each message."""
+    before = nats_headers._known_name.cache_info().currsize
+    for number in range(20):
+        (header,) = nats_headers.read(b"NATS/1.0\r\n%05d%b: v\r\n\r\n" % (number, b"n" * 1_000_000))
+        assert len(header[0]) == 1_000_005
+    assert nats_headers._known_name.cache_info().currsize == before

@@ -39,6 +39,42 @@ def test_messages_of_one_subscription_are_one_batch() -> None:
     ]
 
 
+@pytest.mark.parametrize("odd", [b"\x0b", b"\x0c", b"\r", b"\x1c", b"\x85", b"\t"])
+def test_no_byte_of_a_subject_but_a_blank_ends_it(odd: bytes) -> None:
+    """The server lets publishers use them: as a blank one would name another subscription."""
+    parsed = hot(1_048_576, 1_048_577).feed(
+        b"MSG foo.bar%b1048577 1048576 5\r\nhello\r\n" % odd
+        + b"HMSG foo.bar%b1048577 1048576 12 14\r\nNATS/1.0\r\n\r\nyo\r\n" % odd
+        + b"MSG orders 1048577 a%bb 2\r\nhi\r\n" % odd
+        + b"MSG cold%b1048577 9 2\r\nhi\r\n" % odd
+        + b"MSG orders 1048577 1\r\nx\r\n"
+    )
+    assert parsed.error is None
+    assert [(one.sid, one.payloads) for one in parsed.batches] == [
+        (1_048_576, [b"hello", b"yo"]),
+        (1_048_577, [b"hi", b"x"]),
+    ]
+    assert parsed.batches[0].replies == {}
+    assert {subject for _, subject in parsed.batches[0].runs} == {b"foo.bar%b1048577" % odd}
+    assert parsed.batches[1].replies == {0: b"a%bb" % odd}
+
+
+def test_long_control_lines_are_not_remembered() -> None:
+    """Each costs kilobytes, and a publisher to a wildcard can send as many as he likes."""
+    stream = hot(1)
+    lines = [b"MSG %05d.%b 1 1\r\nx\r\n" % (number, b"s" * 4_000) for number in range(500)]
+    tracemalloc.start()
+    try:
+        (batch,) = stream.feed(b"".join(lines)).batches
+        rows = len(batch.payloads)
+        del batch
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert rows == 500
+    assert kept < 200_000
+
+
 def test_subscriptions_come_apart() -> None:
     """Messages of several hot subscriptions make one batch each, in order within it."""
     parsed = hot(1, 2).feed(b"MSG a 1 1\r\nx\r\nMSG a 2 1\r\nx\r\nMSG b 1 1\r\ny\r\n")

@@ -1,4 +1,7 @@
-"""Ingest over a connection and logs of the test's own: order, back-pressure, answers."""
+"""Ingest over a connection and logs of the test's own: order, back-pressure, answers.
+
+The file is not split: its tests share one scene.
+"""
 
 from __future__ import annotations
 
@@ -363,6 +366,48 @@ def test_an_ack_inbox_is_told_liftbridges_code(error: HeadwaterError, code: wire
         assert head.split()[1] == b"in.ack"
         told = envelope.decode(body.removesuffix(b"\r\n"), EnvelopeKind.ACK)
         assert wire.Ack.FromString(told).ackError == code
+
+    play(story())
+
+
+def test_an_answer_that_the_server_would_not_take_is_not_sent() -> None:
+    """It repeats a publisher's text; the server closes the connection for it, with all streams."""
+
+    async def story() -> None:
+        scene = Scene()
+        await scene.start()
+        scene.logs["a"].refusals = [ConditionFailedError("Nats-Expected-" + "A" * 600_000)]
+        long = wire.Message(value=b"x", ackInbox="in.long", correlationId="c" * 600_000, offset=-1)
+        short = wire.Message(value=b"x", ackInbox="in.short", correlationId="c", offset=-1)
+        values = [
+            envelope.encode(EnvelopeKind.PUBLISH, one.SerializeToString()) for one in (long, short)
+        ]
+        (sid,) = scene.link.subjects
+        scene.ingest.received([MessageBatch(sid, [b"y"], [(0, b"a")], {0: b"in.error"})])
+        scene.ingest.received([MessageBatch(sid, values, [(0, b"a")], {})])
+        scene.logs["a"].complete()
+        await soon(lambda: bool(scene.link.sent))
+        assert [one.split()[1] for one in scene.link.sent] == [b"in.short"]
+        assert scene.ingest.stats()[0].errors_total["OversizedAnswer"] == 2
+
+    play(story())
+
+
+def test_a_new_partition_that_is_denied_leaves_the_others_as_they_are() -> None:
+    """The stream grew, and the broker may not listen on the subject of the new partition."""
+
+    async def story() -> None:
+        scene = Scene()
+        await scene.start()
+        grown = replace(scene.stream("a"), config=StreamConfig(subject="a", partitions=2))
+        scene.link.error = InvalidStreamError("denied")
+        logs = {0: scene.logs["a"], 1: FakeLog()}
+        with pytest.raises(InvalidStreamError):
+            await scene.ingest.serve(grown, logs)  # type: ignore[arg-type]
+        assert list(scene.link.subjects.values()) == ["a"]
+        assert [one.partition for one in scene.ingest.stats()] == [0]
+        scene.ingest.received([scene.batch("a", "1")])
+        assert scene.logs["a"].values == [b"1"]
 
     play(story())
 
