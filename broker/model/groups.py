@@ -21,6 +21,7 @@ SESSION_MS_MAX: Final = 3_600_000
 MEMBER_STREAMS_MAX: Final = 1_000
 COMMIT_WRITES_MAX: Final = 1_000  # positions in one commit
 NAME_BYTES_MAX: Final = 256  # of a group, a member or a cursor
+STORED_NAME_CHARS_MAX: Final = 256  # of one that older metadata may have
 NO_LEADER_EPOCH: Final = -1  # of a position that no record was read for
 
 
@@ -186,9 +187,9 @@ def check_stored_names(**names: str) -> None:
         InvalidRequestError: a text is longer.
     """
     for what, text in names.items():
-        if len(text) > NAME_BYTES_MAX:
+        if len(text) > STORED_NAME_CHARS_MAX:
             raise InvalidRequestError(
-                f"{what} must be a text of at most {NAME_BYTES_MAX} characters", field=what
+                f"{what} must be a text of at most {STORED_NAME_CHARS_MAX} characters", field=what
             )
 
 

@@ -25,13 +25,13 @@ from broker.model.groups import (
     NO_LEADER_EPOCH,
     SESSION_MS_MAX,
     SESSION_MS_MIN,
+    STORED_NAME_CHARS_MAX,
     PositionCommit,
     PositionReset,
 )
 from broker.model.offsets import OFFSET_MAX
 from broker.model.stream import PARTITIONS_MAX
 
-_STORED_CHARACTERS_MAX: Final = 256
 _One = TypeVar("_One")
 
 
@@ -44,9 +44,9 @@ def _stored_group(value: object) -> str:
 
     An operator has to see such a group, and to delete it.
     """
-    if not isinstance(value, str) or not 0 < len(value) <= _STORED_CHARACTERS_MAX:
+    if not isinstance(value, str) or not 0 < len(value) <= STORED_NAME_CHARS_MAX:
         raise InvalidRequestError(
-            f"group must be a text of 1 to {_STORED_CHARACTERS_MAX} characters", field="group"
+            f"group must be a text of 1 to {STORED_NAME_CHARS_MAX} characters", field="group"
         )
     return value
 

@@ -213,17 +213,15 @@ class NatsStream:
         sid = self._hot.get(words[2])
         if sid is None:
             return None
+        if len(line) > _REMEMBERED_BYTES_MAX:
+            return (sid, words[1]), header_size, total, words[3] if len(words) > 3 + sizes else None
         if max(len(self._lines), len(self._heads), len(self._lengths)) >= _REMEMBERED_MAX:
             self._forget_lines()
-        route, is_short = (sid, words[1]), len(line) <= _REMEMBERED_BYTES_MAX
-        if is_short:
-            head = b"\r\n%b %b %b" % (op, words[1], words[2])
-            route = self._heads.setdefault(head, route)
+        head = b"\r\n%b %b %b" % (op, words[1], words[2])
+        route = self._heads.setdefault(head, (sid, words[1]))
         if len(words) == 4 + sizes:
             return route, header_size, total, words[3]
-        meaning = (route, header_size, total, None)
-        if is_short:
-            self._lines[line] = meaning
+        meaning = self._lines[line] = (route, header_size, total, None)
         return meaning
 
     def _length(self, digits: bytes) -> int:
