@@ -30,9 +30,7 @@ from broker.model.subjects import is_literal
 from broker.ports.subjects import Answered, Copied
 
 _WAITING_MAX: Final = 10_000
-_COPIED_MAX: Final = (
-    10_000  # requests whose answers are copied, the newest; the older are forgotten
-)
+_COPIED_MAX: Final = 10_000  # the newest requests whose answers are copied
 _SUBJECT_BYTES_MAX: Final = 1024  # servers close a connection whose line exceeds 4096 bytes
 _OWN_SID: Final = (1 << 20) + 1
 
