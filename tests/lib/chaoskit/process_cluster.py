@@ -353,7 +353,9 @@ class ProcessCluster:
     def lose_partition(self, broker: str, partition: int, *, keep_folder: bool) -> None:
         """See ClusterUnderTest."""
         assert not self.is_running(broker), f"{broker} runs on that disk"
-        (folder,) = self._plan.folder_of(broker).glob(f"streams/*/{partition}")
+        with self.client() as client:
+            uuid = client.describe(self.stream).stream.uuid
+        folder = self._plan.folder_of(broker) / "streams" / str(uuid) / str(partition)
         shutil.rmtree(folder)
         if keep_folder:
             folder.mkdir()
