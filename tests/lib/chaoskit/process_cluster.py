@@ -2,6 +2,8 @@
 
 Every pair of brokers talks through two links of a ProxyMesh. Where small disks are wanted, each
 broker's data directory is a tmpfs of its own. NATS is one server. Everything is ended by handle.
+
+The file is not split: what is done to one cluster is read in one place.
 """
 
 from __future__ import annotations
