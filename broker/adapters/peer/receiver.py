@@ -156,9 +156,7 @@ class PeerReceiver:
                 self._spawn(f"peer-from-{next(self._numbers)}", self._serve, connection)
             except RuntimeError:  # the system gives no thread: the peer tries again
                 self.refused["no thread"] += 1
-                with self._lock:
-                    self._connections.remove(connection)
-                connection.raw.close()
+                self._forget(connection)
                 self._stopping.wait(_ACCEPT_RETRY_S)
             self._close_slow()
 
@@ -193,9 +191,12 @@ class PeerReceiver:
         except OSError as error:
             self.refused["tls" if isinstance(error, ssl.SSLError) else "connection"] += 1
         finally:
-            with self._lock:
-                self._connections.remove(connection)
-            connection.raw.close()
+            self._forget(connection)
+
+    def _forget(self, connection: _Connection) -> None:
+        with self._lock:
+            self._connections.remove(connection)
+        connection.raw.close()
 
     def _identify(self, connection: _Connection, secured: ssl.SSLSocket) -> bool:
         """Set the sender from the certificate; close the member's older connection."""

@@ -73,7 +73,7 @@ class DoorCertificates:
         With ``at_once`` a change is not waited for until the files are the same at two looks.
         """
         if self._changed.ready(at_once=at_once):
-            self._take(now_us, tell=not self._changed.repeats)
+            self._take(now_us)
         for path, expiry in self._expiries_us.items():
             left_us = expiry - now_us
             is_list = path == self._files.crl_file
@@ -102,7 +102,7 @@ class DoorCertificates:
         if self._revocations is not None and self._files.crl_file is not None:
             self._revocations.require_in_force(self._files.crl_file, now_us)
 
-    def _take(self, now_us: int, *, tell: bool) -> None:
+    def _take(self, now_us: int) -> None:
         files = [str(one) for one in self._files.all()]
         try:
             made = [one.make() for one in self._contexts]
@@ -110,7 +110,7 @@ class DoorCertificates:
             expiries_us = self._read_expiries(revocations)
             self._require_good(expiries_us, revocations, now_us)
         except InvalidConfigError as error:
-            if tell:
+            if not self._changed.repeats:
                 _log.warning(
                     "certificates_kept", door=self._door, files=files, reason=error.message
                 )
