@@ -3,7 +3,7 @@
 Only Airflow and the standard library are imported. A task starts the command ``headwater job`` in
 a separate environment and reads the job's result from the last line that it prints. The table holds
 the progress of every job, so a run that is late, repeated or killed is harmless. A data interval
-only gives the end of a run.
+only gives the end of a run that is scheduled or part of a backfill.
 """
 
 from __future__ import annotations
@@ -26,9 +26,11 @@ from airflow.sdk import DAG, Asset, CronDataIntervalTimetable
 CONFIG_VARIABLE: Final = "HEADWATER_AIRFLOW_CONFIG"
 JOBS: Final = ("ingest", "backfill", "compact", "snapshot", "verify")
 
-# A run without an interval (triggered by hand or by an asset) appends all records that there are.
+# Any other run (triggered by hand or by an asset) appends all records that there are. A run by hand
+# may have an interval, too: Airflow's page fills in a logical date, before which it ends.
 _UP_TO_INTERVAL_END: Final = (
-    "{% if data_interval_end %}--to-timestamp {{ data_interval_end.isoformat() }}{% endif %}"
+    "{% if dag_run.run_type in ('scheduled', 'backfill') and data_interval_end %}"
+    "--to-timestamp {{ data_interval_end.isoformat() }}{% endif %}"
 )
 _EXTRA_WORDS: Final = {"ingest": "--available-now", "backfill": _UP_TO_INTERVAL_END}
 _TAKES_TABLE: Final = frozenset({"ingest", "backfill"})

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import struct
 from collections.abc import Mapping
 from decimal import Context, Decimal
@@ -28,6 +29,8 @@ from spark_jobs.decode.outcome import BYTES_ERRORS, DecodeOutcome, Undecodable, 
 _FRAME: Final = struct.Struct(">BI")  # 0, then the registry's number of the schema
 _SCHEMA_TEXT_MAX: Final = 4 * 1024 * 1024
 _DECIMAL: Final = "headwater-decimal"  # the logical type's name for fastavro
+# Each number of more than 64 bits has nine bytes that go on, and a tenth that is more than one bit.
+_MAYBE_LONG: Final = re.compile(rb"[\x80-\xff]{9}[\x02-\xff]")
 _EXACT: Final = Context(prec=types.DECIMAL_DIGITS_MAX)
 _SIMPLE: Final = {
     "boolean": pa.bool_(),
@@ -100,6 +103,8 @@ class AvroDecoder:
         source = io.BytesIO(body)
         try:
             found = fastavro.schemaless_reader(source, self._writer, None)
+            if _MAYBE_LONG.search(body):
+                _Numbers(body, self._writer["__named_schemas"]).read(self._writer)
         except BYTES_ERRORS as error:
             raise Undecodable(Reason.of(MALFORMED, f"{type(error).__name__} {error}")) from None
         if source.tell() != len(body):
@@ -193,6 +198,66 @@ def _strict(body: Any) -> Any:
             for name, value in body.items()
         }
     return _Numbered(_strict(each) for each in body) if isinstance(body, list) else body
+
+
+class _Numbers:
+    """Refuses a datum with a number of more than 64 bits, which fastavro lets overflow.
+
+    Such a number has no end within ten bytes, or bits beyond the 64th. All else in the datum was
+    read by fastavro before.
+    """
+
+    def __init__(self, body: bytes, named: Mapping[str, Any]) -> None:
+        self._body = body
+        self._named = named
+        self._at = 0
+
+    def read(self, kind: Any) -> None:
+        """Go through one value of a parsed schema; raises ValueError."""
+        if isinstance(kind, str):
+            kind = self._named.get(kind, {"type": kind})
+        if isinstance(kind, list):
+            self.read(kind[self._number()])
+            return
+        match kind["type"]:
+            case "boolean" | "float" | "double" as name:
+                self._at += {"boolean": 1, "float": 4, "double": 8}[name]
+            case "int" | "long" | "enum":
+                self._number()
+            case "bytes" | "string":
+                size = self._number()  # which moves the place, too
+                self._at += size
+            case "fixed":
+                self._at += kind["size"]
+            case "record" | "error":
+                for each in kind["fields"]:
+                    self.read(each["type"])
+            case "array":
+                self._blocks(kind["items"])
+            case "map":
+                self._blocks("string", kind["values"])
+            case dict() | list() as inner:
+                self.read(inner)
+
+    def _blocks(self, *kinds: Any) -> None:
+        while count := self._number():
+            if count < 0:
+                self._number()  # the bytes of the block
+            for _ in range(abs(count)):
+                for kind in kinds:
+                    self.read(kind)
+
+    def _number(self) -> int:
+        number = 0
+        for place in range(10):
+            byte = self._body[self._at]
+            self._at += 1
+            number |= (byte & 0x7F) << 7 * place
+            if byte < 0x80 and number < 1 << 64:
+                return (number >> 1) ^ -(number & 1)
+            if byte < 0x80:
+                break
+        raise ValueError(f"the number that ends at byte {self._at} has more than 64 bits")
 
 
 class _Mapping:

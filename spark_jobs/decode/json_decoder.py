@@ -11,14 +11,16 @@ Arrow's JSON parser takes a whole batch of concatenated texts. Three rules make 
   a record alone as among others, so a bad record costs some repeated work and nothing else.
 
 Types are strict: ``"5"`` is not a number and ``1.5`` is not an integer. A field that occurs twice
-makes a record malformed.
+makes a record malformed, and so does ``NaN`` or ``Infinity``, which are no JSON. An integer that a
+column of fractions cannot hold exactly is rejected: the parser would change it.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from datetime import date, datetime
 from decimal import Decimal, InvalidOperation
 from typing import Any, Final
@@ -49,6 +51,10 @@ _STRING: Final = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _SMALL: Final = r"\.[0-9]{29,}|[0-9.][eE]-0*[1-9][0-9]"
 _MAYBE_SMALL: Final = rf"{_SMALL}|\\u00"  # in a text, digits and letters may have escapes
 _RESCALED_MAX: Final = 38  # digits by which Arrow can move the point of a decimal
+# From here on a column of fractions does not have every integer.
+_CROWDED: Final = {pa.float32(): 1 << 24, pa.float64(): 1 << 53}
+_DOUBLE_DIGITS_MAX: Final = 310  # a number of more digits is infinite in a column of fractions
+_NO_NUMBER: Final = r"[:,\[]\s*-?(NaN|Inf)"  # outside of strings, and seldom inside
 
 
 class JsonDecoder:
@@ -59,7 +65,12 @@ class JsonDecoder:
         self._bounds = bounds
         self._parsed = pa.schema([pa.field(each.name, _parsed_type(each.type)) for each in schema])
         self._kind = pa.struct(list(schema))
-        self._has_decimals = _has_decimals(self._kind)
+        kinds = _leaves(self._kind)
+        scales = [each.scale for each in kinds if pa.types.is_decimal(each)]
+        self._maybe_unheld = _maybe_unheld(max(scales)) if scales else None
+        self._floats = {each for each in kinds if pa.types.is_floating(each)}
+        digits = min((_CROWDED[each] for each in self._floats), default=0)
+        self._maybe_lost = rf"[:,\[]\s*-?[0-9]{{{len(str(digits))},}}\s*[,}}\]]"
 
     @property
     def schema(self) -> pa.Schema:
@@ -73,8 +84,8 @@ class JsonDecoder:
         texts, refused = _texts(_taken(values, places), self._bounds)
         rejected |= {int(places[at]): reason for at, reason in refused.items()}
         places = np.delete(places, list(refused))
-        if self._has_decimals:
-            refused = self._too_small(texts)
+        for look in (_with_no_number, self._unheld):
+            refused = look(texts)
             rejected |= {int(places[at]): reason for at, reason in refused.items()}
             texts = _taken(texts, _all_but(refused, len(texts)))
             places = np.delete(places, list(refused))
@@ -125,16 +136,44 @@ class JsonDecoder:
         except BYTES_ERRORS as error:
             raise Undecodable(_reason(error)) from None
         require_held(made)
+        if self._floats:
+            self._require_kept(made, texts)
         return made
 
-    def _too_small(self, texts: pa.Array) -> dict[int, Reason]:
+    def _require_kept(self, made: pa.StructArray, texts: pa.Array) -> None:
+        """Raise Undecodable if a column of fractions has infinity, or changed an integer."""
+        crowded = False
+        for each in _float_leaves(made):
+            found = pc.min_max(each).as_py()
+            if found["min"] is None:
+                continue
+            size = max(abs(found["min"]), abs(found["max"]))
+            if math.isinf(size):
+                raise Undecodable(Reason.of(WRONG_TYPE, f"a number is too large for {each.type}"))
+            crowded |= size >= _CROWDED[each.type]
+        if not crowded:
+            return
+        for at in pc.indices_nonzero(pc.match_substring_regex(texts, self._maybe_lost)).to_pylist():
+            try:
+                body = json.loads(texts[at].as_py(), parse_int=_whole, strict=False)
+            except (ValueError, RecursionError) as error:
+                raise Undecodable(Reason.of(MALFORMED, error)) from None
+            if not _keeps_integers(body, self._kind):
+                detail = "an integer has more digits than its column of fractions can hold"
+                raise Undecodable(Reason.of(WRONG_TYPE, detail))
+
+    def _unheld(self, texts: pa.Array) -> dict[int, Reason]:
         """Return the texts with a decimal that Arrow's parser must not get.
 
         Such a decimal has far more digits after the point than its column. The parser of pyarrow 26
-        reads beyond a table of powers then: the value is wrong, or the process ends.
+        reads beyond a table of powers then: the value is wrong, or the process ends. Or the decimal
+        has so many digits before the point that the parser's 128 bits overflow: the value is wrong.
         """
+        if self._maybe_unheld is None:
+            return {}
         refused = {}
-        for at in pc.indices_nonzero(pc.match_substring_regex(texts, _MAYBE_SMALL)).to_pylist():
+        found = pc.match_substring_regex(texts, self._maybe_unheld)
+        for at in pc.indices_nonzero(found).to_pylist():
             try:
                 body = json.loads(
                     texts[at].as_py(), parse_float=str, parse_int=str, object_pairs_hook=_Pairs,
@@ -144,7 +183,7 @@ class JsonDecoder:
                 refused[at] = Reason.of(MALFORMED, error)
                 continue
             if not _rescalable(body, self._kind):
-                refused[at] = Reason.of(WRONG_TYPE, "a decimal has too many digits after the point")
+                refused[at] = Reason.of(WRONG_TYPE, "a decimal has too many digits for its column")
         return refused
 
     def _suspects(self, texts: pa.Array) -> set[int]:
@@ -238,10 +277,64 @@ class _Pairs(list[tuple[str, Any]]):
     """An object of JSON with all of its names, also those that occur twice."""
 
 
-def _has_decimals(kind: pa.DataType) -> bool:
-    return pa.types.is_decimal(kind) or any(
-        _has_decimals(each.type) for each in types.children(kind)
-    )
+def _leaves(kind: pa.DataType) -> set[pa.DataType]:
+    """Return the simple types in a type."""
+    inner = types.children(kind)
+    return {leaf for each in inner for leaf in _leaves(each.type)} if inner else {kind}
+
+
+def _float_leaves(values: pa.Array) -> Iterator[pa.Array]:
+    """Yield the arrays of fractions in an array, at any depth."""
+    if pa.types.is_struct(values.type):
+        for each in values.flatten():
+            yield from _float_leaves(each)
+    elif pa.types.is_list(values.type):
+        yield from _float_leaves(values.flatten())
+    elif pa.types.is_floating(values.type):
+        yield values
+
+
+def _maybe_unheld(scale: int) -> str:
+    """Return a pattern of all texts with a decimal that Arrow's parser must not get."""
+    digits = types.DECIMAL_DIGITS_MAX + 1 - scale
+    return rf"{_MAYBE_SMALL}|[eE]\+?0*[1-9]|[0-9]{{{digits},}}"
+
+
+def _with_no_number(texts: pa.Array) -> dict[int, Reason]:
+    """Return the texts with NaN or Infinity, which Arrow's parser takes and JSON does not have."""
+    refused = {}
+    for at in pc.indices_nonzero(pc.match_substring_regex(texts, _NO_NUMBER)).to_pylist():
+        try:
+            json.loads(
+                texts[at].as_py(), parse_float=str, parse_int=str, parse_constant=no_constant,
+                strict=False,
+            )  # fmt: skip
+        except (ValueError, RecursionError) as error:
+            refused[at] = Reason.of(MALFORMED, error)
+    return refused
+
+
+def no_constant(name: str) -> None:
+    """Refuse NaN and Infinity; for ``json.loads(…, parse_constant=)``."""
+    raise ValueError(f"{name} is no JSON")
+
+
+def _whole(text: str) -> int:
+    """Return an integer; of one that no column of fractions holds, any other will do."""
+    return int(text) if len(text) <= _DOUBLE_DIGITS_MAX else 0
+
+
+def _keeps_integers(body: Any, kind: pa.DataType) -> bool:
+    """Tell whether the columns of fractions can hold the integers of a JSON value exactly."""
+    if isinstance(body, dict) and pa.types.is_struct(kind):
+        return all(
+            _keeps_integers(body[each.name], each.type) for each in kind if each.name in body
+        )
+    if isinstance(body, list) and pa.types.is_list(kind):
+        return all(_keeps_integers(each, kind.value_type) for each in body)
+    if type(body) is not int or not pa.types.is_floating(kind):
+        return True
+    return types.is_exact(body, kind)
 
 
 def _rescalable(body: Any, kind: pa.DataType) -> bool:
@@ -258,11 +351,16 @@ def _rescalable(body: Any, kind: pa.DataType) -> bool:
     if not (pa.types.is_decimal(kind) and isinstance(body, str)):
         return True
     try:
-        exponent = Decimal(body).as_tuple().exponent
+        number = Decimal(body)
     except InvalidOperation:
         # The exponent has too many digits, or the text is no number and means no decimal.
         return not re.search(_SMALL, body)
-    return not isinstance(exponent, int) or -exponent <= kind.scale + _RESCALED_MAX
+    exponent = number.as_tuple().exponent
+    if not isinstance(exponent, int):
+        return True
+    return -exponent <= kind.scale + _RESCALED_MAX and (
+        number == 0 or number.adjusted() < kind.precision - kind.scale
+    )
 
 
 def _framed(texts: pa.Array) -> pa.Array:
@@ -358,7 +456,9 @@ def _fits(body: Any, kind: pa.DataType) -> bool:
     if pa.types.is_integer(kind):
         return type(body) is int and -(1 << kind.bit_width - 1) <= body < 1 << kind.bit_width - 1
     if pa.types.is_floating(kind):
-        return type(body) in {int, float}
+        if type(body) is int:
+            return types.is_exact(body, kind)
+        return isinstance(body, float) and math.isfinite(body)
     if not isinstance(body, str):
         return pa.types.is_decimal(kind) and type(body) in {int, float}
     try:

@@ -2,9 +2,10 @@
 
 Columns are inferred from a sample and then pinned. They need not fit every later value: a value
 that does not fit makes its record a rejected record with a reason, and nothing is lost. The rules:
-whole numbers are ``bigint``; whole numbers and fractions together are ``double``; strings stay
-strings, whatever they contain; if records disagree, the type that most of them have wins; a field
-with only null or empty values gets no column yet.
+whole numbers are ``bigint``; whole numbers and fractions together are ``double``, or
+``decimal(38,18)`` if a double would change one of the whole numbers; strings stay strings, whatever
+they contain; if records disagree, the type that most of them have wins; a field with only null or
+empty values gets no column yet.
 """
 
 from __future__ import annotations
@@ -18,12 +19,15 @@ import pyarrow as pa
 
 from spark_jobs.decode import types
 from spark_jobs.decode.bounds import DecodeBounds
+from spark_jobs.decode.json_decoder import no_constant
 
 _NAME_CHARACTERS_MAX: Final = 255
 _INT64: Final = range(-(1 << 63), 1 << 63)
-_KINDS: Final = ("struct", "list", "string", "double", "bigint", "boolean")  # the first wins a tie
+# Of kinds with as many votes the first wins.
+_KINDS: Final = ("struct", "list", "string", "decimal", "double", "bigint", "boolean")
 _SIMPLE: Final = {
     "string": pa.string(),
+    "decimal": types.decimal(38, 18),  # 20 digits before the point: every integer of 64 bits
     "double": pa.float64(),
     "bigint": pa.int64(),
     "boolean": pa.bool_(),
@@ -37,7 +41,7 @@ def objects(texts: Iterable[bytes | None]) -> list[dict[str, Any]]:
         if text is None:
             continue
         try:
-            body = json.loads(text)
+            body = json.loads(text, parse_constant=no_constant)
         except (ValueError, RecursionError):
             continue
         if isinstance(body, dict):
@@ -83,6 +87,8 @@ def _kind(values: Sequence[Any], depth_left: int) -> pa.DataType | None:
         return None
     if votes["double"]:
         votes["double"] += votes.pop("bigint", 0)
+        if not all(types.is_exact(each, pa.float64()) for each in values if type(each) is int):
+            votes["decimal"] = votes.pop("double")
     best = max(votes, key=lambda kind: (votes[kind], -_KINDS.index(kind)))
     if best == "list":
         inner = _kind(

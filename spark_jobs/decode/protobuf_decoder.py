@@ -3,20 +3,25 @@
 The only file of this package that imports Google's protobuf library. The descriptor set is the
 output of ``protoc --include_imports --descriptor_set_out``; no code of the user is imported or run.
 Absent fields follow Protobuf's rules: a scalar without presence has its default, a field with
-presence is null. Fields that the descriptor does not have are dropped, as in every Protobuf reader.
+presence is null. Fields that the descriptor does not have are dropped, as in every Protobuf reader,
+and their records are counted. The library also counts as unknown what the descriptor does have: a
+field of another wire type, and a number that a closed enum lacks. Such a record is rejected.
 ``uint64`` becomes ``decimal(20,0)``, an enum its name, ``google.protobuf.Timestamp`` a timestamp.
 Messages that contain themselves are refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any, Final
 
 import pyarrow as pa
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 from google.protobuf.message import DecodeError, Message
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from broker.errors import InvalidRequestError
 from spark_jobs.decode import types
@@ -24,6 +29,7 @@ from spark_jobs.decode.bounds import MALFORMED, WRONG_TYPE, DecodeBounds, Reason
 from spark_jobs.decode.outcome import BYTES_ERRORS, DecodeOutcome, Undecodable, from_objects
 
 _DESCRIPTORS_BYTES_MAX: Final = 16 * 1024 * 1024
+_VARINT: Final = 0  # the wire type of an enum's number
 _TIMESTAMP: Final = "google.protobuf.Timestamp"
 _SECONDS: Final = range(-62_135_596_800, 253_402_300_800)  # years 1 to 9999, as the type says
 _F: Final = FieldDescriptor
@@ -62,9 +68,10 @@ class ProtobufDecoder:
 
     def __init__(self, descriptors: bytes, message: str, bounds: DecodeBounds) -> None:
         self._bounds = bounds
-        found = _pool(descriptors, message)
+        self._unknown = _Unknown()
+        found, maps = _pool(descriptors, message)
         self._class = message_factory.GetMessageClass(found)
-        kind, self._read = _Shape(bounds).message(found)
+        kind, self._read = _Shape(bounds, maps, self._unknown).message(found)
         self._schema = types.check(pa.schema(list(kind)), bounds)
         self._kind = kind
 
@@ -75,7 +82,9 @@ class ProtobufDecoder:
 
     def decode(self, values: pa.Array) -> DecodeOutcome:
         """Decode messages; see :class:`spark_jobs.decode.outcome.Decoder`."""
-        return from_objects(values, self._one, self._kind, self._bounds)
+        self._unknown.records = 0
+        made = from_objects(values, self._one, self._kind, self._bounds)
+        return replace(made, unknown_count=self._unknown.records)
 
     def _one(self, body: bytes) -> Any:
         made: Message = self._class()
@@ -83,12 +92,56 @@ class ProtobufDecoder:
             made.ParseFromString(body)
             if not made.IsInitialized():
                 raise Undecodable(Reason.of(MALFORMED, "a required field is missing"))
-            return self._read(made)  # some texts are decoded only here
+            self._unknown.here = False
+            row = self._read(made)  # some texts are decoded only here
         except (DecodeError, *BYTES_ERRORS) as error:
             raise Undecodable(Reason.of(MALFORMED, error)) from None
+        self._unknown.records += self._unknown.here
+        return row
 
 
-def _pool(descriptors: bytes, message: str) -> Descriptor:
+@dataclass(slots=True)
+class _Unknown:
+    """Counts the records with unknown fields while they are read."""
+
+    records: int = 0
+    here: bool = False  # the present record has one
+
+    def look(self, made: Any, known: Descriptor) -> None:
+        """Look at the unknown fields of one message, without those of its inner messages.
+
+        Raises:
+            Undecodable: the message has a field that is not unknown but was not read.
+        """
+        found = UnknownFieldSet(made)
+        for each in map(found.__getitem__, range(len(found))):
+            field = known.fields_by_number.get(each.field_number)
+            if field is None:
+                self.here = True
+                continue
+            detail = f"field {field.full_name} has wire type {each.wire_type}, not its own"
+            if field.enum_type is not None and each.wire_type == _VARINT:
+                detail = f"enum {field.enum_type.full_name} has no value {each.data}"
+            raise Undecodable(Reason.of(WRONG_TYPE, detail))
+
+
+def _without_maps(messages: Iterable[Any], package: str) -> set[str]:
+    """Turn maps into lists of entries, and return the names of the entries' messages.
+
+    The library tells nothing of an entry's unknown fields while the entry is one of a map.
+    """
+    names = set()
+    for each in messages:
+        name = f"{package}.{each.name}".lstrip(".")
+        if each.options.map_entry:
+            each.options.ClearField("map_entry")
+            names.add(name)
+        names |= _without_maps(each.nested_type, name)
+    return names
+
+
+def _pool(descriptors: bytes, message: str) -> tuple[Descriptor, set[str]]:
+    """Return the message's descriptor without maps, and the names of all entries of maps."""
     if len(descriptors) > _DESCRIPTORS_BYTES_MAX:
         raise InvalidRequestError(
             f"the descriptor set has {len(descriptors)} bytes; the limit is "
@@ -96,11 +149,13 @@ def _pool(descriptors: bytes, message: str) -> Descriptor:
         )
     files = descriptor_pb2.FileDescriptorSet()
     pool = descriptor_pool.DescriptorPool()
+    maps: set[str] = set()
     try:
         files.ParseFromString(descriptors)
         for each in files.file:
+            maps |= _without_maps(each.message_type, each.package)
             pool.Add(each)
-        return pool.FindMessageTypeByName(message)
+        return pool.FindMessageTypeByName(message), maps
     except KeyError:
         known = [f"{f.package}.{m.name}".lstrip(".") for f in files.file for m in f.message_type]
         raise InvalidRequestError(
@@ -116,14 +171,16 @@ def _pool(descriptors: bytes, message: str) -> Descriptor:
 class _Shape:
     """Builds the Arrow type of a message, and the function that reads a message into a dict."""
 
-    def __init__(self, bounds: DecodeBounds) -> None:
+    def __init__(self, bounds: DecodeBounds, maps: set[str], unknown: _Unknown) -> None:
         self._bounds = bounds
+        self._maps = maps
+        self._unknown = unknown
         self._open: list[str] = []
         self._left = bounds.columns_max * 4
 
     def message(self, found: Descriptor) -> tuple[pa.DataType, _Read]:
         if found.full_name == _TIMESTAMP:
-            return types.SIMPLE["timestamp"], _timestamp
+            return types.SIMPLE["timestamp"], self._looking(found, _timestamp)
         if found.full_name in self._open:
             raise InvalidRequestError(
                 f"message {found.full_name} contains itself, which columns cannot do"
@@ -142,17 +199,29 @@ class _Shape:
             fields.append(pa.field(each.name, kind))
             readers.append((each.name, read))
         self._open.pop()
-        return pa.struct(fields), lambda made: {name: read(made) for name, read in readers}
+        return pa.struct(fields), self._looking(
+            found, lambda made: {name: read(made) for name, read in readers}
+        )
+
+    def _looking(self, found: Descriptor, read: _Read) -> _Read:
+        """Return the reader of a message that looks at unknown fields first."""
+
+        def look_and_read(made: Any) -> Any:
+            self._unknown.look(made, found)
+            return read(made)
+
+        return look_and_read
 
     def _field(self, each: FieldDescriptor) -> tuple[pa.DataType, _Read]:
         name = each.name
         entry = each.message_type
-        if each.is_repeated and entry is not None and entry.GetOptions().map_entry:
+        if each.is_repeated and entry is not None and entry.full_name in self._maps:
             key_kind, key_read = self._value(entry.fields_by_name["key"])
             kind, read = self._value(entry.fields_by_name["value"])
-            return pa.map_(key_kind, kind), lambda made: [
-                (key_read(key), read(value)) for key, value in sorted(getattr(made, name).items())
-            ]
+            pair = self._looking(entry, lambda made: (key_read(made.key), read(made.value)))
+            return pa.map_(key_kind, kind), lambda made: sorted(
+                dict(map(pair, getattr(made, name))).items(), key=itemgetter(0)
+            )
         kind, read = self._value(each)
         if each.is_repeated:
             listed = pa.list_(pa.field("element", kind))

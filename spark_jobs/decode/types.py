@@ -46,6 +46,13 @@ def decimal(precision: int, scale: int) -> pa.DataType:
     return pa.decimal128(precision, scale)
 
 
+def is_exact(number: int, kind: pa.DataType) -> bool:
+    """Tell whether a float32 or a float64 is exactly this integer."""
+    bits, bits_max = (24, 128) if kind == pa.float32() else (53, 1024)
+    odd = number // (number & -number) if number else 0  # a float keeps zeros at the end apart
+    return odd.bit_length() <= bits and number.bit_length() <= bits_max
+
+
 def position(fields: pa.Schema | pa.StructType, name: str) -> int:
     """Return the index of a field, -1 if there is none.
 

@@ -46,7 +46,7 @@ class Target:
         app: the appender's name. Two appenders with one name share their watermarks and the work.
             Appenders with different names have separate watermarks, and never the same offsets.
         partition_by: partition columns of a new table. For an existing table these must equal its
-            partition columns, or be empty.
+            partition columns, or be empty. An empty text in such a column is null in Delta.
         positions: names of the columns with a row's partition and offset. They are added to the
             result of a transform, unless it has them. None: no such columns, and no proof by
             counting.

@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from airflow.dag_processing.dagbag import DagBag
 from airflow.sdk import CronDataIntervalTimetable
+from airflow.utils.types import DagRunType
 from headwater_jobs import JOBS, ConfigError, load
+from jinja2 import Template
 
 from airflowkit import DAGS, airflow
 
@@ -54,6 +57,21 @@ def test_what_follows_a_landing_is_started_by_its_asset(bag: DagBag) -> None:
     for job, before in {"snapshot": "ingest", "verify": "compact"}.items():
         condition = bag.dags[f"headwater_{job}__orders"].timetable.asset_condition
         assert [asset.uri for asset in condition.objects] == [f"headwater://{before}/orders"]
+
+
+@pytest.mark.parametrize("kind", list(DagRunType))
+def test_only_a_run_by_the_clock_or_of_a_backfill_ends_with_its_interval(
+    bag: DagBag, kind: DagRunType
+) -> None:
+    """A run by hand goes up to now, though Airflow's page gives it a logical date, so an end."""
+    (task,) = bag.dags["headwater_backfill__orders"].tasks
+    line = Template(task.bash_command).render(
+        dag_run=SimpleNamespace(run_type=kind),
+        data_interval_end=datetime(2026, 1, 2, tzinfo=UTC),
+    )
+    ends = kind in {"scheduled", "backfill"}
+    assert ("--to-timestamp 2026-01-02T00:00:00+00:00" in line) is ends
+    assert ("--to-timestamp" in line) is ends
 
 
 def test_dag_files_import_nothing_of_ours() -> None:

@@ -192,3 +192,71 @@ def test_negative_numbers_name_no_symbol_and_no_branch(number: bytes) -> None:
         found = decoder(schema).decode(pa.array([good, bad], pa.binary()))
         assert list(found.rejected) == [1]
         assert len(found.columns) == 1
+
+
+_ENDLESS = b"\x80" * 10 + b"\x00"  # eleven bytes
+_OVERFLOWING = b"\xff" * 9 + b"\x02"  # the 65th bit
+
+
+@pytest.mark.parametrize("number", [_ENDLESS, _OVERFLOWING, b"\x81" * 12 + b"\x01"])
+def test_a_number_of_more_than_64_bits_is_rejected_wherever_it_is(number: bytes) -> None:
+    """A value, a length, a branch, a symbol, a block's count and size: none may overflow."""
+    line = {"type": "record", "name": "L", "fields": [{"name": "x", "type": "int"}]}
+    cases = [
+        (_with("long"), number),
+        (_with({"type": "int", "logicalType": "date"}), number),
+        (_with("string"), number + b"ab"),
+        (_with("bytes"), number + b"ab"),
+        (_with(["null", "long"]), number + b"\x02"),
+        (_with({"type": "enum", "name": "E", "symbols": ["A", "B"]}), number),
+        (_with({"type": "array", "items": "int"}), number),
+        (_with({"type": "array", "items": "int"}), b"\x01" + number + b"\x02\x00"),
+        (_with({"type": "array", "items": line}), b"\x02" + number + b"\x00"),
+        (_with({"type": "map", "values": "long"}), b"\x02\x02a" + number + b"\x00"),
+        (_with({"type": "map", "values": "long"}), b"\x02\x02a\x02" + number),
+    ]
+    for schema, body in cases:
+        found = decoder(schema).decode(pa.array([body], pa.binary()))
+        assert {at: one.code for at, one in found.rejected.items()} == {0: MALFORMED}, schema
+
+
+def test_bytes_that_look_like_a_long_number_are_none() -> None:
+    """Texts, doubles, fixed bytes and the longest numbers with such bytes are decoded."""
+    most = b"\xff" * 9 + b"\x01"
+    looks = b"\xff" * 20
+    line = {"type": "record", "name": "L", "fields": [
+        {"name": "f", "type": {"type": "fixed", "size": 20, "name": "F"}},
+        {"name": "d", "type": "double"}, {"name": "s", "type": "float"},
+        {"name": "t", "type": "boolean"},
+    ]}  # fmt: skip
+    schema = {"type": "record", "name": "R", "fields": [
+        {"name": "n", "type": "long"},
+        {"name": "a", "type": {"type": "array", "items": line}},
+        {"name": "b", "type": ["null", "L"]},
+        {"name": "m", "type": {"type": "map", "values": "bytes"}},
+        {"name": "s", "type": "string"},
+        {"name": "last", "type": "long"},
+    ]}  # fmt: skip
+    word = "ä" * 30
+    one = looks + b"\x80" * 8 + b"\x80" * 4 + b"\x01"
+    body = (
+        most + b"\x01\xc2\x00" + one + b"\x00" + b"\x02" + one + b"\x02\x02k\x28" + looks + b"\x00"
+        + b"\x78" + word.encode() + most
+    )  # fmt: skip
+    found = decoder(schema).decode(pa.array([body], pa.binary()))
+    assert found.rejected == {}
+    (row,) = found.columns.to_pylist()
+    assert (row["n"], row["s"], row["last"]) == (-(2**63), word, -(2**63))
+    assert row["b"]["f"] == looks
+
+
+@given(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=8), st.text(max_size=20))
+def test_all_numbers_of_64_bits_are_decoded(numbers: list[int], text: str) -> None:
+    """What an encoder writes is never taken for a longer number."""
+    schema = {"type": "record", "name": "R", "fields": [
+        {"name": "a", "type": {"type": "array", "items": "long"}}, {"name": "s", "type": "string"},
+    ]}  # fmt: skip
+    out = io.BytesIO()
+    fastavro.schemaless_writer(out, fastavro.parse_schema(schema), {"a": numbers, "s": text})
+    found = decoder(schema).decode(pa.array([out.getvalue()], pa.binary()))
+    assert found.columns.to_pylist() == [{"a": numbers, "s": text}]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime as dt
 import itertools
 import json
-import math
 from decimal import Decimal
 from typing import Any
 from unittest.mock import patch
@@ -69,7 +68,6 @@ def test_every_type_has_its_value() -> None:
         "b": False,
     }
     assert only(b"{}") == {}
-    assert math.isnan(only(b'{"f": NaN}')["f"])
     assert only(b' \r\n{"n":\n1}\t') == {"n": 1}
 
 
@@ -102,6 +100,15 @@ def test_every_type_has_its_value() -> None:
         (b'{"t":"yesterday"}', WRONG_TYPE),
         (b'{"d":"2020-13-01"}', WRONG_TYPE),
         (b'{"e":1.234}', WRONG_TYPE),
+        (b'{"f":NaN}', MALFORMED),
+        (b'{"f":-Infinity}', MALFORMED),
+        (b'{"f": Inf}', MALFORMED),
+        (b'{"f":1e999}', MALFORMED),
+        (b'{"n":NaN}', MALFORMED),
+        (b'{"no column":[NaN]}', MALFORMED),
+        (b'{"f":9007199254740993}', WRONG_TYPE),
+        (b'{"f":-9007199254740993 }', WRONG_TYPE),
+        (b'{"f":' + b"9" * 300 + b"}", WRONG_TYPE),
         (b'{"z":' + b"[" * 30 + b"]" * 30 + b"}", TOO_DEEP),
         (b'{"z":' + b"[" * 4000 + b"]" * 4000 + b"}", TOO_DEEP),
         (b'{"s":"' + b"x" * 10_000 + b'"}', TOO_LARGE),
@@ -225,6 +232,7 @@ def test_pieces_are_whole_and_short(lengths: list[int], start: int) -> None:
         b'{"t": "9999-12-31T23:59:59-01:00"}',
         b'{"e": 12345678}',
         b'{"e": "1e8"}',
+        b'{"e": 1e38}',
     ],
 )
 def test_a_value_that_no_table_can_hold_is_rejected(payload: bytes) -> None:
@@ -259,3 +267,49 @@ def test_a_decimal_far_below_its_column_never_gets_to_the_parser(number: str) ->
     assert set(parsed) == {good.decode()}
     assert found.columns.field("e").to_pylist() == [Decimal("0.15")] * 2
     assert found.rejected[1].code == WRONG_TYPE
+
+
+def test_only_numbers_that_are_no_json_are_malformed() -> None:
+    """The same words inside of a text, and numbers that are merely large, are as they were."""
+    assert only(b'{"s": ": NaN, [Infinity"}') == {"s": ": NaN, [Infinity"}
+    assert only(b'{"f": 1e308}') == {"f": 1e308}
+
+
+@pytest.mark.parametrize("kind", ["double", "float"])
+@pytest.mark.parametrize("column", ["f {}", "f array<{}>", "f struct<g: array<struct<h: {}>>>"])
+def test_an_integer_is_exact_in_a_column_of_fractions_or_rejected(kind: str, column: str) -> None:
+    """A long id beside fractions is never changed, at any depth; what a float has is taken."""
+    first_lost = {"double": 2**53 + 1, "float": 2**24 + 1}[kind]
+    whole = {"f {}": "%d", "f array<{}>": "[0.5, %d]"}.get(column, '{"g": [{"h": %d}]}')
+    texts = [
+        f'{{"f": {whole % number}, "zz": {"9" * 5000}}}'
+        for number in (1, first_lost - 1, first_lost, first_lost + 1, -first_lost, 2**100)
+    ]
+    values = pa.array([text.encode() for text in texts], pa.binary())
+    found = JsonDecoder(ddl.parse(column.format(kind)), BOUNDS).decode(values)
+    assert {at: reason.code for at, reason in found.rejected.items()} == {
+        2: WRONG_TYPE,
+        4: WRONG_TYPE,
+    }
+    assert len(found.columns) == 4
+
+
+def test_a_number_beyond_a_small_float_is_rejected() -> None:
+    """It would be infinity in the table."""
+    values = pa.array([b'{"f": 1e39}', b'{"f": 1e38}'], pa.binary())
+    found = JsonDecoder(ddl.parse("f float"), BOUNDS).decode(values)
+    assert {at: reason.code for at, reason in found.rejected.items()} == {0: WRONG_TYPE}
+
+
+@pytest.mark.parametrize("number", ["1e30", "1e22", "9" * 22, '"1e30"', "-1e30", "123456e17"])
+def test_a_decimal_beyond_128_bits_is_rejected(number: str) -> None:
+    """Arrow's parser lets it overflow, and the value would be another one."""
+    decoder = JsonDecoder(ddl.parse("e decimal(38,18), s string"), BOUNDS)
+    good = b'{"e": 12345678901234567890.5, "s": "5e50"}'
+    bad = b'{"e": %s}' % number.encode()
+    found = decoder.decode(pa.array([good, bad, b'{"e": 1e19}'], pa.binary()))
+    assert {at: reason.code for at, reason in found.rejected.items()} == {1: WRONG_TYPE}
+    assert found.columns.field("e").to_pylist() == [
+        Decimal("12345678901234567890.5"),
+        Decimal(10**19),
+    ]

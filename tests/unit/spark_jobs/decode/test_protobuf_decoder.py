@@ -135,6 +135,92 @@ def test_messages_that_cannot_be_columns_are_refused(message: str, words: str) -
         ProtobufDecoder(b"junk", message, DecodeBounds())
 
 
+def _closed() -> ProtobufDecoder:
+    """Return a decoder of a message of proto2, whose enums are closed."""
+    file = descriptor_pb2.FileDescriptorProto(name="shut.proto", package="shut", syntax="proto2")
+    kind = file.enum_type.add(name="Kind")
+    kind.value.add(name="NONE", number=0)
+    kind.value.add(name="BIG", number=1)
+    made = file.message_type.add(name="M")
+    entry = made.nested_type.add(name="MpEntry")
+    entry.options.map_entry = True
+    enum = {"type_name": ".shut.Kind"}
+    many = {"label": F.LABEL_REPEATED}
+    entry.field.extend([_field("key", 1, F.TYPE_INT32), _field("value", 2, F.TYPE_ENUM, **enum)])
+    made.field.extend([
+        _field("one", 1, F.TYPE_ENUM, **enum),
+        _field("some", 2, F.TYPE_ENUM, **enum, **many),
+        _field("mp", 3, F.TYPE_MESSAGE, type_name=".shut.M.MpEntry", **many),
+    ])  # fmt: skip
+    body = descriptor_pb2.FileDescriptorSet(file=[file]).SerializeToString()
+    return ProtobufDecoder(body, "shut.M", DecodeBounds())
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"\x0a\x01x",  # id, as a text
+        b"\x15\x01\x00\x00\x00",  # kind, as four bytes
+        b"\x18\x05",  # lines, as a number
+        b"\x1a\x05\x0d\x01\x00\x00\x00",  # x of a line, as four bytes
+        b"\x20\x05",  # rates, as a number
+        b"\x22\x05\x0a\x01a\x10\x01",  # the value of a rate, as a number
+        b"\x22\x02\x08\x01",  # the key of a rate, as a number
+        b"\x2a\x02\x0a\x00",  # the seconds of a time, as a text
+        b"\x4a\x02\x0a\x00",  # x of the one line, as a text
+    ],
+)
+def test_a_field_of_another_wire_type_is_rejected(payload: bytes) -> None:
+    """It is no unknown field: its value is there, and would be missing in the table."""
+    good = order(id=1).SerializeToString()
+    found = decoder().decode(pa.array([good, good + payload], pa.binary()))
+    assert {at: reason.code for at, reason in found.rejected.items()} == {1: WRONG_TYPE}
+    assert "wire type" in found.rejected[1].detail
+    assert found.unknown_count == 0
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [b"\x08\x07", b"\x10\x01\x10\x07", b"\x12\x02\x01\x07", b"\x1a\x04\x08\x01\x10\x07"],
+    ids=["alone", "in a list", "in a packed list", "in a map"],
+)
+def test_a_value_that_a_closed_enum_does_not_have_is_rejected(payload: bytes) -> None:
+    """Protobuf puts it among the unknown fields; the column would be null or a row shorter."""
+    good = b"\x08\x01\x10\x00\x1a\x04\x08\x01\x10\x01"
+    found = _closed().decode(pa.array([good, payload], pa.binary()))
+    assert found.columns.to_pylist() == [{"one": "BIG", "some": ["NONE"], "mp": [(1, "BIG")]}]
+    assert {at: reason.code for at, reason in found.rejected.items()} == {1: WRONG_TYPE}
+    assert "shut.Kind" in found.rejected[1].detail
+    assert "7" in found.rejected[1].detail
+
+
+def test_unknown_fields_are_left_out_and_their_records_counted() -> None:
+    """A newer writer's fields stop no record, at any depth; open enums have any number."""
+    payloads = [
+        order(id=1).SerializeToString(),
+        order(id=2).SerializeToString() + b"\xa0\x06\x01",
+        order(id=3).SerializeToString() + b"\x1a\x03\xa0\x06\x01" * 2,
+        order(id=4).SerializeToString() + b"\x22\x08\x0a\x03new\xa0\x06\x01",
+        order(id=5, kind=9).SerializeToString(),
+        order(id=6).SerializeToString() + b"\xa0\x06\x01\x0a\x01x",
+    ]
+    one = decoder()
+    for _ in range(2):  # a count begins anew with each batch
+        found = one.decode(pa.array(payloads, pa.binary()))
+        assert list(found.rejected) == [5]
+        assert found.unknown_count == 3
+        assert [row["id"] for row in found.columns.to_pylist()] == [1, 2, 3, 4, 5]
+        assert found.columns.field("kind").to_pylist()[-1] == "9"
+        assert found.columns.field("rates").to_pylist()[3] == [("new", 0.0)]
+
+
+def test_the_last_entry_of_a_key_is_the_one_of_the_map() -> None:
+    """As in every Protobuf reader; a missing key or value is the default."""
+    one, two = (order(rates={"a": rate}).SerializeToString() for rate in (1.0, 2.0))
+    found = decoder().decode(pa.array([one + two + b"\x22\x00"], pa.binary()))
+    assert found.columns.field("rates").to_pylist() == [[("", 0.0), ("a", 2.0)]]
+
+
 def test_a_key_of_a_map_that_is_no_text_is_rejected() -> None:
     """In proto2 a text is decoded only when the field is read."""
     file = descriptor_pb2.FileDescriptorProto(name="two.proto", package="two", syntax="proto2")

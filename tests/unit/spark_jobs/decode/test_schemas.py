@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 
 import pyarrow as pa
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from broker.errors import InvalidRequestError
 from spark_jobs.decode import ddl, json_inference, types
 from spark_jobs.decode.bounds import DecodeBounds
+from spark_jobs.decode.json_decoder import JsonDecoder
 
 DDL = (
     "id BIGINT NOT NULL COMMENT 'it''s', `odd name` string, d decimal(9, 2), n decimal, "
@@ -94,6 +96,35 @@ def test_columns_are_guessed_from_a_sample() -> None:
         "a double, b string, c array<bigint>, s struct<x: boolean>, big double, mixed string, "
         "l array<struct<y: bigint, z: string>>"
     )
+
+
+@pytest.mark.parametrize("number", [2**53 + 1, -(2**53) - 1, 2**63 - 1, 2**64 - 1, 10**25 + 1])
+def test_a_double_is_not_guessed_where_it_changes_a_whole_number(number: int) -> None:
+    """One fraction among ids makes a decimal, in which each id and the fraction are exact."""
+    found = infer({"a": number, "s": {"x": [number]}}, {"a": 1.5, "s": {"x": [2.5]}}, {"a": 1})
+    assert found == ddl.parse("a decimal(38,18), s struct<x: array<decimal(38,18)>>")
+
+
+def test_a_double_is_guessed_where_it_has_the_whole_numbers() -> None:
+    """Large numbers that a double has exactly need no decimal."""
+    assert infer({"a": 2**53, "b": 2**1023}, {"a": 1.5}) == ddl.parse("a double, b double")
+
+
+def test_what_is_no_json_says_nothing_about_columns() -> None:
+    """Its record is rejected, so it is no sample of what the table will hold."""
+    assert json_inference.objects([b'{"a": NaN}', b'{"a": -Infinity}', b'{"a": 1}']) == [{"a": 1}]
+
+
+def test_ids_beside_a_fraction_get_into_the_table_as_they_are() -> None:
+    """What inference guesses, the decoder fills without a change."""
+    texts = [b'{"id": 9007199254740993}', b'{"id": 18446744073709551615}', b'{"id": 0.1}']
+    schema = json_inference.infer(json_inference.objects(texts), DecodeBounds())
+    found = JsonDecoder(schema, DecodeBounds()).decode(pa.array(texts, pa.binary()))
+    assert [row["id"] for row in found.columns.to_pylist()] == [
+        Decimal(2**53 + 1),
+        Decimal(2**64 - 1),
+        Decimal("0.1"),
+    ]
 
 
 def test_new_fields_stay_within_bounds() -> None:
