@@ -295,7 +295,7 @@ def test_bytes_in_flight_are_bounded() -> None:
 
 
 def test_a_partition_that_cannot_commit_leaves_room_for_the_others() -> None:
-    """It holds its share of the bytes; beyond it its messages are lost and told, the others' not."""
+    """It holds its share; beyond it its messages are lost and told, but not those of the others."""
 
     async def story() -> None:
         scene = Scene("ab", pending_bytes_max=24_000, partition_bytes_max=10_000, stall_ms_max=0)
