@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Final
 
 from broker.adapters.nats.transport import NatsTransport, own_inbox
@@ -181,3 +181,10 @@ class NatsAsking:
 
     def connection_lost(self, *, slow_consumer: bool) -> None:
         """See ``MessageSink``. An answer may be lost; the request has a deadline."""
+
+    # ------------------------------------------------------------------ metrics
+
+    @property
+    def server_errors(self) -> Mapping[str, int]:
+        """The errors that the server told, by kind. Any thread."""
+        return self._transport.counters.server_errors
