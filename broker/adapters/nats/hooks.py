@@ -50,7 +50,7 @@ class ServerErrors:
         """Count errors in ``counts``, which is kept after the connection ends, as ``log`` is."""
         self.last: str | None = None
         self.slow_consumer = False
-        self.denied = DeniedSubjects()
+        self.denied_subjects = DeniedSubjects()
         self._counts = counts
         self._log = log
 
@@ -66,7 +66,11 @@ class ServerErrors:
         if denial is not None:
             self._log.tell(denial)
             if denial.kind == "subscription":
-                self.denied.add(denial.subject)
+                self.denied_subjects.add(denial.subject)
+
+    def denied(self, subject: str) -> bool:
+        """Tell whether the server has refused the newest subscription to this subject."""
+        return subject in self.denied_subjects
 
 
 def _error_kind(text: str) -> str:

@@ -197,7 +197,7 @@ class NatsTransport:
             if not session.sids.issuperset(subjects) and not await self._open(session, wanted):
                 await self._first_of(session.closed, self._closing)
                 continue
-            denied = [subject for subject in subjects.values() if subject in session.errors.denied]
+            denied = [subject for subject in subjects.values() if session.errors.denied(subject)]
             if not denied:
                 return
             await self.unsubscribe(list(subjects))
@@ -342,7 +342,7 @@ class NatsTransport:
     async def _open(self, session: _Session, subscriptions: list[_Subscription]) -> bool:
         """Subscribe on a session, wait for the server's confirmation; False if it is lost."""
         session.sids.update(one.sid for one in subscriptions)
-        session.errors.denied.ask_again(one.subject for one in subscriptions)
+        session.errors.denied_subjects.ask_again(one.subject for one in subscriptions)
         session.socket.write(b"".join([one.command() for one in subscriptions]))
         return await self._flush(session)
 
