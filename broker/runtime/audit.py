@@ -1,7 +1,9 @@
 """Records what happens at the doors: in the log at once, and in the stream of the audit soon.
 
-A note never waits and never fails a call. What the stream cannot take waits in a bounded queue;
-what does not fit there is counted, and the next record says how many are missing. The log has all.
+A note never waits and never fails a call. What the stream cannot take waits in bounded queues, one
+for each principal, which are emptied in turn; strangers have one together. When they are full, the
+longest gives up its newest note. So a flood of refusals leaves other principals' notes alone. Notes
+that are given up are counted, and the next record says how many are missing. The log has all.
 
 What the stream refuses for its size is sent in smaller pieces. A single record that is refused so
 is replaced by a short one in the same place of the chain; if that is refused, too, it is counted as
@@ -49,6 +51,50 @@ class _Chained:
     is_substitute: bool = False
 
 
+class _FairQueues:
+    """Notes that wait, by principal. The owner locks."""
+
+    def __init__(self, count_max: int, weight_max: int) -> None:
+        self._count_max = count_max
+        self._weight_max = weight_max
+        self._queues: dict[str, deque[AuditNote]] = {}  # none is empty; the next in turn is first
+        self._count = 0
+        self._weight = 0
+
+    def __bool__(self) -> bool:
+        return self._count > 0
+
+    def put(self, note: AuditNote) -> int:
+        """Add a note; return how many notes were given up for it, itself perhaps."""
+        self._queues.setdefault(note.principal, deque()).append(note)
+        self._count += 1
+        self._weight += note.weight
+        given_up = 0
+        while self._count > self._count_max or self._weight > self._weight_max:
+            longest = max(self._queues, key=lambda one: len(self._queues[one]))
+            self._out(longest, self._queues[longest].pop())
+            given_up += 1
+        return given_up
+
+    def take(self, count_max: int) -> list[AuditNote]:
+        """Remove and return the next notes, of each principal in turn, the oldest first."""
+        taken: list[AuditNote] = []
+        while self._queues and len(taken) < count_max:
+            principal = next(iter(self._queues))
+            queue = self._queues[principal]
+            taken.append(queue.popleft())
+            self._out(principal, taken[-1])
+            if queue:  # behind the others
+                self._queues[principal] = self._queues.pop(principal)
+        return taken
+
+    def _out(self, principal: str, note: AuditNote) -> None:
+        self._count -= 1
+        self._weight -= note.weight
+        if not self._queues[principal]:
+            del self._queues[principal]
+
+
 class Audit:
     """Implements ``AuditSink``, and is a pump. Notes come on any thread, turns on one."""
 
@@ -72,11 +118,8 @@ class Audit:
         self._broker = broker
         self._chain = chain
         self._find_writer = find_writer
-        self._waiting_max = waiting_max
-        self._waiting_weight_max = waiting_weight_max
         self._lock = threading.Lock()
-        self._waiting: deque[AuditNote] = deque()
-        self._weight = 0  # of what waits
+        self._waiting = _FairQueues(waiting_max, waiting_weight_max)
         self._lost = 0
         self._inbox = Inbox(waiting_max=1, wake=wake)
         self._under_way: list[_Chained] = []  # not known to be stored
@@ -116,16 +159,8 @@ class Audit:
         )
         if self._find_writer is None:
             return
-        weight = one.weight
         with self._lock:
-            if (
-                len(self._waiting) >= self._waiting_max
-                or self._weight + weight > self._waiting_weight_max
-            ):
-                self._lost += 1
-            else:
-                self._waiting.append(one)
-                self._weight += weight
+            self._lost += self._waiting.put(one)
 
     def turn(self, now_ms: int) -> int:
         """Store what waits; return the time of the next turn."""
@@ -143,9 +178,7 @@ class Audit:
 
     def _encode(self) -> None:
         with self._lock:
-            count = min(len(self._waiting), self._together)
-            notes = [self._waiting.popleft() for _ in range(count)]
-            self._weight -= sum(one.weight for one in notes)
+            notes = self._waiting.take(self._together)
             lost, self._lost = (self._lost, 0) if notes else (0, self._lost)
         for one in notes:
             self._chain_on(one, lost)

@@ -16,6 +16,7 @@ from broker.model.access import NOBODY, Caller
 
 HEADERS: Final = "access"
 _AUTHORIZATION: Final = "authorization"
+NAMELESS: Final = b"other types of SAN"  # gRPC's text for each name of a kind without a text
 
 
 class _CallHeaders(flight.ServerMiddleware):  # type: ignore[misc]  # pyarrow has no types
@@ -55,8 +56,9 @@ def caller_of(gate: Gate, context: Any) -> Caller:
         return NOBODY
     headers = context.get_middleware(HEADERS)
     identity = context.peer_identity()
+    named = identity and identity != NAMELESS
     return gate.caller(
         authorization=None if headers is None else headers.authorization,
-        certificate=identity.decode(errors="replace") if identity else None,
+        certificate=identity.decode(errors="replace") if named else None,
         peer=context.peer(),
     )

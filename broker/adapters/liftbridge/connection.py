@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import structlog
 from google.protobuf.message import DecodeError
@@ -109,6 +109,13 @@ class _Call:
         return publishes or self.give_up is not None  # PublishToSubject: given to NATS
 
 
+class Missed(NamedTuple):
+    """How much an idle connection would be missed; the least is the first in order."""
+
+    known: bool  # it had a call of a known caller; where nobody is asked, any call
+    since_ms: int  # when the last of these ended, else when the connection was made
+
+
 class ClientConnection(asyncio.Protocol):
     """Serves the calls of one connection.
 
@@ -146,6 +153,8 @@ class ClientConnection(asyncio.Protocol):
         self._calls: dict[int, _Call] = {}
         self._transport: asyncio.Transport | None = None
         self._paused = False
+        self._is_known = False  # it has had a call of a known caller
+        self._idle_since_ms = 0
         self._answers: dict[int, list[bytes]] = {}  # to send together, by call
         self._writes_soon = False
 
@@ -155,6 +164,7 @@ class ClientConnection(asyncio.Protocol):
         """Send the server's preface."""
         assert isinstance(transport, asyncio.Transport), "not a stream"
         self._transport = transport
+        self._idle_since_ms = self._clock.monotonic_ms()
         self._guard.connected(
             transport.get_extra_info("peercert"), transport.get_extra_info("peername")
         )
@@ -225,6 +235,20 @@ class ClientConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
+    @property
+    def missed(self) -> Missed | None:
+        """How much it would be missed; None: a known caller has a call open, or it has no place."""
+        at_work = self._is_known and bool(self._calls)
+        if at_work or self._transport is None or self._transport.is_closing():
+            return None
+        return Missed(self._is_known, self._idle_since_ms)
+
+    def give_way(self) -> None:
+        """Close at once, for another client; the peer is told, and may connect again."""
+        self._grpc.close()
+        self._write()
+        self.abort()
+
     # ------------------------------------------------------------------ calls
 
     def _event(self, event: Event) -> None:
@@ -260,6 +284,7 @@ class ClientConnection(asyncio.Protocol):
         except HeadwaterError as refused:
             self._finish(opened.call, status_of(refused))
             return
+        self._is_known = self._is_known or self._guard.knows(call.caller)
         if opened.timeout_ms is not None:
             call.timer = asyncio.get_running_loop().call_later(
                 opened.timeout_ms / 1000, self._deadline_passed, opened.call
@@ -463,6 +488,8 @@ class ClientConnection(asyncio.Protocol):
         call = self._calls.pop(number, None)
         if call is None:
             return
+        if self._is_known:
+            self._idle_since_ms = self._clock.monotonic_ms()
         if call.timer is not None:
             call.timer.cancel()
         if call.sink is not None:

@@ -2,7 +2,8 @@
 
 A TLS handshake that goes wrong gives its place back. One that does not end has a place for some
 seconds, and no longer than others need it. So strangers without a certificate hold no place. Each
-handshake takes some 300 KB, so there are few at one time.
+handshake takes some 300 KB, so there are few at one time. When all places are taken, a connection
+without a call gives way to a new one: first one that never had a call of a known caller.
 """
 
 from __future__ import annotations
@@ -35,18 +36,21 @@ class Entrance(Generic[_Guest]):
         guest: Callable[[], _Guest],
         left: Callable[[_Guest], None],
         inside: Callable[[], int],
+        make_room: Callable[[bool], bool],
         refused: Callable[[], None],
     ) -> None:
         """Let nobody in before :meth:`open`.
 
         ``guest`` makes a connection and gives it a place, ``left`` takes the place of one whose
-        handshake went wrong, ``inside`` is how many places are taken, and ``refused`` is called for
-        each connection that finds none.
+        handshake went wrong, ``inside`` is how many places are taken, ``make_room`` closes an idle
+        connection if there is one, if need be one that is known, and ``refused`` is called for each
+        connection that finds no place.
         """
         self._config = config
         self._guest = guest
         self._left = left
         self._inside = inside
+        self._make_room = make_room
         self._refused = refused
         self._loop = asyncio.get_running_loop()
         self._server: asyncio.Server | None = None
@@ -91,12 +95,12 @@ class Entrance(Generic[_Guest]):
                 await asyncio.sleep(0)  # a flood leaves time for those who are inside
 
     def _admit(self, arrived: socket.socket) -> None:
-        is_full = self._inside() >= self._config.connections_max
-        if self._entering and (is_full or len(self._entering) >= self._config.handshakes_max):
+        has_room = self._inside() < self._config.connections_max or self._make_room(False)
+        if self._entering and (not has_room or len(self._entering) >= self._config.handshakes_max):
             oldest = next(iter(self._entering))
             del self._entering[oldest]
             self._loop.call_soon(oldest.cancel)  # behind its beginning
-        elif is_full:
+        elif not has_room and not self._make_room(True):
             arrived.close()
             self._refused()
             return

@@ -22,9 +22,10 @@ from broker.adapters.liftbridge.targets import PublishTarget, PublishTargets
 from broker.core.access.certificates import principal_of
 from broker.core.metadata.group_state import group_named_by
 from broker.errors import AccessError
-from broker.model.access import Caller, Kind
+from broker.model.access import ANONYMOUS, Caller, Kind
 from broker.wire.liftbridge import api_pb2 as api
 
+CHECKS_MAX: Final = 1024  # of one call: streams whose right is asked without a look-up
 _Values = Mapping[str, Any]
 
 
@@ -124,6 +125,10 @@ class Guard:
         self._gate.count_request(caller)
         self._gate.admit_known(caller, path.rpartition("/")[2])
         return caller
+
+    def knows(self, caller: Caller) -> bool:
+        """Tell whether a caller has proved who they are, or need not."""
+        return self._gate.is_open or caller.principal != ANONYMOUS
 
     def enter(self, caller: Caller) -> None:
         """Count a call that stays open, until :meth:`exit`; raises QuotaExceededError."""
@@ -234,13 +239,17 @@ class _GuardedTargets:
     def rests(self, stream: str, partition: int) -> bool:
         """See ``PublishTargets.rests``."""
         check = self._checks.get(stream)
+        if check is None:
+            return True  # the right is asked when it is looked up
         try:
-            if check is not None:
-                check()
+            check()
         except AccessError:
             return True  # it is looked up again, and refused there
         return self._targets.rests(stream, partition)
 
     def _admit(self, stream: str) -> None:
         values = {"name": stream}
-        self._checks[stream] = self._gate.admit_watched(self._caller, self._call, values)
+        check = self._gate.admit_watched(self._caller, self._call, values)
+        if stream not in self._checks and len(self._checks) >= CHECKS_MAX:
+            del self._checks[next(iter(self._checks))]  # a caller may name ever new streams
+        self._checks[stream] = check

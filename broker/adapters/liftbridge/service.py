@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from operator import itemgetter
 from typing import Final
 
 import structlog
@@ -37,7 +38,7 @@ _START_S: Final = 30.0
 _LAST_ANSWERS_S: Final = 1.0  # for answers that are being sent when the service closes
 _WAITING_MAX: Final = 1024  # calls that wait for a thread
 _LATE_LOOK_S: Final = 2.5  # between two looks for messages that do not go on
-_REFUSED_TOLD_S: Final = 60.0  # between two lines of the log about refused connections
+_FULL_TOLD_S: Final = 60.0  # between two lines of the log about a port without a free place
 
 
 class LiftbridgeService:
@@ -71,11 +72,12 @@ class LiftbridgeService:
         self._started = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closing: asyncio.Event | None = None
-        self._connections: set[ClientConnection] = set()
+        self._connections: dict[ClientConnection, None] = {}  # the oldest first
         self._unfinished = UnfinishedBytes(shared_bytes_max=config.unfinished_bytes_max)
         self._lost = asyncio.Event()  # no connection is left, and no more are taken
+        self._gave_way_count = 0
         self._refused_count = 0
-        self._refused_told_s: float | None = None
+        self._full_told_s: float | None = None
         self._workers: LoopWorkers | None = None
         self._thread = threading.Thread(target=self._run, name="liftbridge", daemon=True)
 
@@ -135,7 +137,8 @@ class LiftbridgeService:
             guest=self._connection,
             left=self._forget,
             inside=lambda: len(self._connections),
-            refused=self._tell_refused,
+            make_room=self._make_room,
+            refused=self._refused,
         )
         self._port = await entrance.open()
         self._started.set()
@@ -156,7 +159,7 @@ class LiftbridgeService:
             connection.end_late(now_s)
 
     def _forget(self, connection: ClientConnection) -> None:
-        self._connections.discard(connection)
+        self._connections.pop(connection, None)
         if not self._connections and self._closing is not None and self._closing.is_set():
             self._lost.set()
 
@@ -169,16 +172,31 @@ class LiftbridgeService:
             connection.abort()
         await asyncio.sleep(0)  # the loop tells each connection that it is lost
 
-    def _tell_refused(self) -> None:
-        """Log refused connections once a minute: a stranger shall not fill the log."""
-        assert self._loop is not None, "not started"
+    def _make_room(self, known: bool) -> bool:
+        """Close the connection that is missed least, a known one only if ``known``; if there is."""
+        idle = [(missed, one) for one in self._connections if (missed := one.missed) is not None]
+        missed, least = min(idle, key=itemgetter(0), default=(None, None))
+        if missed is None or least is None or (missed.known and not known):
+            return False
+        self._gave_way_count += 1
+        self._tell_full()
+        least.give_way()
+        return True
+
+    def _refused(self) -> None:
         self._refused_count += 1
+        self._tell_full()
+
+    def _tell_full(self) -> None:
+        """Log once a minute that no place is free: a stranger shall not fill the log."""
+        assert self._loop is not None, "not started"
         now_s = self._loop.time()
-        if self._refused_told_s is None or now_s - self._refused_told_s >= _REFUSED_TOLD_S:
-            self._refused_told_s = now_s
+        if self._full_told_s is None or now_s - self._full_told_s >= _FULL_TOLD_S:
+            self._full_told_s = now_s
             _log.warning(
                 "liftbridge_connections_full",
                 limit=self._config.connections_max,
+                gave_way=self._gave_way_count,
                 refused=self._refused_count,
             )
 
@@ -198,7 +216,7 @@ class LiftbridgeService:
             guard=Guard(self._gate),
             unfinished=self._unfinished,
         )
-        self._connections.add(connection)
+        self._connections[connection] = None
         return connection
 
     def _unary(self, calls: StreamCalls) -> dict[str, Unary]:

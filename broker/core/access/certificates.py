@@ -6,15 +6,18 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 _COMMON_NAME: Final = "commonName"
+_KINDS: Final = frozenset({"DNS", "URI", "email", "IP Address"})  # whose text is the whole name
 
 
 def principal_of(certificate: Mapping[str, Any]) -> str | None:
     """Return the first name of a certificate's SAN, else its common name, else None.
 
-    ``certificate`` has the form of ``ssl.SSLSocket.getpeercert``, and was verified.
+    ``certificate`` has the form of ``ssl.SSLSocket.getpeercert``, and was verified. A first name of
+    a kind that has no text of its own (``othername``, ``DirName``, …) is nobody's: OpenSSL gives
+    one text for all of them, so other clients would have the same.
     """
-    for _, name in certificate.get("subjectAltName", ()):
-        return str(name)
+    for kind, name in certificate.get("subjectAltName", ()):
+        return str(name) if kind in _KINDS else None
     for part in certificate.get("subject", ()):
         for kind, name in part:
             if kind == _COMMON_NAME:

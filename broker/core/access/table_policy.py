@@ -19,6 +19,7 @@ _FOLDER: Final = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,62})/([^*?${}\x00-\x1f]
 _NAME_MAX: Final = 64  # AWS takes 2 to 64 of these characters
 _NOT_OF_NAME: Final = re.compile(r"[^A-Za-z0-9_=,.@-]")
 _DIGEST_CHARS: Final = 16
+_WITH_DIGEST: Final = re.compile(rf"-[0-9a-f]{{{_DIGEST_CHARS}}}\Z")
 
 
 def reading_policy(tables: Sequence[str], *, partition: str = "aws") -> str:
@@ -62,10 +63,12 @@ def reading_policy(tables: Sequence[str], *, partition: str = "aws") -> str:
 def session_name(principal: str) -> str:
     """Return the principal as AWS takes it in the name of a session.
 
-    A name that has to be changed gets a digest, so that no two principals have one session name.
+    A name that has to be changed gets a digest, and so does one that looks as if it had one: no two
+    principals have one session name.
     """
     plain = _NOT_OF_NAME.sub("-", principal)
-    if plain == principal and 2 <= len(plain) <= _NAME_MAX:
+    looks_changed = _WITH_DIGEST.search(plain) is not None
+    if plain == principal and 2 <= len(plain) <= _NAME_MAX and not looks_changed:
         return plain
     digest = hashlib.sha256(principal.encode()).hexdigest()[:_DIGEST_CHARS]
     return f"{plain[: _NAME_MAX - len(digest) - 1]}-{digest}"

@@ -67,9 +67,9 @@ class Rig:
         writer = self.broker.writer(AUDIT_STREAM, 0)
         return writer if self.takes is None else SmallWriter(writer, self.takes)  # type: ignore[return-value]
 
-    def note(self, call: str, resource: str = "stream:s") -> None:
+    def note(self, call: str, resource: str = "stream:s", caller: Caller = ANN) -> None:
         """Note a call."""
-        self.audit.note(caller=ANN, door="flight", call=call, resources=[resource], result="ok")
+        self.audit.note(caller=caller, door="flight", call=call, resources=[resource], result="ok")
 
     def turns(self, count: int = 4) -> None:
         """Let time pass."""
@@ -123,6 +123,39 @@ def test_what_waits_is_bounded_and_the_gap_is_told() -> None:
     rig.away = False
     rig.turns(8)
     assert [(one["call"], one["lost"]) for one in rig.stored()] == [("0", 3), ("1", 0)]
+
+
+def test_a_flood_of_one_principal_leaves_the_notes_of_others_their_places() -> None:
+    """Strangers are one principal; the notes that were given up are counted as missing."""
+    stranger, bob = Caller(peer="there"), Caller(principal="bob", via="token", peer="here")
+    rig = Rig(waiting_max=6)
+    rig.away = True
+    rig.turns()
+    for number in range(100):
+        rig.note(f"refused {number}", caller=stranger)
+    rig.note("grant")
+    rig.note("delete", caller=bob)
+    rig.note("revoke")
+    for number in range(100):
+        rig.note(f"refused again {number}", caller=stranger)
+    rig.away = False
+    rig.turns(8)
+    calls = [one["call"] for one in rig.stored()]
+    assert calls == ["refused 0", "grant", "delete", "refused 1", "revoke", "refused 2"]
+    assert sum(one["lost"] for one in rig.stored()) == 203 - 6
+
+
+def test_what_one_principal_notes_waits_for_one_note_of_each_other() -> None:
+    """However much the others have noted before."""
+    rig = Rig()
+    rig.away = True
+    for number in range(600):
+        rig.note(f"refused {number}", caller=Caller(peer="there"))
+    rig.note("grant")
+    rig.away = False
+    rig.turns(8)
+    assert [one["call"] for one in rig.stored()[:3]] == ["refused 0", "grant", "refused 1"]
+    assert len(rig.stored()) == 601
 
 
 def test_without_a_stream_only_the_log_is_written() -> None:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import socket
+from types import SimpleNamespace
 from typing import Any, Final
 
 import h2.config
 import h2.connection
 import h2.events
+import pytest
 from pyarrow import flight
 
-from broker.adapters.flight.callers import HEADERS, KeepHeaders
+from broker.adapters.access.gate import Gate
+from broker.adapters.flight.callers import HEADERS, NAMELESS, KeepHeaders, caller_of
+from broker.runtime.api.access import Access
+from simkit.brokers.memory_broker import MemoryBroker
 
 _INVALID_ARGUMENT: Final = b"3"
 _PATH: Final = b"/arrow.flight.protocol.FlightService/ListActions"
@@ -28,6 +33,17 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
         """Note the header; there are no actions."""
         self.kept.append(context.get_middleware(HEADERS).authorization)
         return []
+
+
+@pytest.mark.parametrize(("identity", "principal"), [(b"a.b", "a.b"), (NAMELESS, ""), (None, "")])
+def test_a_name_that_grpc_cannot_tell_is_nobodys(identity: bytes | None, principal: str) -> None:
+    """It has one text for all of them, so other clients would have the same."""
+    broker = MemoryBroker()
+    access = Access(broker.metadata, broker.clock, enabled=True, namespace="default")
+    context = SimpleNamespace(
+        get_middleware=lambda _: None, peer_identity=lambda: identity, peer=lambda: "here"
+    )
+    assert caller_of(Gate("flight", access), context).principal == principal
 
 
 def _call(port: int, *headers: tuple[bytes, bytes]) -> dict[bytes, bytes]:

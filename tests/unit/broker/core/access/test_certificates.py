@@ -19,6 +19,8 @@ _SUBJECT = ((("organizationName", "us"),), (("commonName", "ann"),))
         ({"subject": _SUBJECT, "subjectAltName": (("DNS", "a.b"), ("DNS", "c"))}, "a.b"),
         ({"subjectAltName": (("URI", "spiffe://a/b"),)}, "spiffe://a/b"),
         ({"subject": ((("organizationName", "us"),),)}, None),
+        ({"subject": _SUBJECT, "subjectAltName": (("othername", "<unsupported>"),)}, None),
+        ({"subjectAltName": (("DirName", _SUBJECT), ("DNS", "a.b"))}, None),
     ],
 )
 def test_the_first_name_counts(certificate: dict[str, Any], principal: str | None) -> None:
