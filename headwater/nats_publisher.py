@@ -61,12 +61,17 @@ class NatsMessage:
 
 @dataclass(frozen=True, slots=True)
 class PublishCounts:
-    """Counts of a publisher's messages. ``acked`` records are on the broker's disk."""
+    """Counts of a publisher's messages.
+
+    Acknowledged records are on the broker's disk, except for ``named_duplicates``. Of those the
+    broker has a record with the same message id. It may be another one, so they may be lost.
+    """
 
     sent: int
     acked: int
-    duplicates: int  # of the acknowledged: stored already, by an earlier attempt
+    duplicates: int  # of the acknowledged: a record with the message id was stored already
     retried: int
+    named_duplicates: int  # of the duplicates: the caller gave the message id
 
 
 @dataclass(slots=True)
@@ -130,6 +135,7 @@ class NatsPublisher:
         self._unanswered: dict[str, _Unanswered] = {}  # oldest sending first
         self._again: dict[str, float] = {}  # message refused for now -> when to send it again
         self._sent = self._acked = self._duplicates = self._retried = 0
+        self._named_duplicates = 0
         self._failure: HeadwaterError | None = None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run_loop, name="nats-publisher", daemon=True)
@@ -140,7 +146,13 @@ class NatsPublisher:
     @property
     def counts(self) -> PublishCounts:
         """Return the counts; any thread."""
-        return PublishCounts(self._sent, self._acked, self._duplicates, self._retried)
+        return PublishCounts(
+            sent=self._sent,
+            acked=self._acked,
+            duplicates=self._duplicates,
+            retried=self._retried,
+            named_duplicates=self._named_duplicates,
+        )
 
     def __enter__(self) -> Self:
         """Connect; blocks.
@@ -225,7 +237,7 @@ class NatsPublisher:
                 await self._send(message, message.headers, "")
                 continue
             headers = dict(message.headers or {})
-            headers.setdefault(MESSAGE_ID_HEADER, f"{self._run_id}-{token}")
+            headers.setdefault(MESSAGE_ID_HEADER, self._own_id(token))
             now_s = time.monotonic()
             self._unanswered[token] = _Unanswered(message, partition, headers, now_s, now_s, now_s)
             try:
@@ -311,9 +323,14 @@ class NatsPublisher:
         else:
             self._acked += 1
             self._duplicates += outcome
+            is_named = waiting.headers[MESSAGE_ID_HEADER] != self._own_id(token)
+            self._named_duplicates += outcome and is_named
             del self._unanswered[token]
             self._again.pop(token, None)
         self._room.set()
+
+    def _own_id(self, token: str) -> str:
+        return f"{self._run_id}-{token}"
 
     def _send_again_soon(self, token: str, waiting: _Unanswered) -> None:
         """Let the sweeper send the message again, with a growing delay."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Final, Protocol
 
 from broker.adapters.peer.link import PeerLink
@@ -46,6 +47,7 @@ class ClusterSamples:
         self._node = node
         self._me = me
         self._clock = clock
+        self.nats_errors: dict[str, Mapping[str, int]] = {}  # by connection, by kind
         self._elections_total = 0
         self._seen = node.metadata.state
         self._waiting: dict[PartitionId, tuple[Offset, int]] = {}  # high watermark, since when

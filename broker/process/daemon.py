@@ -34,11 +34,9 @@ from broker.errors import (
     InvalidConfigError,
     RemoteTierUnavailableError,
     ShuttingDownError,
-    UnavailableError,
 )
 from broker.model.ids import BrokerId
 from broker.model.table_credentials import StorePlace
-from broker.ports.partition import PartitionWriter
 from broker.process.access import (
     make_access,
     metrics_guard,
@@ -57,6 +55,7 @@ from broker.process.encryption import stream_keys
 from broker.process.exit_codes import EXIT_CONFIG, EXIT_CRASH, EXIT_OK
 from broker.process.flight import flight_service_config
 from broker.process.freed_memory import memory_given_back
+from broker.process.ingest_bridge import IngestBridge
 from broker.process.liftbridge import start_liftbridge
 from broker.process.logging import configure_logging
 from broker.process.lone_node import LoneNode, Node
@@ -71,9 +70,7 @@ from broker.runtime.api.table_credentials import VendedCredentials
 from broker.runtime.audit import Audit
 from broker.runtime.broker import Broker, BrokerName, BrokerParts
 from broker.runtime.cluster.identity import claim_directory
-from broker.runtime.hosted_partitions import HostedPartitions
 from broker.runtime.ingest.nats_ingest import NatsIngest
-from broker.runtime.led import LedPartitions
 from broker.runtime.metadata.raft_metadata_log import RaftMetadataLog
 from broker.runtime.operations import ClusterOperations
 from broker.runtime.partition.commit_scheduler import CommitScheduler
@@ -244,7 +241,7 @@ class _Daemon:
         self._metrics_guard = metrics_guard(access, audit)
         flight = self._start_flight(broker, node, clock, access, audit)
         samples.limits = partial(limits_sample, self._budget, files, flight)
-        liftbridge = await self._start_liftbridge(broker, clock, access, audit)
+        liftbridge = await self._start_liftbridge(broker, clock, access, audit, samples)
         if config.node.activity_stream:
             self._undo.append(begin_activity(broker, clock, self._crashed))
         self._undo.append(node.hand_over)
@@ -267,7 +264,12 @@ class _Daemon:
         return policy
 
     async def _start_liftbridge(
-        self, broker: Broker, clock: SystemClock, access: Access, audit: Audit | None
+        self,
+        broker: Broker,
+        clock: SystemClock,
+        access: Access,
+        audit: Audit | None,
+        samples: BrokerSamples,
     ) -> LiftbridgeService | None:
         return await start_liftbridge(
             self._config,
@@ -276,6 +278,7 @@ class _Daemon:
             not_ready=self._reason,
             on_crash=self._crashed,
             undo=self._undo,
+            nats_errors=samples.nats_errors,
             connections_max=max(1, self._budget.liftbridge),
             certificates=self._certificates,
             access=access,
@@ -454,7 +457,8 @@ class _Daemon:
         self._missing.append(lambda: transport.complaint)
         await ingest.start(must_connect=False)
         samples.ingest = ingest
-        bridge = _IngestBridge(ingest, broker.replicas, self._loop)
+        samples.nats_errors["ingest"] = transport.counters.server_errors
+        bridge = IngestBridge(ingest, broker.replicas, self._loop)
         self._undo.append(bridge.stop)
         listener, end = node.listener(bridge, self._crashed)
         self._undo.append(end)
@@ -498,33 +502,6 @@ class _Daemon:
     def _crashed(self, crash: BaseException) -> None:
         """End the process at once because of a bug; any thread."""
         end_process(EXIT_CRASH, lambda: _log.error("broker_crashed", exc_info=crash))
-
-
-class _IngestBridge:
-    """Lets the broker's threads start and stop subscriptions that live on the event loop."""
-
-    def __init__(
-        self, ingest: NatsIngest, replicas: HostedPartitions, loop: asyncio.AbstractEventLoop
-    ) -> None:
-        self._ingest = ingest
-        self._replicas = replicas
-        self._loop = loop
-
-    def led_changed(self, led: LedPartitions) -> None:
-        """Subscribe to the partitions that this broker leads; blocks until that is done."""
-        here = [self._replicas.find(one) for one in led.partition_ids()]
-        logs: dict[int, PartitionWriter] = {
-            one.partition_id.number: one.writes for one in here if one is not None
-        }
-        coroutine = self._ingest.serve(led.stream, logs)
-        try:
-            asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
-        except UnavailableError as error:  # ingest subscribes by itself when NATS is back
-            _log.warning("subscription_delayed", stream=led.stream.name, reason=error.message)
-
-    def stop(self) -> None:
-        """Stop ingest; messages that were read are stored and answered first. Blocks."""
-        asyncio.run_coroutine_threadsafe(self._ingest.stop(drain=True), self._loop).result()
 
 
 def _operations(

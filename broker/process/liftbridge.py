@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from broker.adapters.nats.asking import NatsAsking
@@ -25,6 +25,7 @@ async def start_liftbridge(
     not_ready: Callable[[], str | None],
     on_crash: Callable[[BaseException], None],
     undo: list[Callable[[], object]],
+    nats_errors: dict[str, Mapping[str, int]],
     connections_max: int,
     certificates: Certificates,
     access: AccessApi,
@@ -47,6 +48,7 @@ async def start_liftbridge(
         subjects = NatsAsking(
             config.nats, client_name=f"headwater-{config.node.id}-liftbridge", on_crash=on_crash
         )
+        nats_errors["liftbridge"] = subjects.server_errors
         await subjects.start()
         end = subjects.close
         undo.append(lambda: asyncio.run_coroutine_threadsafe(end(), loop).result())

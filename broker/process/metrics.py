@@ -219,6 +219,15 @@ class CertificateSample:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NatsErrorSample:
+    """The errors of one kind that the NATS server told on one of the broker's connections."""
+
+    connection: str  # what it is for
+    kind: str  # one of a few, never a text of the server
+    server_errors_total: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaSample:
     """How much the quotas of one kind of callers held back; callers of a kind are one series."""
 
@@ -266,6 +275,9 @@ class MetricsSource(Protocol):
 
     def certificate_samples(self) -> Sequence[CertificateSample]:
         """Return one sample per file of certificates that a door serves."""
+
+    def nats_error_samples(self) -> Sequence[NatsErrorSample]:
+        """Return one sample per connection to NATS and kind of error that its server told."""
 
 
 # The help of a field: by group and name where one name means two things, else by its name.
@@ -357,6 +369,7 @@ _HELP: Final = {
     "flight_connections_max": "Connections of Flight at most.",
     "flight_connections_severed_total": "Idle connections of Flight broken beyond that.",
     "remaining_seconds": "Time until the first certificate of the file expires; below 0: since.",
+    "server_errors_total": "Errors that the NATS server told the broker, such as denials.",
     "throttled_total": "Batches, parts of reads and requests that had to wait for their quota.",
     "throttled_seconds_total": "How long they had to wait.",
     "impostors_total": "Connections to that broker's address with the certificate of another.",
@@ -431,6 +444,8 @@ class _SnapshotCollector:
         of_file = ("door", "file")
         found = source.certificate_samples()
         yield from _families("certificate", CertificateSample, found, of_file)
+        told, of_error_kind = source.nats_error_samples(), ("connection", "kind")
+        yield from _families("nats", NatsErrorSample, told, of_error_kind)
 
     def describe(self) -> list[Metric]:
         """Return nothing, so that registering does not ask a source that is not ready yet."""

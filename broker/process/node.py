@@ -82,6 +82,7 @@ class ClusterNode:
         members = {BrokerId(one): PeerAddress(*at) for one, at in cluster.members().items()}
         self.timing = follower_timing(cluster.session_ms, parks=cluster.replica_transport == "peer")
         self.limits = lag_limits(cluster.session_ms)
+        self._nats_errors: dict[str, Mapping[str, int]] = {}
         self._claim_ms = config.lake.claim_timeout_ms
         self.link = PeerLink(
             cluster=config.node.cluster,
@@ -141,13 +142,15 @@ class ClusterNode:
     ) -> ReplicaTransport:
         if config.cluster.replica_transport == "peer":
             return PeerReplicaTransport(self.link)
-        return NatsReplicaTransport(
+        transport = NatsReplicaTransport(
             config.nats,
             cluster=config.node.cluster,
             me=self.link.me,
             brokers=members,
             on_crash=on_crash,
         )
+        self._nats_errors["replication"] = transport.server_errors
+        return transport
 
     def _start_raft(
         self,
@@ -235,7 +238,9 @@ class ClusterNode:
     def attach(self, broker: Broker, clock: Clock) -> ClusterSamples:
         """See ``Node.attach``."""
         self.member.attach(broker)
-        return ClusterSamples(broker, self, me=self.link.me, clock=clock)
+        samples = ClusterSamples(broker, self, me=self.link.me, clock=clock)
+        samples.nats_errors = self._nats_errors
+        return samples
 
     def start(self) -> None:
         """See ``Node.start``."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from broker.adapters.flight.service import FlightService
@@ -16,6 +16,7 @@ from broker.process.metrics import (
     IngestErrorSample,
     IngestSample,
     LimitsSample,
+    NatsErrorSample,
     PartitionSample,
     PeerSample,
     QuotaSample,
@@ -108,6 +109,7 @@ class BrokerSamples:
         self.limits: Callable[[], LimitsSample] | None = None
         self.certificates: Callable[[], Sequence[CertificateSample]] = tuple
         self.usage: Usage | None = None
+        self.nats_errors: dict[str, Mapping[str, int]] = {}  # by connection, by kind
 
     def limits_samples(self) -> list[LimitsSample]:
         """Return one sample, or none before the broker has started."""
@@ -125,6 +127,15 @@ class BrokerSamples:
                 throttled_seconds_total=one.waited_ms / 1000,
             )
             for (via, flow), one in sorted(self.usage.throttled().items())
+        ]
+
+    def nats_error_samples(self) -> list[NatsErrorSample]:
+        """Return one sample per connection to NATS and kind of error that its server told."""
+        counted = self.nats_errors | ({} if self.cluster is None else self.cluster.nats_errors)
+        return [
+            NatsErrorSample(connection=connection, kind=kind, server_errors_total=count)
+            for connection, counts in sorted(counted.items())
+            for kind, count in sorted(counts.items())
         ]
 
     def failure(self) -> str | None:

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 _WINDOW_DEFAULT: Final = 8192
 _STORED: Final = {AckPolicy.ALL: "on disk", AckPolicy.LEADER: "on the leader's disk"}
 _NOT_ASKED: Final = "not acknowledged, because acks is none"
+_DUPLICATES: Final = (
+    "A duplicate is not stored: the stream had a record with its Nats-Msg-Id. Give each record an "
+    "id of its own, or none."
+)
 _TYPE_MANY: Final = "[dim]Type records, each on a line of its own; Ctrl-D ends.[/dim]"
 _TYPE_ONE: Final = "[dim]Type one record; Ctrl-D ends it.[/dim]"
 _MANY_RECORDS: Final = 20_000
@@ -224,7 +228,13 @@ def _publish(given: Mapping[str, Any]) -> None:
         if typed:
             console.note(_TYPE_ONE if given["raw"] else _TYPE_MANY)
         sent, seconds = _run(converter, values(source, raw=given["raw"]), sink, typed=typed)
-    report = {"sent": sent, "acked": sink.acked, "acks": policy.value, "skipped": converter.skipped}
+    report = {
+        "sent": sent,
+        "acked": sink.acked,
+        "duplicates": sink.duplicates,
+        "acks": policy.value,
+        "skipped": converter.skipped,
+    }
     if given["json"]:
         console.json_line({**report, "via": via, "seconds": round(seconds, 3)})
     else:
@@ -245,12 +255,22 @@ def _say(
 ) -> None:
     sent = report["sent"]
     rate = sent / seconds if seconds > 0 else 0
-    stored = f"{report['acked']:,} {_STORED.get(policy)}"
+    duplicates = report["duplicates"]
+    stored = _acknowledged(report["acked"], duplicates, _STORED.get(policy, ""))
     told = _NOT_ASKED if policy is AckPolicy.NONE else stored
     console.note(f"{counted(sent, 'record')} sent, {told}, {seconds:.1f} s, {rate:,.0f}/s")
+    if duplicates:
+        console.note(_DUPLICATES)
     if report["skipped"]:
         where = console.plain(str(skip_bad))
         console.note(f"{report['skipped']:,} lines could not be records; they are in {where}")
+
+
+def _acknowledged(acked: int, duplicates: int, stored: str) -> str:
+    """Say how many records were acknowledged, and that they are stored if that is certain."""
+    if duplicates:
+        return f"{acked:,} acknowledged, {duplicates:,} of them as duplicates"
+    return f"{acked:,} {stored}"
 
 
 def _policy(acks: str | None, *, no_ack: bool, via: str | None) -> AckPolicy:
@@ -314,13 +334,12 @@ def _run(
                     continue
                 sink.send(records)
                 sent += len(records)
-                rate = f"{sent / (time.monotonic() - started):,.0f}/s, {sink.acked:,} on disk"
-                report(sent, rate)
+                known = _acknowledged(sink.acked, sink.duplicates, "on disk")
+                report(sent, f"{sent / (time.monotonic() - started):,.0f}/s, {known}")
             sink.finish()
     except BaseException:
-        console.note(
-            f"Stopped after {counted(sent, 'record')} sent; known to be on disk: {sink.acked:,}."
-        )
+        known = _acknowledged(sink.acked, sink.duplicates, "known to be on disk")
+        console.note(f"Stopped after {counted(sent, 'record')} sent; {known}.")
         raise
     return sent, time.monotonic() - started
 

@@ -52,8 +52,13 @@ class NatsSink:
 
     @property
     def acked(self) -> int:
-        """Records that were acknowledged, so they are durable."""
+        """Records that were acknowledged; they are durable, except for the duplicates."""
         return self._publisher.counts.acked
+
+    @property
+    def duplicates(self) -> int:
+        """Of the acknowledged: the stream had a record with the message id that the user gave."""
+        return self._publisher.counts.named_duplicates
 
     def send(self, records: list[OutgoingRecord]) -> None:
         """Send in order; blocks while the window is full."""
@@ -126,6 +131,11 @@ class FlightSink:
         """Records that were acknowledged under the ack policy; 0 under NONE."""
         since = [one.result() for one in self._unanswered if one.done() and not one.exception()]
         return self._acked + sum(map(_acked_count, since))
+
+    @property
+    def duplicates(self) -> int:
+        """None: by Flight a header is no message id, and a retry is stored once."""
+        return 0
 
     def send(self, records: list[OutgoingRecord]) -> None:
         """Send a batch per partition; blocks while a window is full."""

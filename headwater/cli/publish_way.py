@@ -35,6 +35,10 @@ class Sink(Protocol):
     def acked(self) -> int:
         """Records that were acknowledged under the ack policy."""
 
+    @property
+    def duplicates(self) -> int:
+        """Of the acknowledged: not stored, since another record may have their message id."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:

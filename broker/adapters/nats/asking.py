@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from broker.adapters.nats.transport import NatsTransport, own_inbox
@@ -174,3 +174,10 @@ class NatsAsking:
 
     def connection_lost(self, *, slow_consumer: bool) -> None:
         """See ``MessageSink``. An answer may be lost; the request has a deadline."""
+
+    # ------------------------------------------------------------------ metrics
+
+    @property
+    def server_errors(self) -> Mapping[str, int]:
+        """The errors that the server told, by kind. Any thread."""
+        return self._transport.counters.server_errors

@@ -21,6 +21,7 @@ from nats.aio.client import Client
 from nats.aio.transport import Transport
 from nats.protocol.parser import Parser
 
+from broker.adapters.nats.denials import Denial, DenialLog, DeniedSubjects
 from broker.adapters.nats.socket import NatsSocket
 from broker.codec.nats.stream import MessageBatch, NatsStream
 from broker.config import NatsConfig
@@ -32,6 +33,7 @@ _PINGS_OUTSTANDING_MAX: Final = 3
 _STALL_S: Final = 1.0  # if the sink takes longer, the server may call us a slow consumer
 _INFOS_MAX: Final = 32  # a second; a server sends one when its cluster changes
 _STALL_MEMORY_S: Final = 30.0
+_LAST_CHARS_MAX: Final = 256
 _SCHEMES: Final = ("nats", "tls")
 _TRANSPORT_METHODS: Final = frozenset(
     {
@@ -44,27 +46,31 @@ _TRANSPORT_METHODS: Final = frozenset(
 class ServerErrors:
     """The errors that the server has sent on one connection."""
 
-    def __init__(self, counts: dict[str, int]) -> None:
-        """Count errors in ``counts``, which is kept after the connection ends."""
+    def __init__(self, counts: dict[str, int], log: DenialLog) -> None:
+        """Count errors in ``counts``, which is kept after the connection ends, as ``log`` is."""
         self.last: str | None = None
         self.slow_consumer = False
+        self.denied_subjects = DeniedSubjects()
         self._counts = counts
-        self._denials: list[str] = []
+        self._log = log
 
     def add(self, line: bytes) -> None:
         """Take an ``-ERR`` line."""
-        text = line[4:].strip().strip(b"'").decode("utf-8", "replace")[:256]
-        self.last = text
-        kind = _error_kind(text.lower())
+        text = line[4:].strip().strip(b"'").decode("utf-8", "replace")
+        self.last = text[:_LAST_CHARS_MAX]
+        denial = Denial.read(text)
+        kind = _error_kind(self.last.lower()) if denial is None else f"denied_{denial.kind}"
         self._counts[kind] = self._counts.get(kind, 0) + 1
         if kind == "slow_consumer":
             self.slow_consumer = True
-        if kind == "permissions" and len(self._denials) < 1024:
-            self._denials.append(text)
+        if denial is not None:
+            self._log.tell(denial)
+            if denial.kind == "subscription":
+                self.denied_subjects.add(denial.subject)
 
     def denied(self, subject: str) -> bool:
-        """Tell whether the server has refused a subscription to this subject."""
-        return any(f'ubscription to "{subject}"' in text for text in self._denials)
+        """Tell whether the server has refused the newest subscription to this subject."""
+        return subject in self.denied_subjects
 
 
 def _error_kind(text: str) -> str:

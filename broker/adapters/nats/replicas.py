@@ -100,6 +100,7 @@ class NatsReplicaTransport:
     ) -> None:
         """Prepare; :meth:`start` connects. ``on_crash`` is called for bugs only."""
         self.refused: Counter[str] = Counter()  # refused messages by reason, for metrics
+        self.server_errors: dict[str, int] = {}  # that the NATS server told, by kind
         self.dropped_count = 0  # messages that were not sent: too many, or no connection
         self._config = config
         self._cluster = cluster
@@ -227,6 +228,7 @@ class NatsReplicaTransport:
                 sink=self,
                 on_crash=self._on_crash,
             )
+            nats.counters.server_errors = self.server_errors
             try:
                 await nats.start()
             except UnavailableError as error:

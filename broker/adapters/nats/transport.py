@@ -22,6 +22,7 @@ import nats.errors
 import structlog
 from nats.aio.client import Client
 
+from broker.adapters.nats.denials import DenialLog
 from broker.adapters.nats.hooks import (
     BatchParser,
     ServerErrors,
@@ -124,6 +125,7 @@ class NatsTransport:
         self._client_name = client_name
         self._sink = sink
         self._on_crash = on_crash
+        self._denial_log = DenialLog(client_name)
         self._subscriptions: dict[int, _Subscription] = {}
         self._stream = NatsStream()
         self._session: _Session | None = None
@@ -279,7 +281,7 @@ class NatsTransport:
     async def _connect(self) -> _Session | None:
         """Open one connection with all subscriptions; None if it failed."""
         closed = asyncio.Event()
-        errors = ServerErrors(self.counters.server_errors)
+        errors = ServerErrors(self.counters.server_errors, self._denial_log)
         client = Client()
         self._stream.reset()
         try:
@@ -353,6 +355,7 @@ class NatsTransport:
     async def _open(self, session: _Session, subscriptions: list[_Subscription]) -> bool:
         """Subscribe on a session, wait for the server's confirmation; False if it is lost."""
         session.sids.update(one.sid for one in subscriptions)
+        session.errors.denied_subjects.ask_again(one.subject for one in subscriptions)
         session.socket.write(b"".join([one.command() for one in subscriptions]))
         return await self._flush(session)
 

@@ -2,9 +2,11 @@
 
 Runs on one event loop. A batch is submitted to the log as soon as it is parsed. Its answers come
 from the commit thread when it is durable, and many answers are sent in one write. When a
-partition's queue is full, the socket is not read for a while. If the queue stays full, the
-partition loses messages, so that it cannot delay the other partitions. Lost messages are counted,
-logged and answered with an error. A message that was acknowledged is never lost.
+partition's queue is full, or too many of its bytes wait for their commit, the socket is not read
+for a while. If that lasts, the partition loses messages, so that it cannot delay the other
+partitions. A partition that cannot commit holds its share of the bytes that may wait, and leaves
+the rest to the others. Lost messages are counted, logged and answered with an error. A message that
+was acknowledged is never lost.
 """
 
 from __future__ import annotations
@@ -77,6 +79,7 @@ class IngestLimits:
     """How many bytes may wait, and for how long the socket may stay unread."""
 
     pending_bytes_max: int = 64 * 1024 * 1024  # submitted to logs and not yet durable
+    partition_bytes_max: int = 16 * 1024 * 1024  # of them, of one partition: it may be stuck
     stall_ms_max: int = 4_000  # below nats-server's write deadline of 10 s
 
 
@@ -299,11 +302,11 @@ class NatsIngest:
         size = submission.size_bytes
         if self._stopping:
             return ShuttingDownError("the broker is closing")
+        own = submission.partition.submitted_bytes
+        if own and own + size > self._limits.partition_bytes_max:
+            return _not_durable(own, "of this partition ")
         if self._pending_bytes and self._pending_bytes + size > self._limits.pending_bytes_max:
-            return OverloadedError(
-                f"{self._pending_bytes} bytes from NATS are not durable yet: try again later",
-                pending_bytes=self._pending_bytes,
-            )
+            return _not_durable(self._pending_bytes)
         records = submission.records
 
         def done(outcome: RecordsOutcome | HeadwaterError) -> None:
@@ -328,6 +331,7 @@ class NatsIngest:
     def _count_pending(self, submission: _Submission, sign: int) -> None:
         self._submissions_count += sign
         self._pending_bytes += sign * submission.size_bytes
+        submission.partition.submitted_bytes += sign * submission.size_bytes
 
     def _give_up(self, submission: _Submission, error: HeadwaterError, *, dropped: bool) -> None:
         submission.partition.pending_bytes -= submission.size_bytes
@@ -389,3 +393,10 @@ class NatsIngest:
     def _connection(self) -> NatsLink:
         assert self._link is not None, "attach a connection first"
         return self._link
+
+
+def _not_durable(waiting_bytes: int, whose: str = "") -> OverloadedError:
+    return OverloadedError(
+        f"{waiting_bytes} bytes {whose}from NATS are not durable yet: try again later",
+        pending_bytes=waiting_bytes,
+    )

@@ -104,6 +104,7 @@ class PartitionIngest:
         self.sid = sid
         self.counters = _Counters()
         self.pending_bytes = 0
+        self.submitted_bytes = 0  # of these, what the log has taken
         self.shedding = False
         self._dropped_before = 0
         self._pubacks = PubAckEncoder(stream, number)

@@ -10,6 +10,7 @@ import nats.errors
 from nats.aio.client import Client as NatsClient
 
 from broker.adapters.nats import liftbridge_messages
+from broker.adapters.nats.denials import DenialLog
 from broker.adapters.nats.hooks import BatchParser, ServerErrors
 from broker.codec.nats import conditions, envelope, headers, puback
 from broker.codec.nats.records import RecordRules, to_records
@@ -25,6 +26,7 @@ def _server_bytes() -> list[bytes]:
     info = b'INFO {"server_id":"x","max_payload":1048576,"connect_urls":["127.0.0.1:1"]}\r\n'
     return [
         info + b"PING\r\n" + b"MSG s 1 5\r\nhello\r\n" * 3 + headed + b"+OK\r\n",
+        b"-ERR 'Permissions Violation for Publish to \"in.\\\\x\\u200b\\x01\"'\r\n",
         b"MSG s.1 1 _INBOX.x 3\r\nabc\r\nMSG other 2 1\r\nx\r\n-ERR 'Permissions Violation'\r\n",
     ]
 
@@ -59,12 +61,16 @@ def _nats_hooks(data: bytes) -> object:
         client._flush_queue = asyncio.Queue()
         vars(client)["_transport"] = _Nowhere()  # where nats-py would answer a PING
         crashes: list[BaseException] = []
-        parser = BatchParser(client, NatsStream(), lambda _: None, ServerErrors({}), crashes.append)
+        parser = BatchParser(client, NatsStream(), lambda _: None, _errors(), crashes.append)
         with suppress(nats.errors.ProtocolError):
             await parser.parse(data)
         assert not crashes, crashes
 
     return asyncio.run(run())
+
+
+def _errors() -> ServerErrors:
+    return ServerErrors({}, DenialLog("fuzz"))
 
 
 class _Nowhere:

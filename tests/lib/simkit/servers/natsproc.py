@@ -7,6 +7,7 @@ client library refuses to (damaged header blocks, several values for one header)
 from __future__ import annotations
 
 import json
+import signal
 import socket
 import subprocess
 import time
@@ -30,7 +31,7 @@ class NatsProcess:
         self.url = f"nats://{LOOPBACK}:{self.port}"
         self._config = folder / f"nats-{self.port}.conf"
         self._log = folder / f"nats-{self.port}.log"
-        self._config.write_text(f'listen: "{LOOPBACK}:{self.port}"\n{settings}\n')
+        self._write(settings)
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> Self:
@@ -48,6 +49,15 @@ class NatsProcess:
                 assert self._process.poll() is None, self._log.read_text()
                 assert time.monotonic() < deadline_s, "nats-server does not start"
                 time.sleep(_START_POLL_S)
+
+    def _write(self, settings: str) -> None:
+        self._config.write_text(f'listen: "{LOOPBACK}:{self.port}"\n{settings}\n')
+
+    def reload(self, settings: str) -> None:
+        """Let the running server read other settings; its connections go on."""
+        assert self._process is not None, "the server does not run"
+        self._write(settings)
+        self._process.send_signal(signal.SIGHUP)
 
     def stop(self) -> None:
         """End the server at once, as a crash would."""

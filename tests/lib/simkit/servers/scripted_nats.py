@@ -25,6 +25,7 @@ class Noted:
     subject: str
     payload: bytes
     total_bytes: int
+    reply: str  # the subject on which the client wants an answer; empty: on none
 
 
 class ScriptedNats:
@@ -39,6 +40,7 @@ class ScriptedNats:
         self.url = ""
         self.silent = False
         self.falls_silent = False
+        self.denied: set[str] = set()  # subjects that nobody may subscribe to
         info = {"server_id": "x", "version": "2.11.0", "headers": True}
         self._info = json.dumps({**info, "max_payload": max_payload_bytes}).encode()
         self._held = 0  # confirmations
@@ -105,18 +107,21 @@ class ScriptedNats:
 
     async def _handle(self, words: list[str], reader: asyncio.StreamReader) -> None:
         match words:
-            case ["PUB", subject, *_, size]:
+            case ["PUB", subject, *reply, size]:
                 payload = await reader.readexactly(int(size) + 2)
-                self.published.append(Noted(subject, payload[:-2], int(size)))
+                self.published.append(Noted(subject, payload[:-2], int(size), "".join(reply)))
                 return
-            case ["HPUB", subject, *_, head, total]:
-                payload = await reader.readexactly(int(total) + 2)
-                self.published.append(Noted(subject, payload[int(head) : -2], int(total)))
+            case ["HPUB", subject, *reply, head, total]:
+                payload = (await reader.readexactly(int(total) + 2))[int(head) : -2]
+                self.published.append(Noted(subject, payload, int(total), "".join(reply)))
                 return
             case ["PING"] if self.silent:
                 self._held += 1
             case ["PING"]:
                 self._write(b"PONG\r\n")
+            case ["SUB", subject, *_] if subject in self.denied:
+                text = f'Permissions Violation for Subscription to "{subject}"'
+                self._write(f"-ERR '{text}'\r\n".encode())
             case ["SUB", subject, *_, sid]:
                 self.subscriptions[sid] = subject
                 self.silent = self.silent or self.falls_silent

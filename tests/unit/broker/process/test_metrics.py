@@ -18,6 +18,7 @@ from broker.process.metrics import (
     IngestErrorSample,
     IngestSample,
     LimitsSample,
+    NatsErrorSample,
     PartitionSample,
     PeerSample,
     QuotaSample,
@@ -147,6 +148,10 @@ class Source:
             )
         ]  # fmt: skip
 
+    def nats_error_samples(self) -> list[NatsErrorSample]:
+        """Return what the NATS server told on one connection."""
+        return [NatsErrorSample(connection="ingest", kind="denied_publish", server_errors_total=3)]
+
     def certificate_samples(self) -> list[CertificateSample]:
         """Return a door whose certificate expired an hour ago."""
         return [CertificateSample(door="http", file="/tls.crt", remaining_seconds=-3600.0)]
@@ -204,8 +209,10 @@ def test_every_field_of_every_sample_is_a_metric() -> None:
         ("controller", ControllerSample),
         ("peer", PeerSample),
         ("certificate", CertificateSample),
+        ("nats", NatsErrorSample),
     ):
-        labels = ("stream", "partition", "error", "follower", "controller", "peer", "door", "file")
+        labels = ["stream", "partition", "error", "follower", "controller", "peer", "door", "file"]
+        labels += ["connection", "kind"]
         for field in dataclasses.fields(kind):
             if field.name not in labels:
                 assert re.search(rf"^headwater_{group}_{field.name}[{{ ]", text, re.MULTILINE)

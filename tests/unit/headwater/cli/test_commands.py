@@ -226,7 +226,8 @@ def test_publish_lines_and_subscribe(run: Run) -> None:
     _make(run)
     result = run("publish", "orders", "-k", "k1", "--via", "flight", "--json", stdin="a\nb\nc")
     assert json.loads(result.stdout) | {"seconds": 0} == {
-        "sent": 3, "acked": 3, "acks": "all", "skipped": 0, "via": "flight", "seconds": 0,
+        "sent": 3, "acked": 3, "duplicates": 0, "acks": "all", "skipped": 0,
+        "via": "flight", "seconds": 0,
     }  # fmt: skip
     lines = run("subscribe", "orders").stdout.splitlines()
     assert [line.split()[0] for line in lines] == ["0:0", "0:1", "0:2"]

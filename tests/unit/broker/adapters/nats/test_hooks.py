@@ -13,7 +13,9 @@ import pytest
 from nats.aio.client import Client, Srv
 from nats.errors import ProtocolError
 from nats.protocol.parser import Parser
+from structlog.testing import capture_logs
 
+from broker.adapters.nats.denials import DenialLog
 from broker.adapters.nats.hooks import (
     BatchParser,
     ServerErrors,
@@ -106,7 +108,9 @@ def test_a_tls_address_verifies_the_server() -> None:
         (b"-ERR 'User Authentication Expired'\r\n", "authorization"),
         (b"-ERR 'Authorization Violation'\r\n", "authorization"),
         (b"-ERR 'Maximum Payload Violation'\r\n", "payload_too_large"),
-        (b"-ERR 'Permissions Violation for Subscription to \"a.b\"'\r\n", "permissions"),
+        (b"-ERR 'Permissions Violation for Subscription to \"a.b\"'\r\n", "denied_subscription"),
+        (b"-ERR 'Permissions Violation for Publish to \"a.b\"'\r\n", "denied_publish"),
+        (b"-ERR 'Permissions Violation'\r\n", "permissions"),
         (b"-ERR \xff\r\n", "other"),
         (b"-ERR\r\n", "other"),
     ],
@@ -114,12 +118,24 @@ def test_a_tls_address_verifies_the_server() -> None:
 def test_server_errors_are_counted_by_kind(line: bytes, kind: str) -> None:
     """Every -ERR is remembered and counted; none closes our side for good."""
     counts: dict[str, int] = {}
-    errors = ServerErrors(counts)
-    errors.add(line)
+    errors = ServerErrors(counts, DenialLog("test"))
+    with capture_logs() as lines:
+        errors.add(line)
     assert counts == {kind: 1}
+    assert [f"denied_{one['kind']}" for one in lines] == [kind] * kind.startswith("denied_")
     assert errors.slow_consumer == (kind == "slow_consumer")
-    assert errors.denied("a.b") == (kind == "permissions")
+    assert errors.denied("a.b") == (kind == "denied_subscription")
     assert not errors.denied("a")
+
+
+def test_a_denial_of_a_long_subject_is_found_by_the_whole_subject() -> None:
+    """The text that is kept for people is cut; the comparison is not."""
+    errors = _errors()
+    subject = "a" * 255
+    errors.add(f"-ERR 'Permissions Violation for Subscription to \"{subject}.7\"'\r\n".encode())
+    assert errors.denied(f"{subject}.7")
+    assert not errors.denied(subject)
+    assert len(str(errors.last)) <= 256
 
 
 class Sink:
@@ -137,11 +153,15 @@ class Sink:
         return None
 
 
+def _errors() -> ServerErrors:
+    return ServerErrors({}, DenialLog("test"))
+
+
 def make_parser(sink: Sink, crashes: list[BaseException]) -> BatchParser:
     """Return a parser with subscription 1 hot."""
     stream = NatsStream()
     stream.add_hot(1)
-    return BatchParser(Client(), stream, sink.received, ServerErrors({}), crashes.append)
+    return BatchParser(Client(), stream, sink.received, _errors(), crashes.append)
 
 
 def test_good_messages_before_a_protocol_error_are_delivered() -> None:

@@ -6,9 +6,12 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import pytest
+
 from broker.adapters.nats.transport import NatsTransport
 from broker.codec.nats.stream import MessageBatch
 from broker.config import NatsConfig
+from broker.errors import InvalidStreamError
 from headwater.local.embedded import free_port
 from simkit.servers.certificates import Authority
 from simkit.servers.scripted_nats import ScriptedNats
@@ -127,5 +130,21 @@ def test_a_subscription_that_ends_before_there_is_a_connection_is_never_made() -
         await subscribing
         assert server.subscriptions == {"6": "b"}
         assert "SUB a group 5" not in server.commands
+
+    run_story(story)
+
+
+def test_a_subject_that_was_denied_and_is_granted_is_subscribed_on_the_same_connection() -> None:
+    """What the server said of an earlier subscription does not deny the next one."""
+
+    async def story(server: ScriptedNats, transport: NatsTransport) -> None:
+        server.denied.add("a")
+        with pytest.raises(InvalidStreamError, match="a"):
+            await transport.subscribe({5: "a"}, "group")
+        server.denied.clear()
+        await transport.subscribe({6: "a"}, "group")
+        assert server.subscriptions == {"6": "a"}
+        assert server.connects == 1
+        assert transport.counters.server_errors == {"denied_subscription": 1}
 
     run_story(story)

@@ -187,6 +187,11 @@ class Scene:
         return next(one.dropped_messages_total for one in self.ingest.stats() if one.stream == name)
 
 
+def plain(batch: MessageBatch) -> MessageBatch:
+    """Return the same messages, whose publishers want no answer."""
+    return replace(batch, replies={})
+
+
 def play(story: Coroutine[Any, Any, None]) -> None:
     """Run a test's story to its end, a minute at most."""
     asyncio.run(asyncio.wait_for(story, 60))
@@ -289,11 +294,40 @@ def test_bytes_in_flight_are_bounded() -> None:
     play(story())
 
 
-def test_a_batch_larger_than_all_limits_is_still_tried() -> None:
+def test_a_partition_that_cannot_commit_leaves_room_for_the_others() -> None:
+    """It holds its share; beyond it its messages are lost and told, but not those of the others."""
+
+    async def story() -> None:
+        scene = Scene("ab", pending_bytes_max=24_000, partition_bytes_max=10_000, stall_ms_max=0)
+        await scene.start()
+        one = "1" * 2500
+        for _ in range(3):  # more than both limits, with and without a wish for an answer
+            scene.ingest.received([scene.batch("a", one), plain(scene.batch("a", one))])
+        taken = scene.logs["a"].values
+        assert len(taken) == 2
+        assert scene.dropped("a") == 4
+        errors = [body["error"]["err_code"] for body in scene.link.answers().values()]
+        assert errors == [10023]
+        assert scene.ingest.received([scene.batch("b", "2" * 2500)]) is None
+        assert len(scene.logs["b"].values) == 1
+        scene.logs["b"].complete()
+        await soon(lambda: "in." + "2" * 2500 in scene.link.answers())
+        assert scene.dropped("b") == 0
+        scene.logs["a"].complete()
+        scene.logs["a"].complete()
+        await soon(lambda: scene.ingest.stats()[0].stored_messages_total == 2)
+        assert scene.ingest.received([scene.batch("a", "3")]) is None
+        assert scene.logs["a"].values == [*taken, b"3"]
+
+    play(story())
+
+
+@pytest.mark.parametrize("limit", ["pending_bytes_max", "partition_bytes_max"])
+def test_a_batch_larger_than_all_limits_is_still_tried(limit: str) -> None:
     """One batch may exceed the limit on its own, else it could never be stored."""
 
     async def story() -> None:
-        scene = Scene(pending_bytes_max=1)
+        scene = Scene("ab", **{limit: 1})
         await scene.start()
         assert scene.ingest.received([scene.batch("a", "1", "2")]) is None
         assert scene.logs["a"].values == [b"1", b"2"]
