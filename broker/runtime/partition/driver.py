@@ -128,6 +128,8 @@ class PartitionDriver:
         self.health.when_failed(ports.links.withdraw)
         self.health.when_failed(lambda _: self._committed.wake())
         self.health.when_failed(commits.abandon)
+        if self.health.failure is not None:  # damaged when it was opened, at a start or later
+            ports.links.withdraw(self.health.failure)
 
     # ------------------------------------------------------------------ any thread reads
 
