@@ -5,7 +5,7 @@ majority answers), and for its own replicas. A change is an ordinary metadata co
 epochs on which it was decided. If another change came first, the plan is made again on the new
 state. Implements ``OperatorApi``.
 
-The file is not split: each command is a short plan, read beside the port it implements.
+The file is not split: each command is a short plan, read beside the port that it implements.
 """
 
 from __future__ import annotations
