@@ -212,7 +212,7 @@ class HostedPartitions:
             if (one := self._newly_led(uuid, gone.get(uuid, ()))) is not None
         ]
         self._remove(gone)
-        self._remove_closed(patience_s)
+        self._remove_closed(state, patience_s)
         return Reconciled(changed, failure)
 
     def _open(self, stream: Stream, number: int, row: PartitionState) -> PartitionDriver:
@@ -271,8 +271,11 @@ class HostedPartitions:
                 del self._streams[uuid]
                 self._led.pop(uuid, None)
 
-    def _remove_closed(self, patience_s: float) -> None:
-        """Delete the logs of removed replicas, once they are closed; set damaged ones aside."""
+    def _remove_closed(self, state: MetadataState, patience_s: float) -> None:
+        """Delete the logs of removed replicas, once they are closed; set damaged ones aside.
+
+        ``self._state`` would not do: it is an older one as long as any replica cannot be opened.
+        """
         self.removal_waits = False
         deadline_s = time.monotonic() + patience_s
         for partition_id, (driver, call) in list(self._closing.items()):
@@ -282,7 +285,7 @@ class HostedPartitions:
                 continue
             with suppress(HeadwaterError):  # its disk failed; it is removed nevertheless
                 driver.closed(call)
-            row = self._state.partition(partition_id)
+            row = state.partition(partition_id)
             is_here = row is not None and self.me in row.replicas
             try:
                 if partition_id in self._aside and is_here:

@@ -157,20 +157,10 @@ class ClusterMember:
         )
         self._follower = MetadataFollower(self._follow, wake=self._wake_follower)
         self._following = drive("metadata", self._follower.turn)
-        self._withdrawals = Withdrawals(
-            me=setting.me,
-            metadata=metadata,
-            find=self._replica,
-            propose=self.proposals.withdrawal,
-            set_aside=lambda partition_id: self._hosted().begin_set_aside(partition_id),
-            wake=lambda: self._withdrawing.wake(),  # noqa: PLW0108 - made below
-        )
+        self._withdrawals = self._make_withdrawals()
         self._withdrawing = drive("withdrawals", self._withdrawals.turn)
-        self._driven: list[Driven] = [
-            drive("heartbeat", self._beats.turn),
-            self._following,
-            self._withdrawing,
-        ]
+        beating = drive("heartbeat", self._beats.turn)
+        self._driven: list[Driven] = [beating, self._following, self._withdrawing]
         self._rolls = RollCalls(
             control=control,
             clock=clock,
@@ -183,6 +173,16 @@ class ClusterMember:
             self._driven.append(drive("roll-calls", self._rolls.turn))
         if self._writes is not None:
             self._driven.append(drive("forwarded-writes", self._writes.turn))
+
+    def _make_withdrawals(self) -> Withdrawals:
+        return Withdrawals(
+            me=self._setting.me,
+            metadata=self._metadata,
+            find=self._replica,
+            propose=self.proposals.withdrawal,
+            set_aside=lambda partition_id: self._hosted().begin_set_aside(partition_id),
+            wake=self._wake_withdrawing,
+        )
 
     # ------------------------------------------------------------------ life
 
@@ -404,6 +404,9 @@ class ClusterMember:
 
     def _wake_follower(self) -> None:
         self._following.wake()
+
+    def _wake_withdrawing(self) -> None:
+        self._withdrawing.wake()
 
     def _follow(self) -> None:
         """Carry out a change of the metadata."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from broker.core.metadata.state import MetadataState
-from broker.errors import CorruptDataError
+from broker.errors import CorruptDataError, KeyProviderUnavailableError
 from broker.model.ids import PartitionId, PartitionNumber
 from broker.model.stream import StreamConfig
+from broker.runtime.replica_opener import ReplicaOpener
 from simkit.brokers.lone_broker import Running, killed, running
 
 
@@ -57,3 +60,33 @@ def test_a_damaged_log_whose_stream_is_deleted_meanwhile_is_removed(tmp_path: Pa
             replicas.reconcile(MetadataState(), patience_s=60)
             assert not at.log.exists()
             assert not (at.folder / "damaged").exists()
+
+
+def test_a_damaged_log_is_kept_also_while_another_replica_cannot_be_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker has then taken no metadata state as a whole, and still knows what belongs here."""
+    at = killed(tmp_path)
+    with running(at.folder) as live:
+        locked = live.broker.streams.create("locked", StreamConfig(subject="w")).uuid
+    at.segments()[2].unlink()
+    opened = ReplicaOpener.open
+
+    def open_but_one(self: ReplicaOpener, partition: Any, row: Any) -> Any:
+        if partition.stream.uuid == locked:
+            raise KeyProviderUnavailableError("the key cannot be had now")
+        return opened(self, partition, row)
+
+    monkeypatch.setattr(ReplicaOpener, "open", open_but_one)
+    with running(at.folder) as live:
+        replicas, damaged = live.broker.replicas, live.partition.partition_id
+        assert [one.stream_uuid for one in replicas.unopened()] == [locked]
+        kept = sorted(one.name for one in at.segments())
+        replicas.begin_set_aside(damaged)
+        for _ in range(10):
+            with suppress(KeyProviderUnavailableError):
+                live.broker.reconcile()
+            if replicas.find(damaged) is not None:
+                break
+        (aside,) = (at.folder / "damaged").iterdir()
+        assert sorted(one.name for one in aside.glob("*.log")) == kept
