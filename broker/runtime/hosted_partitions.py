@@ -94,6 +94,7 @@ class HostedPartitions:
         self.removal_waits = False  # a closed log waits for room for its removal
         self._closing: dict[PartitionId, tuple[PartitionDriver, OwnerCall]] = {}
         self._come_back: set[PartitionId] = set()  # belong here again, and wait for a removal
+        self._aside: set[PartitionId] = set()  # are closed to be set aside, not to be removed
         self._lock = threading.RLock()
 
     def registered(self, broker_epoch: BrokerEpoch) -> None:
@@ -126,7 +127,7 @@ class HostedPartitions:
 
     def led(self) -> list[LedPartitions]:
         """Return what this broker leads, stream by stream."""
-        return [self._led_of(stream) for stream in list(self._streams.values())]
+        return [_led_of(one, self.of_stream(one.uuid)) for one in list(self._streams.values())]
 
     # ------------------------------------------------------------------ following the metadata
 
@@ -211,7 +212,7 @@ class HostedPartitions:
             if (one := self._newly_led(uuid, gone.get(uuid, ()))) is not None
         ]
         self._remove(gone)
-        self._remove_closed(patience_s)
+        self._remove_closed(state, patience_s)
         return Reconciled(changed, failure)
 
     def _open(self, stream: Stream, number: int, row: PartitionState) -> PartitionDriver:
@@ -270,8 +271,11 @@ class HostedPartitions:
                 del self._streams[uuid]
                 self._led.pop(uuid, None)
 
-    def _remove_closed(self, patience_s: float) -> None:
-        """Delete the logs of removed replicas, once they are closed."""
+    def _remove_closed(self, state: MetadataState, patience_s: float) -> None:
+        """Delete the logs of removed replicas, once they are closed; set damaged ones aside.
+
+        ``self._state`` would not do: it is an older one as long as any replica cannot be opened.
+        """
         self.removal_waits = False
         deadline_s = time.monotonic() + patience_s
         for partition_id, (driver, call) in list(self._closing.items()):
@@ -281,8 +285,13 @@ class HostedPartitions:
                 continue
             with suppress(HeadwaterError):  # its disk failed; it is removed nevertheless
                 driver.closed(call)
+            row = state.partition(partition_id)
+            is_here = row is not None and self.me in row.replicas
             try:
-                self._folders.remove(partition_id)
+                if partition_id in self._aside and is_here:
+                    self._folders.set_aside(partition_id)
+                else:
+                    self._folders.remove(partition_id)
             except OSError as cause:
                 if not lacks_room(cause):
                     raise
@@ -290,6 +299,7 @@ class HostedPartitions:
                 self.removal_waits = True
                 continue
             del self._closing[partition_id]
+            self._aside.discard(partition_id)
             self._marks.forget(partition_id)
             if partition_id in self._come_back:  # perhaps no other change of the metadata comes
                 self._come_back.discard(partition_id)
@@ -356,27 +366,44 @@ class HostedPartitions:
             self._state = MetadataState()
             return closed_whole
 
+    def begin_set_aside(self, partition_id: PartitionId) -> None:
+        """Begin to move one log aside that was damaged when it was opened. Any thread.
+
+        The other logs stay open. A later :meth:`reconcile` opens the replica with an empty log.
+        """
+        with self._lock:
+            driver = self.find(partition_id)
+            if driver is None or not driver.health.is_damaged:
+                return
+            self._aside.add(partition_id)
+            self._come_back.add(partition_id)
+            self._remove({partition_id.stream_uuid: [partition_id.number]})
+        self._on_late()
+
     # ------------------------------------------------------------------ who leads
 
     def _newly_led(self, uuid: StreamUuid, gone: Sequence[int]) -> LedPartitions | None:
         stream = self._streams[uuid]
-        led, before = self._led_of(stream, gone), self._led.get(uuid)
+        led, before = _led_of(stream, self.of_stream(uuid), gone), self._led.get(uuid)
         if led == before or (before is None and not led.numbers):
             return None
         self._led[uuid] = led
         return led
 
-    def _led_of(self, stream: Stream, gone: Sequence[int] = ()) -> LedPartitions:
-        drivers = self._drivers.get(stream.uuid, {})
-        led = (
-            number
-            for number, one in drivers.items()
-            if one.leads
-            and not one.is_paused
-            and number not in gone
-            and stream.name not in _OWN_STREAMS  # written by the cluster itself only
-        )
-        return LedPartitions(stream, frozenset(led))
+
+def _led_of(
+    stream: Stream, drivers: Mapping[int, PartitionDriver], gone: Sequence[int] = ()
+) -> LedPartitions:
+    """Return the partitions of a stream that these replicas lead, without those that go."""
+    led = (
+        number
+        for number, one in drivers.items()
+        if one.leads
+        and not one.is_paused
+        and number not in gone
+        and stream.name not in _OWN_STREAMS  # written by the cluster itself only
+    )
+    return LedPartitions(stream, frozenset(led))
 
 
 def _tell_once(

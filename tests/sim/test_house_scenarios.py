@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
-from broker.errors import InvalidRequestError, InvalidStreamError
+from broker.errors import InvalidRequestError, InvalidStreamError, KeyProviderUnavailableError
 from broker.model.ids import BrokerId
 from broker.model.records import AckPolicy
+from broker.runtime.replica_opener import ReplicaOpener
+from broker.storage.stream_folders import log_folder
 from simkit.house.house import House
 from simkit.house.scripts import (
     SCRIPTS,
@@ -205,6 +207,36 @@ def test_a_broker_that_shows_its_replicas_the_metadata_late_does_not_lead_for_lo
         assert former.replication.newest_committed is None
         assert former.replication.whole_end is None
         monkeypatch.undo()
+        finish(house)
+
+
+def test_a_log_that_is_opened_late_and_is_damaged_is_fetched_anew_by_the_same_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its key could not be had at the start, for example, so the start gave up nothing of it."""
+    with three_replicas(0) as (house, leads, name, _):
+        node, partition_id = house.nodes[name], the_one(house)
+        node.kill(power=False)
+        node.machine.disk.remove_folder(log_folder(partition_id))
+        opened, locked = ReplicaOpener.open, [True]
+
+        def open_late(self: ReplicaOpener, *found: Any) -> Any:
+            if self._setting.me == name and locked:
+                raise KeyProviderUnavailableError("the key cannot be had now")
+            return opened(self, *found)
+
+        monkeypatch.setattr(ReplicaOpener, "open", open_late)
+        node.start()
+        run_until(house, lambda: node.is_open, "started")
+        assert node.broker is not None
+        assert partition_id in node.broker.replicas.unopened()
+        life = node.machine.life
+        locked.clear()
+        run_until(house, lambda: name not in (*row(house).isr, *row(house).eligible), "withdrawn")
+        run_until(house, lambda: name in row(house).isr, "in sync")
+        assert node.machine.life == life
+        assert node.broker.replicas.damaged() == []
+        assert leads in row(house).isr
         finish(house)
 
 

@@ -4,6 +4,8 @@ Implements ``Membership`` for the broker. Owns no partition: it hands messages t
 turns, and changes of the metadata to the broker. Regular work is in pumps (``MemberBeats``,
 ``MetadataFollower``). A single task is a pump with an answer (``Registration``, ``errands.py``); a
 blocking method takes such a pump's turns on the caller's thread.
+
+The file is not split: what a replica's links ask of the member is read beside the member.
 """
 
 from __future__ import annotations
@@ -59,6 +61,7 @@ from broker.runtime.cluster.proposals import MemberProposals
 from broker.runtime.cluster.questions import LogEndAnswers, NewestQuestions
 from broker.runtime.cluster.registration import Registration
 from broker.runtime.cluster.roll_calls import RollCalls
+from broker.runtime.cluster.withdrawals import Withdrawals
 from broker.runtime.hosted_partitions import HostedPartitions
 from broker.runtime.ingest.sessions import note_clean_stop
 from broker.runtime.metadata.follower import MetadataFollower
@@ -154,7 +157,10 @@ class ClusterMember:
         )
         self._follower = MetadataFollower(self._follow, wake=self._wake_follower)
         self._following = drive("metadata", self._follower.turn)
-        self._driven: list[Driven] = [drive("heartbeat", self._beats.turn), self._following]
+        self._withdrawals = self._make_withdrawals()
+        self._withdrawing = drive("withdrawals", self._withdrawals.turn)
+        beating = drive("heartbeat", self._beats.turn)
+        self._driven: list[Driven] = [beating, self._following, self._withdrawing]
         self._rolls = RollCalls(
             control=control,
             clock=clock,
@@ -167,6 +173,16 @@ class ClusterMember:
             self._driven.append(drive("roll-calls", self._rolls.turn))
         if self._writes is not None:
             self._driven.append(drive("forwarded-writes", self._writes.turn))
+
+    def _make_withdrawals(self) -> Withdrawals:
+        return Withdrawals(
+            me=self._setting.me,
+            metadata=self._metadata,
+            find=self._replica,
+            propose=self.proposals.withdrawal,
+            set_aside=lambda partition_id: self._hosted().begin_set_aside(partition_id),
+            wake=self._wake_withdrawing,
+        )
 
     # ------------------------------------------------------------------ life
 
@@ -374,6 +390,10 @@ class ClusterMember:
         """See ``MemberBeats.report``."""
         self._beats.report(partition_id, leader_epoch)
 
+    def withdraw(self, partition_id: PartitionId) -> None:
+        """See ``Withdrawals.add``."""
+        self._withdrawals.add(partition_id)
+
     def lead_changed(self, address: ReplicaAddress, *, leads: bool) -> None:
         """Tell the transport to begin or to stop taking requests for this partition."""
         if leads:
@@ -384,6 +404,9 @@ class ClusterMember:
 
     def _wake_follower(self) -> None:
         self._following.wake()
+
+    def _wake_withdrawing(self) -> None:
+        self._withdrawing.wake()
 
     def _follow(self) -> None:
         """Carry out a change of the metadata."""
@@ -485,7 +508,7 @@ class MemberLinks:
 
     def withdraw(self, reason: HeadwaterError) -> None:  # noqa: ARG002 - said by the driver
         """See ``ReplicaLinks.withdraw``."""
-        self._member.proposals.withdrawal(self._address.partition_id)
+        self._member.withdraw(self._address.partition_id)
 
     def lead_changed(self, *, leads: bool) -> None:
         """See ``ReplicaLinks.lead_changed``."""

@@ -87,14 +87,9 @@ class MemberProposals:
         )
 
     def withdrawal(
-        self,
-        partition_id: PartitionId,
-        answered: Callable[[HeadwaterError | None], None] = lambda _: None,
+        self, partition_id: PartitionId, answered: Callable[[HeadwaterError | None], None]
     ) -> None:
-        """Propose that a replica leaves the ISR, unless it may be the last with all records."""
-        one = self._metadata.state.partition(partition_id)
-        if one is None or {*one.isr, *one.eligible} <= {self._me}:
-            return
+        """Propose that a replica leaves ISR and eligible: others there have all its records."""
         self._propose(
             WithdrawReplica(
                 stream_uuid=partition_id.stream_uuid,
@@ -105,7 +100,5 @@ class MemberProposals:
             answered,
         )
 
-    def _propose(
-        self, command: Command, answered: Callable[[HeadwaterError | None], None] = lambda _: None
-    ) -> None:
+    def _propose(self, command: Command, answered: Callable[[HeadwaterError | None], None]) -> None:
         self._metadata.propose_soon(command, answered, timeout_ms=_PROPOSE_MS)

@@ -38,7 +38,7 @@ from broker.runtime.partition.local_log import LocalLog
 from broker.runtime.partition.maintenance import Maintenance
 from broker.runtime.partition.queue import CALL_S_MAX, OwnerCall, TurnQueue, Work
 from broker.runtime.partition.reads import PartitionReads
-from broker.runtime.partition.replica_shell import ReplicaIdentity
+from broker.runtime.partition.replica_shell import ReplicaIdentity, ReplicaLinks
 from broker.runtime.partition.replication import Replication
 from broker.runtime.partition.retry_tables import RetryCounts
 from broker.runtime.partition.room import LogRoom
@@ -125,9 +125,14 @@ class PartitionDriver:
         self.compaction = KeyCompaction(
             self, context, lambda: self._committed.end, lambda: self.replication.leader
         )
-        self.health.when_failed(ports.links.withdraw)
+        self._tell_failure(ports.links)
+
+    def _tell_failure(self, links: ReplicaLinks) -> None:
+        self.health.when_failed(links.withdraw)
         self.health.when_failed(lambda _: self._committed.wake())
-        self.health.when_failed(commits.abandon)
+        self.health.when_failed(self._commits.abandon)
+        if self.health.failure is not None:  # damaged when it was opened, at a start or later
+            links.withdraw(self.health.failure)
 
     # ------------------------------------------------------------------ any thread reads
 

@@ -92,7 +92,7 @@ class ReplicaLinks(Protocol):
         """Have these fetches of the partition confirmed by roll calls, instead of the earlier."""
 
     def withdraw(self, reason: HeadwaterError) -> None:
-        """Tell the controller that this replica cannot vouch for its log."""
+        """Have this replica taken out of the ISR: its log has failed, or was opened damaged."""
 
     def lead_changed(self, *, leads: bool) -> None:
         """Take note of a new view of a replica that leads, or of one that led until now."""

@@ -31,6 +31,7 @@ class QuietLinks:
         self._lease_until_ms = lease_until_ms
         self.sent: list[ReplicaMessage] = []
         self.confirmed: list[Offset] = []  # log ends of a candidate
+        self.withdrawn: list[HeadwaterError] = []  # why the replica is to leave the ISR
 
     def send(self, to: BrokerId, message: ReplicaMessage) -> None:
         """Keep it."""
@@ -61,7 +62,8 @@ class QuietLinks:
         """Nobody calls a roll."""
 
     def withdraw(self, reason: HeadwaterError) -> None:
-        """Nobody hears it."""
+        """Keep it."""
+        self.withdrawn.append(reason)
 
     def lead_changed(self, *, leads: bool) -> None:
         """Nobody listens."""

@@ -144,3 +144,22 @@ def test_a_log_that_is_cut_is_damaged_from_its_opening_on(files: DiskFiles, tmp_
     again = DriverRig(files)
     assert again.driver.state is ReplicaState.DAMAGED
     assert segment.read_bytes() == half
+
+
+def test_a_log_that_is_opened_damaged_is_withdrawn_whenever_that_is(
+    files: DiskFiles, tmp_path: Path
+) -> None:
+    """Its opening may come long after the start: then nobody else asks for damaged logs."""
+    rig = DriverRig(files)
+    for value in (b"one", b"two"):
+        rig.put(value)
+        rig.turns.run()
+    rig.close()
+    whole = QuietLinks()
+    DriverRig(files, links=whole).close()
+    assert whole.withdrawn == []
+    (segment,) = (tmp_path / FOLDER).glob("*.log")
+    segment.write_bytes(segment.read_bytes()[: segment.stat().st_size // 2])
+    links = QuietLinks()
+    again = DriverRig(files, links=links)
+    assert links.withdrawn == [again.driver.health.failure]
