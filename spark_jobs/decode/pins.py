@@ -120,6 +120,15 @@ class Pins:
         return f"{self._folder}{number:08}.json"
 
 
+def newest_pins(store: ObjectStore) -> dict[str, Pin]:
+    """Return the pin in force of each appender of a table, by name; raises as :class:`Pins`."""
+    prefix = f"{_FOLDER}/"
+    keys = [info.key for info in store.list(prefix) if info.key.endswith(".json")]
+    apps = sorted({key.removeprefix(prefix).partition("/")[0] for key in keys})
+    found = {app: Pins(store, app).newest() for app in apps}
+    return {app: pin for app, pin in found.items() if pin is not None}
+
+
 def _number(key: str) -> int:
     text = key.rpartition("/")[2].removesuffix(".json")
     if not (text.isdecimal() and len(text) == 8):

@@ -2,9 +2,9 @@
 
 The table holds the progress of the backfill: a watermark per partition, under the backfill's own
 application id. So a backfill may be killed, started again, or run twice at once; a run that loses a
-race goes on after the winner. If an ingest appends to the same table, the backfill stops at the
-offset where the ingest began, so no offset is in a table twice. A lease keeps the records that are
-not read yet. After SIGTERM the current chunk is finished.
+race goes on after the winner. If an ingest appends to the same table, or is set up to, the backfill
+stops at the offset where the ingest begins, so no offset is in a table twice. A lease keeps the
+records that are not read yet. After SIGTERM the current chunk is finished.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from broker.errors import HeadwaterError, InvalidRequestError, StreamRecreatedEr
 from broker.model.offsets import Offset, OffsetRange
 from headwater.reads.lease_keeper import KEEPER, LEASE_TTL_MS_DEFAULT
 from spark_jobs.clients import client_of
-from spark_jobs.decode.pins import Pin, Pins
+from spark_jobs.decode.pins import Pin, Pins, newest_pins
 from spark_jobs.decode.transform import DecodeTransform
 from spark_jobs.jobs import backfill_range, begun, ingest_setup
 from spark_jobs.jobs.job import Facts, Report, parser, run_job
 from spark_jobs.source.lookup import BrokerLookup
-from spark_jobs.tables import Appended, Appender, Source, Target, plan
+from spark_jobs.tables import Appended, Appender, Source, Target, Watermarks, plan
 from spark_jobs.tables.redecode import Redecoded, Redecoder
 from tiering.store.opening import open_store
 
@@ -76,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--like",
         metavar="APP",
-        default="ingest",
+        default=backfill_range.INGEST,
         help="decode like the ingest of this name, if it has set up the table (default: ingest)",
     )
     made.add_argument(
@@ -148,9 +148,7 @@ def run(spark: SparkSession, args: argparse.Namespace, report: Report) -> Facts:
     )
     try:
         totals = _Totals()
-        resolved = partial(
-            backfill_range.resolve, bounds, BrokerLookup(client), stream.name, stream.uuid
-        )
+        resolved = partial(_resolved, args, bounds, client, source, target)
         finish = partial(
             _finish, spark, target, source, client=client, report=report, totals=totals
         )
@@ -191,6 +189,21 @@ def run(spark: SparkSession, args: argparse.Namespace, report: Report) -> Facts:
         "remaining": left,
         "stopped_by": report.stop.signal,
     }
+
+
+def _resolved(
+    args: argparse.Namespace,
+    bounds: backfill_range.Bounds,
+    client: Client,
+    source: Source,
+    target: Target,
+    found: Watermarks,
+) -> dict[int, OffsetRange]:
+    """Return the ranges to append, which end where an ingest of the table begins."""
+    uuid, pins = source.stream_uuid, newest_pins(open_store(target.store))
+    ingests = backfill_range.ingests_of(pins, uuid, app=target.app, like=args.like)
+    lookup = BrokerLookup(client)
+    return backfill_range.resolve(bounds, lookup, source.stream, uuid, found, ingests)
 
 
 def _redecode(args: argparse.Namespace, target: Target, source: Source, report: Report) -> Facts:
