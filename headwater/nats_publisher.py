@@ -33,6 +33,7 @@ from broker.errors import (
     DiskFullError,
     HeadwaterError,
     InvalidRequestError,
+    RecordTooLargeError,
     UnavailableError,
 )
 from broker.model.stream import Stream
@@ -169,6 +170,7 @@ class NatsPublisher:
 
         Raises:
             InvalidRequestError: the stream does not record a message's subject.
+            RecordTooLargeError: a message exceeds what the NATS server takes, headers included.
             UnavailableError: nobody records the subject, or the NATS server is away too long.
             CommitTimeoutError: a message was not acknowledged in time; its outcome is unknown.
             DiskFullError: the broker's disk is full, and stayed so for ``give_up_s``.
@@ -226,7 +228,11 @@ class NatsPublisher:
             headers.setdefault(MESSAGE_ID_HEADER, f"{self._run_id}-{token}")
             now_s = time.monotonic()
             self._unanswered[token] = _Unanswered(message, partition, headers, now_s, now_s, now_s)
-            await self._send(message, headers, self._inbox + token)
+            try:
+                await self._send(message, headers, self._inbox + token)
+            except InvalidRequestError:  # it was not sent, so there is nothing to send again
+                del self._unanswered[token]
+                raise
 
     async def _finish(self) -> None:
         assert self._connection is not None, "used outside its with block"
@@ -251,6 +257,7 @@ class NatsPublisher:
         assert self._connection is not None, "used outside its with block"
         deadline_s = time.monotonic() + min(self._give_up_s, limit_s)
         while True:
+            self._check_size(message, headers)
             try:
                 await self._connection.publish(
                     message.subject, message.value, reply=to, headers=headers
@@ -261,12 +268,6 @@ class NatsPublisher:
                         f"lost NATS server {without_login(self._url)}"
                     ) from cause
                 await asyncio.sleep(_SWEEP_S)
-            except nats.errors.MaxPayloadError as cause:
-                raise InvalidRequestError(
-                    f"a value of {len(message.value)} bytes is larger than the NATS server "
-                    f"{without_login(self._url)} accepts",
-                    size_bytes=len(message.value),
-                ) from cause
             except (nats.errors.BadSubjectError, nats.errors.BadHeaderError) as cause:
                 raise InvalidRequestError(f"NATS cannot send to {message.subject!r}") from cause
             except (nats.errors.Error, OSError) as cause:
@@ -275,6 +276,19 @@ class NatsPublisher:
                 ) from cause
             else:
                 return
+
+    def _check_size(self, message: NatsMessage, headers: dict[str, str] | None) -> None:
+        """Refuse a message for which the present server would close the connection."""
+        assert self._connection is not None, "used outside its with block"
+        size, limit = len(message.value) + _headers_bytes(headers), self._connection.max_payload
+        if size > limit:
+            raise RecordTooLargeError(
+                f"a message on {message.subject!r} has {size} bytes with its headers, and the NATS "
+                f"server {without_login(self._url)} takes {limit}: publish by Flight, or raise the "
+                "server's max_payload",
+                size_bytes=size,
+                limit_bytes=limit,
+            )
 
     async def _on_answer(self, answer: Msg) -> None:
         token = answer.subject[len(self._inbox) :]
@@ -431,6 +445,15 @@ def check_connection(url: str, login: NatsLogin) -> None:
             await _abandon(connection)
 
     asyncio.run(connect())
+
+
+def _headers_bytes(headers: dict[str, str] | None) -> int:
+    """Return the size of the block that nats-py writes for headers; the server counts it."""
+    if headers is None:
+        return 0
+    lines = [(name.strip(), value.strip()) for name, value in headers.items()]
+    block = "".join(f"{name}: {value}\r\n" for name, value in lines if name)
+    return len("NATS/1.0\r\n" + "\r\n") + len(block.encode())
 
 
 async def _abandon(connection: NatsConnection) -> None:

@@ -150,6 +150,7 @@ class ElectionCore:
         self._offline: dict[PartitionId, None] = {}
         self._elections: dict[PartitionId, _OpenElection] = {}
         self._fencing_ms: dict[BrokerId, int] = {}  # time of the last proposal to fence or unfence
+        self._fences: set[BrokerId] = set()  # proposed in this office, and not seen applied yet
         self._handed_ms: dict[BrokerId, int] = {}
         self._replacements = Replacements(self._timing.hear_ms())
         self._confirmed_ms: dict[BrokerId, int] = {}  # when a candidate there last became leader
@@ -182,6 +183,7 @@ class ElectionCore:
         self._restart_sessions(now_ms)
         self._reports.clear()
         self._elections.clear()
+        self._fences.clear()  # a fence of an earlier office was applied before, or never is
 
     def _take_state(self, event: MetadataChanged) -> Iterator[ElectionEffect]:
         """Take a newer state, and take the next step for each partition without a leader."""
@@ -207,8 +209,11 @@ class ElectionCore:
                 self._offline.pop(partition_id, None)
         for broker, registered in state.brokers.items():
             session = self._sessions.get(broker)
-            if session is None or session[0] < registered.epoch:
+            is_new = session is None or session[0] < registered.epoch
+            if is_new:
                 self._sessions[broker] = (registered.epoch, now_ms)
+            if is_new or registered.fenced:
+                self._fences.discard(broker)
         self._replacements.add(replaced, event.index, now_ms)
         self._state = state
         if self._in_office:
@@ -219,11 +224,14 @@ class ElectionCore:
 
         A broker that does not know that it was replaced somewhere is as good as silent: with a new
         lease it would go on as the leader. Its session ends too, because without a lease it serves
-        none of its partitions.
+        none of its partitions. Nor is a broker heard while its fence is under way: the fence would
+        cut the new lease short, and other brokers lead while it lasts.
         """
         broker, now_ms = event.broker, event.now_ms
         registered = self._state.brokers.get(broker)
         if not self._in_office or registered is None or registered.epoch != event.broker_epoch:
+            return
+        if broker in self._fences:
             return
         if event.applied_index < self._replacements.index_due(broker, now_ms):
             return
@@ -321,6 +329,7 @@ class ElectionCore:
             silent = now_ms - heard_ms >= self._timing.session_ms
             if silent != registered.fenced and self._may_repeat(self._fencing_ms, broker, now_ms):
                 if silent:
+                    self._fences.add(broker)
                     yield ProposeCommand(FenceBroker(broker=broker, broker_epoch=registered.epoch))
                 elif epoch == registered.epoch:
                     yield ProposeCommand(

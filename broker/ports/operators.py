@@ -101,9 +101,9 @@ class OperatorApi(Protocol):
         """
 
     def remove_broker(self, broker: str) -> None:
-        """Forget a broker that is fenced and holds no replica.
+        """Forget a broker that is fenced, holds no replica and has no vote.
 
         Raises:
             UnknownBrokerError.
-            InvalidRequestError: the broker is not fenced, or it holds replicas.
+            InvalidRequestError: the broker is not fenced, holds replicas or votes on the metadata.
         """

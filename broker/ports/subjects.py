@@ -10,6 +10,9 @@ from broker.errors import HeadwaterError
 Answered = Callable[[bytes | HeadwaterError], None]
 """Gets the first message on an inbox, or why there is none. Called on any thread; must be quick."""
 
+Copied = Callable[[bytes], None]
+"""Gets each message on an inbox, the first one, too. Called on any thread; must be quick."""
+
 
 class SubjectPublisher(Protocol):
     """Publishes messages on NATS. Any thread; nothing blocks."""
@@ -24,11 +27,17 @@ class SubjectPublisher(Protocol):
         """
 
     def ask(
-        self, subject: str, data: Callable[[str], bytes], answered: Answered, inbox: str = ""
+        self,
+        subject: str,
+        data: Callable[[str], bytes],
+        answered: Answered,
+        copied: Copied | None = None,
     ) -> Callable[[], None]:
         """Publish a request, and pass the first message on its inbox to ``answered``.
 
-        ``data`` gets the name of the inbox and returns the request. ``inbox`` is the caller's own
-        inbox; without it a new one is made. There is no time-out: the function that is returned
-        ends the wait. Raises as :meth:`publish`.
+        ``data`` gets the name of the inbox and returns the request. The inbox is new, and nobody
+        can guess it. There is no time-out: the function that is returned ends the wait. After that
+        a request that has not left is not published. ``copied`` gets every message on the inbox,
+        also after the wait has ended, until many other requests have been made. Raises as
+        :meth:`publish`.
         """

@@ -94,6 +94,16 @@ class IngestSample:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class IngestErrorSample:
+    """Errors of one class at a partition's NATS subscription, at one moment."""
+
+    stream: str
+    partition: int
+    error: str  # its class, or what is wrong with an answer's address or size
+    errors_total: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TierSample:
     """A partition's tiering at one moment."""
 
@@ -233,6 +243,9 @@ class MetricsSource(Protocol):
     def ingest_samples(self) -> Sequence[IngestSample]:
         """Return one sample per NATS subscription."""
 
+    def ingest_error_samples(self) -> Sequence[IngestErrorSample]:
+        """Return one sample per NATS subscription and class of error that it has met."""
+
     def tier_samples(self) -> Sequence[TierSample]:
         """Return one sample per partition that is tiered."""
 
@@ -283,6 +296,7 @@ _HELP: Final = {
     "received_bytes_total": "Bytes of NATS messages read.",
     "cluster_received_bytes_total": "Bytes of messages read from other brokers.",
     "refused_messages_total": "NATS messages that could not be stored.",
+    "errors_total": "NATS messages not stored, and answers not sent, by the class of the error.",
     "misplaced_keys_total": "Records whose key belongs to another partition of the stream.",
     "gaps_total": "Lost NATS connections; unacknowledged messages of that time may be missing.",
     "slow_consumer_total": "Connections that the NATS server closed: this broker read too slowly.",
@@ -399,6 +413,8 @@ class _SnapshotCollector:
         source = self._source
         yield from _families("partition", PartitionSample, source.partition_samples(), _PARTITION)
         yield from _families("ingest", IngestSample, source.ingest_samples(), _PARTITION)
+        of_error, errors = (*_PARTITION, "error"), source.ingest_error_samples()
+        yield from _families("ingest", IngestErrorSample, errors, of_error)
         yield from _families("tier", TierSample, source.tier_samples(), _PARTITION)
         yield from _families("replica", ReplicaSample, source.replica_samples(), _PARTITION)
         of_follower = (*_PARTITION, "follower")

@@ -13,6 +13,7 @@ from broker.process.metrics import (
     ClusterSample,
     ControllerSample,
     FollowerSample,
+    IngestErrorSample,
     IngestSample,
     LimitsSample,
     PartitionSample,
@@ -162,6 +163,18 @@ class BrokerSamples:
                 slow_consumer_total=one.slow_consumer_total,
             )
             for one in self.ingest.stats()
+        ]
+
+    def ingest_error_samples(self) -> list[IngestErrorSample]:
+        """Return one sample per NATS subscription and class of error."""
+        if self.ingest is None:
+            return []
+        return [
+            IngestErrorSample(
+                stream=one.stream, partition=one.partition, error=error, errors_total=count
+            )
+            for one in self.ingest.stats()
+            for error, count in sorted(one.errors_total.items())
         ]
 
     def tier_samples(self) -> list[TierSample]:

@@ -4,6 +4,8 @@ Every broker answers for the whole cluster from its applied metadata (after a ba
 majority answers), and for its own replicas. A change is an ordinary metadata command with the
 epochs on which it was decided. If another change came first, the plan is made again on the new
 state. Implements ``OperatorApi``.
+
+The file is not split: each command is a short plan, read beside the port that it implements.
 """
 
 from __future__ import annotations
@@ -418,6 +420,8 @@ class ClusterOperations:
             registered = state.brokers.get(BrokerId(broker))
             if registered is None:
                 raise _unknown_broker(state, broker)
+            if broker in self._voting():
+                raise _votes(broker)
             return RemoveBroker(broker=BrokerId(broker), broker_epoch=registered.epoch)
 
         self._change(plan)
@@ -449,6 +453,14 @@ def _alone(me: BrokerId) -> InvalidRequestError:
     return InvalidRequestError(
         f"{me} is a broker alone, its own and only controller. For a cluster, start with "
         "`headwater up --brokers 3`, or list the brokers in cluster.brokers of the configuration"
+    )
+
+
+def _votes(broker: str) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"broker {broker} cannot be removed: it votes on the metadata. Take its vote first, by "
+        f"`headwater cluster controllers remove {broker}` or `controllers replace {broker} NEW`",
+        broker=broker,
     )
 
 

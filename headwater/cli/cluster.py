@@ -294,7 +294,7 @@ def remove_broker(
     *,
     server: ServerOption = None,
 ) -> None:
-    """Remove a broker from the cluster; it must be stopped for good and hold no replica.
+    """Remove a broker that is stopped for good, holds no replica and has no vote.
 
     [bold]Example[/bold]
 

@@ -52,9 +52,10 @@ class GroupServers(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Reader:
-    """The reading of one partition."""
+    """The reading of one partition, by one task after the other while the member keeps it."""
 
-    task: asyncio.Task[None]
+    task: asyncio.Task[None] = field(init=False)
+    next_offset: int | None = None  # of the message behind the last one that was queued
     processed: int | None = None
     committed: int | None = None
     ended: bool = False  # the stream was deleted: another one of its name has other records
@@ -241,8 +242,11 @@ class AsyncLiftConsumer:
             await self._commit_last(place, dropped)
         for place in sorted(wanted):
             reader = member.readers.get(place)
-            if reader is None or reader.task.done():
-                member.readers[place] = self._read(place)
+            if reader is None or reader.ended:
+                reader = member.readers[place] = _Reader()
+            elif not reader.task.done():
+                continue
+            reader.task = asyncio.ensure_future(self._run(place, reader))
 
     async def _look_for_coordinator(self, refused: Exception) -> None:
         """Find the group's coordinator and epoch anew; report one that stays silent."""
@@ -280,21 +284,13 @@ class AsyncLiftConsumer:
 
     # ------------------------------------------------------------------ partitions
 
-    def _read(self, place: Place) -> _Reader:
-        reader: _Reader
-        task = asyncio.ensure_future(self._run(place))
-        reader = _Reader(task)
-        return reader
-
-    async def _run(self, place: Place) -> None:
-        stream, partition = place
-        await asyncio.sleep(0)  # the reader is in its table before it gets a message
-        reader = self._member.readers[place]
+    async def _run(self, place: Place, reader: _Reader) -> None:
         try:
-            start = await self._start(stream, partition)
-            following = FollowedPartition(stream, partition, start, Until.never())
+            start = await self._start(*place, reader.next_offset)
+            following = FollowedPartition(*place, start, Until.never())
             async for message in self._client.follow(following, self._consumer):
                 await self._queue.put(_Got(reader, message))
+                reader.next_offset = message.offset + 1
         except NotLeaderError:
             return  # another member reads, or the partition has no leader: the next turn looks
         except HeadwaterError as error:
@@ -307,10 +303,18 @@ class AsyncLiftConsumer:
             groupId=self.group, groupEpoch=self._member.assigned_epoch, consumerId=self.consumer_id
         )
 
-    async def _start(self, stream: str, partition: int) -> Since:
+    async def _start(self, stream: str, partition: int, next_offset: int | None) -> Since:
+        """Begin behind the group's cursor, or behind what this member has read if that is more.
+
+        What was read is not committed yet: from the cursor alone a member would get it again, and
+        without a cursor ``auto_offset="latest"`` would pass over what came in between.
+        """
         offset = await self._client.cursor(f"__group:{self.group}", stream, partition)
+        known = [next_offset] if next_offset is not None else []
         if offset is not None:
-            return Since.offset(offset + 1)
+            known.append(offset + 1)
+        if known:
+            return Since.offset(max(known))
         if self._auto_offset == "none":
             raise InvalidRequestError(
                 f"group {self.group} has no position in {stream}/{partition}, "

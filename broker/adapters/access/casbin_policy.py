@@ -98,8 +98,10 @@ class CasbinFiles:
         try:
             self._policy = self._load()
         except InvalidConfigError as error:
-            _log.warning("policy_kept", files=files, reason=error.message)
+            if not self._changed.repeats:
+                _log.warning("policy_kept", files=files, reason=error.message)
             return
+        self._changed.taken()
         _log.info("policy_read", files=files)
 
     def _load(self) -> CasbinPolicy:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import structlog
+from cryptography.exceptions import UnsupportedAlgorithm
 from joserfc import jwt
 from joserfc.errors import ClaimError, ExpiredTokenError, JoseError
 from joserfc.jwk import JWKRegistry, Key, KeySet, guess_key
@@ -41,8 +42,8 @@ _EXPIRED: Final = "the token has expired: get a new one"
 # What joserfc and json raise for JSON of any shape: a token's header is read before its signature.
 _UNREADABLE: Final = (
     JoseError, ValueError, OverflowError, TypeError, KeyError, AttributeError, RecursionError,
+    UnsupportedAlgorithm,
 )  # fmt: skip
-_MISSING: Final = ()  # the stamp of no file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +72,13 @@ class JwtTokens:
         self._lock = threading.Lock()
         self._known: dict[bytes, Identity] = {}  # by the digest of the token
         self._refused: tuple[int, ...] | None = None  # the stamp of a file that cannot be used
-        self._keys = self._read()
+        self._told_unreadable = False
+        try:
+            self._keys = self._read()
+        except OSError as cause:
+            raise InvalidConfigError(
+                f"cannot read access.jwt_keys_file {self._path}: {cause.strerror}"
+            ) from cause
 
     def identify(self, bearer: str, now_us: int) -> Identity | None:
         """See ``Authenticator.identify``."""
@@ -140,16 +147,22 @@ class JwtTokens:
 
     def _follow_file(self) -> None:
         """Read the file again if it has changed; keys that cannot be read change nothing."""
-        stamp = None
         try:
             stamp = self._stamp()
-            if stamp in (self._keys.stamp, self._refused):
-                return
+            if stamp not in (self._keys.stamp, self._refused):
+                self._take(stamp)
+        except OSError as error:  # it may pass, so the file is tried again: only the log is spared
+            if not self._told_unreadable:
+                _log.warning("jwt_keys_kept", path=str(self._path), reason=str(error))
+            self._told_unreadable = True
+            return
+        self._told_unreadable = False
+
+    def _take(self, stamp: tuple[int, int, int]) -> None:
+        try:
             self._keys = self._read()
-        except (InvalidConfigError, OSError) as error:
-            if stamp is None and self._refused is _MISSING:
-                return
-            self._refused = stamp or _MISSING  # every call asks: say it once, and parse it once
+        except InvalidConfigError as error:
+            self._refused = stamp  # every call asks: say it once, and parse it once
             _log.warning("jwt_keys_kept", path=str(self._path), reason=str(error))
             return
         self._known.clear()
@@ -160,18 +173,13 @@ class JwtTokens:
         return (found.st_mtime_ns, found.st_size, found.st_ino)
 
     def _read(self) -> _KeyFile:
-        try:
-            stamp = self._stamp()
-            if stamp[1] > _FILE_BYTES_MAX:
-                raise InvalidConfigError(
-                    f"access.jwt_keys_file {self._path} has {stamp[1]} bytes; a file of keys has "
-                    f"at most {_FILE_BYTES_MAX}"
-                )
-            text = self._path.read_bytes()
-        except OSError as cause:
+        stamp = self._stamp()
+        if stamp[1] > _FILE_BYTES_MAX:
             raise InvalidConfigError(
-                f"cannot read access.jwt_keys_file {self._path}: {cause.strerror}"
-            ) from cause
+                f"access.jwt_keys_file {self._path} has {stamp[1]} bytes; a file of keys has "
+                f"at most {_FILE_BYTES_MAX}"
+            )
+        text = self._path.read_bytes()
         try:
             keys = _key_set(text)
             listed = keys.keys if isinstance(keys, KeySet) else [keys]

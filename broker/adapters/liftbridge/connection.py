@@ -35,13 +35,12 @@ from broker.adapters.liftbridge.publish_requests import Published, RequestReader
 from broker.adapters.liftbridge.publishing import PublishCall
 from broker.adapters.liftbridge.statuses import OK, Code, Status, StatusError, status_of
 from broker.adapters.liftbridge.stream_calls import Listing, Unary, decode
-from broker.adapters.liftbridge.subjects import publish_to_subject, send_to_inbox
+from broker.adapters.liftbridge.subjects import check_inbox, publish_to_subject, send_to_inbox
 from broker.adapters.liftbridge.subscribing import CallSink, Subscriber
 from broker.adapters.liftbridge.targets import LookUps, PublishTargets
 from broker.adapters.liftbridge.unfinished import LATE_S, UnfinishedBytes
 from broker.errors import HeadwaterError
-from broker.model.access import NOBODY, RESOURCE_CHARS_MAX, Caller, told
-from broker.model.subjects import is_literal
+from broker.model.access import NOBODY, Caller
 from broker.ports.subjects import SubjectPublisher
 from broker.ports.system import Clock
 from broker.wire.liftbridge import api_pb2 as api
@@ -514,9 +513,7 @@ def _check_publish(guard: Guard, caller: Caller, messages: Sequence[Published]) 
         inbox = one.envelope.ack_inbox
         if not inbox:
             continue
-        if len(inbox) > RESOURCE_CHARS_MAX or not is_literal(inbox):
-            text = f"ackInbox {told(inbox)!r} is no subject that can be published to"
-            raise StatusError(Code.INVALID_ARGUMENT, text)
+        check_inbox(inbox)
         guard.inbox(caller, inbox)
 
 

@@ -4,6 +4,10 @@ The message goes over NATS, as from a client that speaks NATS itself: every stre
 stores it, and the first acknowledgement is the answer. A call without a deadline is answered at
 once, without an acknowledgement, as in Liftbridge: its oldest Python client sends no deadline and
 ignores the acknowledgement.
+
+A call that waits is acknowledged on an inbox of the broker's own, because two calls may name one
+``ackInbox``: there, one call's acknowledgement would answer the other. What comes to the own inbox
+is copied to the ``ackInbox``, under this name.
 """
 
 from __future__ import annotations
@@ -19,6 +23,8 @@ from broker.adapters.liftbridge.stream_calls import decode
 from broker.codec.nats import envelope
 from broker.codec.nats.envelope import EnvelopeKind
 from broker.errors import EnvelopeError, HeadwaterError, InvalidRequestError, UnavailableError
+from broker.model.access import RESOURCE_CHARS_MAX, told
+from broker.model.subjects import is_literal
 from broker.ports.subjects import SubjectPublisher
 from broker.wire.liftbridge import api_pb2 as api
 from broker.wire.liftbridge import message_pb2 as wire
@@ -50,6 +56,9 @@ def publish_to_subject(
         raise UnavailableError("this broker is not connected to NATS: nats.url is empty")
     if request.ackPolicy not in POLICIES:
         raise InvalidRequestError("ackPolicy is not one of LEADER, ALL and NONE")
+    named = request.ackInbox
+    if named:
+        check_inbox(named)
 
     def made(inbox: str) -> bytes:
         message = wire.Message(
@@ -65,12 +74,25 @@ def publish_to_subject(
         return envelope.encode(EnvelopeKind.PUBLISH, message.SerializeToString())
 
     if not waits or request.ackPolicy == wire.NONE:
-        publisher.publish(request.subject, made(request.ackInbox))
+        publisher.publish(request.subject, made(named))
         replied(api.PublishToSubjectResponse().SerializeToString())
         return lambda: None
-    return publisher.ask(
-        request.subject, made, lambda answer: replied(_reply(answer)), request.ackInbox
-    )
+
+    def answered(answer: bytes | HeadwaterError) -> None:
+        replied(_reply(answer, named))
+
+    def copied(answer: bytes) -> None:
+        with suppress(EnvelopeError, DecodeError):  # no acknowledgement: it is not passed on
+            _send_ack(publisher, _ack_of(answer, named))
+
+    return publisher.ask(request.subject, made, answered, copied if named else None)
+
+
+def check_inbox(inbox: str) -> None:
+    """Raise StatusError if no acknowledgement can be sent to an inbox that a request names."""
+    if len(inbox) > RESOURCE_CHARS_MAX or not is_literal(inbox):
+        text = f"ackInbox {told(inbox)!r} is no subject that can be published to"
+        raise StatusError(Code.INVALID_ARGUMENT, text)
 
 
 def send_to_inbox(publisher: SubjectPublisher | None, answer: bytes) -> None:
@@ -80,18 +102,31 @@ def send_to_inbox(publisher: SubjectPublisher | None, answer: bytes) -> None:
     """
     ack = api.PublishResponse.FromString(answer).ack
     if publisher is not None and ack.ackInbox:
-        with suppress(HeadwaterError):  # there is no connection
-            publisher.publish(
-                ack.ackInbox, envelope.encode(EnvelopeKind.ACK, ack.SerializeToString())
-            )
+        _send_ack(publisher, ack)
 
 
-def _reply(answer: bytes | HeadwaterError) -> object:
+def _send_ack(publisher: SubjectPublisher, ack: wire.Ack) -> None:
+    with suppress(HeadwaterError):  # there is no connection
+        publisher.publish(ack.ackInbox, envelope.encode(EnvelopeKind.ACK, ack.SerializeToString()))
+
+
+def _ack_of(answer: bytes, named: str) -> wire.Ack:
+    """Return an acknowledgement with the inbox that the caller named, if any, as its inbox.
+
+    Raises:
+        EnvelopeError, DecodeError: the answer is no acknowledgement.
+    """
+    ack = wire.Ack.FromString(envelope.decode(answer, EnvelopeKind.ACK))
+    if named:
+        ack.ackInbox = named
+    return ack
+
+
+def _reply(answer: bytes | HeadwaterError, named: str) -> object:
     if isinstance(answer, HeadwaterError):
         return answer
-    ack = wire.Ack()
     try:
-        ack.ParseFromString(envelope.decode(answer, EnvelopeKind.ACK))
+        ack = _ack_of(answer, named)
     except (EnvelopeError, DecodeError):
         return StatusError(Code.INTERNAL, "the acknowledgement is not readable")
     if ack.ackError == wire.Ack.OK:

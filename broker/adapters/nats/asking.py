@@ -1,24 +1,25 @@
 """Publishes on NATS subjects for clients of other protocols, and receives the acknowledgements.
 
 It has a connection of its own: the connection of the ingest is not read while its receiver waits,
-and an answer must not be delayed by that. Every request has an inbox, and the first message there
-is the answer. The number of inboxes with a waiting request is bounded. A request is forgotten when
-its caller ends the wait.
+and an answer must not be delayed by that. Every request has an inbox of its own, whose name cannot
+be guessed. The first message there is the answer. So no request takes the answer of another, and
+one subscription serves all requests. The number of waiting requests is bounded. A request is
+forgotten when its caller ends the wait. If its answers are copied, the copies go on after that.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
-from collections.abc import Callable, Coroutine
+import secrets
+import threading
+from collections.abc import Callable
 from typing import Final
 
 from broker.adapters.nats.transport import NatsTransport, own_inbox
 from broker.codec.nats.stream import MessageBatch
 from broker.config import NatsConfig
 from broker.errors import (
-    HeadwaterError,
     InvalidRequestError,
     InvalidStreamError,
     OverloadedError,
@@ -26,11 +27,12 @@ from broker.errors import (
     UnavailableError,
 )
 from broker.model.subjects import is_literal
-from broker.ports.subjects import Answered
+from broker.ports.subjects import Answered, Copied
 
 _WAITING_MAX: Final = 10_000
+_COPIED_MAX: Final = 10_000  # the newest requests whose answers are copied
+_SUBJECT_BYTES_MAX: Final = 1024  # servers close a connection whose line exceeds 4096 bytes
 _OWN_SID: Final = (1 << 20) + 1
-_FIRST_SID: Final = _OWN_SID + 1
 
 
 class NatsAsking:
@@ -45,22 +47,23 @@ class NatsAsking:
             config, client_name=client_name, sink=self, on_crash=on_crash
         )
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._numbers = itertools.count(_FIRST_SID)
-        self._waiting: dict[bytes, dict[int, Answered]] = {}  # by inbox, by number
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._waiting: dict[bytes, Answered] = {}  # by inbox
+        self._copied: dict[bytes, Copied] = {}  # by inbox, oldest request first
+        self._subscribing: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Connect, now or as soon as there is a server."""
         self._loop = asyncio.get_running_loop()
         await self._transport.start(must_connect=False)
-        self._spawn(self._subscribe_own_inbox())
+        self._subscribing = self._loop.create_task(self._subscribe_own_inbox())
 
     async def close(self) -> None:
         """Close the connection; no waiting request is answered any more."""
-        for task in list(self._tasks):
-            task.cancel()
+        if self._subscribing is not None:
+            self._subscribing.cancel()
         await self._transport.close()
         self._waiting.clear()
+        self._copied.clear()
 
     # ------------------------------------------------------------------ any thread
 
@@ -72,27 +75,40 @@ class NatsAsking:
         self._soon(lambda: self._send(subject, data))
 
     def ask(
-        self, subject: str, data: Callable[[str], bytes], answered: Answered, inbox: str = ""
+        self,
+        subject: str,
+        data: Callable[[str], bytes],
+        answered: Answered,
+        copied: Copied | None = None,
     ) -> Callable[[], None]:
         """See ``SubjectPublisher.ask``."""
-        if inbox and not is_literal(inbox):
-            raise InvalidRequestError(
-                f"inbox {inbox!r} is not a subject that an answer can be sent to: it must be words "
-                "with dots between them, without a blank or a wildcard"
-            )
-        number = next(self._numbers)
-        address = inbox or f"{self._inbox}.{number}"
+        address = f"{self._inbox}.{secrets.token_hex(12)}"
         made = data(address)
         self._check(subject, made)
-        key = address.encode()
-        self._soon(lambda: self._ask(number, key, subject, made, answered))
-        return lambda: self._soon(lambda: self._forget(number, key))
+        inbox, given_up = address.encode(), threading.Event()
+
+        def send() -> None:
+            if not given_up.is_set():
+                self._ask(inbox, subject, made, answered, copied)
+
+        self._soon(send)
+
+        def give_up() -> None:
+            given_up.set()  # now: the loop may be busy, and the request not yet published
+            self._soon(lambda: self._waiting.pop(inbox, None))
+
+        return give_up
 
     def _check(self, subject: str, data: bytes) -> None:
         if not is_literal(subject):
             raise InvalidRequestError(
                 f"{subject!r} is not a subject that can be published to: it must be words with "
                 "dots between them, without a blank or a wildcard"
+            )
+        if len(subject.encode()) > _SUBJECT_BYTES_MAX:
+            raise InvalidRequestError(
+                f"a subject that begins with {subject[:80]!r} is longer than the "
+                f"{_SUBJECT_BYTES_MAX} bytes that can be published to: choose a shorter one"
             )
         limit = self._transport.max_payload_bytes
         if limit and len(data) > limit:
@@ -113,7 +129,7 @@ class NatsAsking:
     # ------------------------------------------------------------------ the event loop
 
     def _ask(
-        self, number: int, inbox: bytes, subject: str, data: bytes, answered: Answered
+        self, inbox: bytes, subject: str, data: bytes, answered: Answered, copied: Copied | None
     ) -> None:
         if len(self._waiting) >= _WAITING_MAX:
             answered(
@@ -121,26 +137,14 @@ class NatsAsking:
                     f"{_WAITING_MAX} messages wait for an acknowledgement already: try again later"
                 )
             )
-            return
-        self._waiting.setdefault(inbox, {})[number] = answered
-        if inbox.startswith(self._inbox.encode()):
-            if not self._send(subject, data):
-                self._forget(number, inbox)
-                answered(UnavailableError(str(self._transport.complaint)))
+        elif not self._send(subject, data):
+            answered(UnavailableError(str(self._transport.complaint)))
         else:
-            self._spawn(self._ask_at(number, inbox, subject, data))
-
-    async def _ask_at(self, number: int, inbox: bytes, subject: str, data: bytes) -> None:
-        """Subscribe to the caller's own inbox, then publish the request."""
-        try:
-            await self._transport.subscribe({number: inbox.decode()}, None)
-        except HeadwaterError as error:
-            answered = self._waiting.get(inbox, {}).get(number)
-            self._forget(number, inbox)
-            if answered is not None:
-                answered(error)
-            return
-        self._send(subject, data)
+            self._waiting[inbox] = answered
+            if copied is not None:
+                self._copied[inbox] = copied
+                if len(self._copied) > _COPIED_MAX:
+                    del self._copied[next(iter(self._copied))]
 
     async def _subscribe_own_inbox(self) -> None:
         # Without a connection, the next connection subscribes. If the server does not allow this
@@ -152,31 +156,20 @@ class NatsAsking:
         head = f"PUB {subject} {len(data)}\r\n".encode()
         return self._transport.send(head + data + b"\r\n", 1)
 
-    def _forget(self, number: int, inbox: bytes) -> None:
-        waiting = self._waiting.get(inbox)
-        if waiting is None or waiting.pop(number, None) is None:
-            return
-        if not waiting:
-            del self._waiting[inbox]
-        if not inbox.startswith(self._inbox.encode()):
-            self._spawn(self._transport.unsubscribe([number]))
-
-    def _spawn(self, work: Coroutine[object, object, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
     # ------------------------------------------------------------------ MessageSink
 
     def received(self, batches: list[MessageBatch]) -> asyncio.Future[None] | None:
-        """Pass each answer to the requests that wait on its inbox."""
+        """Pass each answer to the request that waits on its inbox."""
         for batch in batches:
             starts = [*(row for row, _ in batch.runs[1:]), len(batch.payloads)]
             for (first, inbox), end in zip(batch.runs, starts, strict=True):
+                copied = self._copied.get(inbox)
                 for payload in batch.payloads[first:end]:
-                    for number, answered in list(self._waiting.get(inbox, {}).items()):
-                        self._forget(number, inbox)
+                    answered = self._waiting.pop(inbox, None)
+                    if answered is not None:
                         answered(payload)
+                    if copied is not None:
+                        copied(payload)
         return None
 
     def connection_lost(self, *, slow_consumer: bool) -> None:

@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -95,6 +95,14 @@ class _Session:
     errors: ServerErrors
     closed: asyncio.Event
     sids: set[int] = field(default_factory=set)
+
+    def leave(self, sids: Iterable[int]) -> bool:
+        """End those of these subscriptions that the session has; return whether it has any."""
+        gone = self.sids.intersection(sids)
+        self.sids -= gone
+        if gone:
+            self.socket.write(b"".join([b"UNSUB %d\r\n" % sid for sid in gone]))
+        return bool(gone)
 
 
 class NatsTransport:
@@ -178,6 +186,8 @@ class NatsTransport:
     async def subscribe(self, subjects: Mapping[int, str], queue_group: str | None) -> None:
         """Subscribe under these ids and wait for the server's confirmation.
 
+        Those that :meth:`unsubscribe` ends meanwhile are not subscribed.
+
         Raises:
             InvalidStreamError: the server does not allow one of the subjects; none is subscribed.
             UnavailableError: no connection in time. The next connection subscribes, unless
@@ -192,10 +202,13 @@ class NatsTransport:
             session = self._session
             if session is None:
                 continue
-            if not session.sids.issuperset(subjects) and not await self._open(session, wanted):
+            # During the wait, some may have been ended by :meth:`unsubscribe`.
+            wanted = [one for one in wanted if self._subscriptions.get(one.sid) is one]
+            is_open = session.sids.issuperset([one.sid for one in wanted])
+            if not is_open and not await self._open(session, wanted):
                 await self._first_of(session.closed, self._closing)
                 continue
-            denied = [subject for subject in subjects.values() if session.errors.denied(subject)]
+            denied = [one.subject for one in wanted if session.errors.denied(one.subject)]
             if not denied:
                 return
             await self.unsubscribe(list(subjects))
@@ -209,9 +222,7 @@ class NatsTransport:
         """End subscriptions; messages that the server sent before are still delivered."""
         gone = [sid for sid in sids if self._subscriptions.pop(sid, None) is not None]
         session = self._session
-        if session is not None and not session.sids.isdisjoint(gone):
-            session.sids.difference_update(gone)
-            session.socket.write(b"".join([b"UNSUB %d\r\n" % sid for sid in gone]))
+        if session is not None and session.leave(gone):
             await self._flush(session)
         for sid in gone:
             self._stream.remove_hot(sid)
@@ -305,6 +316,8 @@ class NatsTransport:
         self.counters.connects += 1
         self.max_payload_bytes = session.client.max_payload
         self._urls = server_urls(self._config, session.client.discovered_servers)
+        # While this session subscribed, :meth:`unsubscribe` did not know it.
+        session.leave(session.sids - self._subscriptions.keys())
         self._session = session
         self._connected.set()
         again = self.counters.connects > 1

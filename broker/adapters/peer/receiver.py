@@ -127,8 +127,8 @@ class PeerReceiver:
         thread = threading.Thread(target=target, args=args, name=name, daemon=True)
         with self._lock:
             self._threads = [one for one in self._threads if one.is_alive()]
-            self._threads.append(thread)
             thread.start()
+            self._threads.append(thread)
 
     def _accept(self) -> None:
         while not self._stopping.is_set():
@@ -152,7 +152,12 @@ class PeerReceiver:
                 crowded = len(unverified) >= 2 * _UNVERIFIED_MAX  # the old ones have not ended yet
             if crowded or self._stopping.is_set():
                 connection.hang_up()
-            self._spawn(f"peer-from-{next(self._numbers)}", self._serve, connection)
+            try:
+                self._spawn(f"peer-from-{next(self._numbers)}", self._serve, connection)
+            except RuntimeError:  # the system gives no thread: the peer tries again
+                self.refused["no thread"] += 1
+                self._forget(connection)
+                self._stopping.wait(_ACCEPT_RETRY_S)
             self._close_slow()
 
     def _close_slow(self) -> None:
@@ -186,9 +191,12 @@ class PeerReceiver:
         except OSError as error:
             self.refused["tls" if isinstance(error, ssl.SSLError) else "connection"] += 1
         finally:
-            with self._lock:
-                self._connections.remove(connection)
-            connection.raw.close()
+            self._forget(connection)
+
+    def _forget(self, connection: _Connection) -> None:
+        with self._lock:
+            self._connections.remove(connection)
+        connection.raw.close()
 
     def _identify(self, connection: _Connection, secured: ssl.SSLSocket) -> bool:
         """Set the sender from the certificate; close the member's older connection."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
@@ -10,11 +11,15 @@ from pathlib import Path
 from typing import Final
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 
 from broker.errors import InvalidConfigError
 
 _US: Final = 1_000_000
+# What cryptography raises for files of any content: a part may be parsed when it is asked for.
+_UNREADABLE: Final = (
+    ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion, x509.DuplicateExtension,
+)  # fmt: skip
 _CRL: Final = re.compile(rb"-----BEGIN X509 CRL-----.+?-----END X509 CRL-----", re.DOTALL)
 
 
@@ -70,15 +75,21 @@ def read_revocations(path: Path, ca_file: Path) -> Revocations:
         InvalidConfigError: the file has none, or one that was forged or never expires.
     """
     try:
-        lists = [x509.load_pem_x509_crl(one) for one in _CRL.findall(path.read_bytes())]
-    except (OSError, ValueError) as cause:
+        return _revocations(path, ca_file)
+    except (OSError, *_UNREADABLE) as cause:
         raise InvalidConfigError(f"{path} has no list of revoked certificates: {cause}") from cause
-    authorities = {one.subject: one for one in _read(ca_file)}
+
+
+def _revocations(path: Path, ca_file: Path) -> Revocations:
+    lists = [x509.load_pem_x509_crl(one) for one in _CRL.findall(path.read_bytes())]
+    authorities = defaultdict(list)  # an authority with a new key keeps its name
+    for authority in _read(ca_file):
+        authorities[authority.subject].append(authority.public_key())
     known = [one for one in lists if one.issuer in authorities]
     if not known:
         raise InvalidConfigError(f"{path} has no list of an authority of {ca_file}")
     for one in known:
-        if not one.is_signature_valid(authorities[one.issuer].public_key()):  # type: ignore[arg-type]
+        if not any(one.is_signature_valid(key) for key in authorities[one.issuer]):  # type: ignore[arg-type]
             raise InvalidConfigError(f"{path} has a list that its authority did not sign")
     ends = [one.next_update_utc for one in lists]
     if None in ends:
@@ -97,14 +108,14 @@ def _us(moment: datetime) -> int:
 def _read(path: Path) -> list[x509.Certificate]:
     try:
         return x509.load_pem_x509_certificates(path.read_bytes())
-    except (OSError, ValueError) as cause:
+    except (OSError, *_UNREADABLE) as cause:
         raise InvalidConfigError(f"{path} has no certificate: {cause}") from cause
 
 
 def _uris(certificate: x509.Certificate) -> list[str]:
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except (x509.ExtensionNotFound, ValueError):
+    except (x509.ExtensionNotFound, *_UNREADABLE):
         return []
     return names.get_values_for_type(x509.UniformResourceIdentifier)
 
@@ -113,7 +124,7 @@ def _signed_by(certificate: x509.Certificate, issuers: Iterable[x509.Certificate
     for one in issuers:
         try:
             certificate.verify_directly_issued_by(one)
-        except (ValueError, TypeError, InvalidSignature):
+        except (*_UNREADABLE, InvalidSignature):
             continue
         return True
     return False

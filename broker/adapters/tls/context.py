@@ -95,6 +95,9 @@ def server_context(files: TlsFiles, *, protocols: Sequence[str] = ()) -> ssl.SSL
         context.set_alpn_protocols(list(protocols))
     if files.ca_file is not None:
         context.verify_mode = ssl.CERT_REQUIRED
+        # A session that is resumed would not have its certificate verified again.
+        context.num_tickets = 0
+        context.options |= ssl.OP_NO_TICKET
     return context
 
 

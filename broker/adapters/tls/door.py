@@ -110,8 +110,12 @@ class DoorCertificates:
             expiries_us = self._read_expiries(revocations)
             self._require_good(expiries_us, revocations, now_us)
         except InvalidConfigError as error:
-            _log.warning("certificates_kept", door=self._door, files=files, reason=error.message)
+            if not self._changed.repeats:
+                _log.warning(
+                    "certificates_kept", door=self._door, files=files, reason=error.message
+                )
             return
+        self._changed.taken()
         if not self._replaceable:
             _log.warning("certificates_need_restart", door=self._door, files=files)
             return

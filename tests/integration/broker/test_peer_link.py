@@ -340,6 +340,30 @@ def test_hundreds_of_half_open_connections_keep_nobody_out(rig: PeerRig) -> None
             one.close()
 
 
+def test_a_connection_for_which_there_is_no_thread_closes_the_door_to_nobody(
+    rig: PeerRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system has a limit of threads; brokers that come later are served."""
+    start, failed = threading.Thread.start, threading.Event()
+
+    def fail_once(thread: threading.Thread) -> None:
+        if thread.name.startswith("peer-from-") and not failed.is_set():
+            failed.set()
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    _, inbox = _control(rig.links[A])
+    rig.stop(B)
+    rig.stop(C)
+    monkeypatch.setattr(threading.Thread, "start", fail_once)
+    assert _hung_up_on(rig.ports[A], None, b"")
+    assert rig.links[A].refused["no thread"] == 1
+    rig.start(B)
+    theirs, _ = _control(rig.links[B])
+    _until_heard(theirs, A, inbox, B)
+    theirs.close()
+
+
 def test_certificates_that_cannot_be_used_are_a_configuration_error(tmp_path: Path) -> None:
     """A missing file is named at start, before anything listens for brokers."""
     files = files_of(tmp_path, "a")

@@ -131,7 +131,7 @@ class ChaosCampaign:
     def _create_stream(self) -> None:
         dice = random.Random(self._config.seed)
         with self.cluster.client() as client:
-            client.create_stream(
+            created = client.create_stream(
                 STREAM,
                 subject=_SUBJECT,
                 partitions=self._config.partitions,
@@ -141,6 +141,7 @@ class ChaosCampaign:
                 local_retention_bytes=dice.choice([0, 256 * 1024, 1024 * 1024]),
                 dedup_window_ms=300_000,
             )
+        self.cluster.stream_uuid = created.uuid
 
     def _made_loads(self) -> Loads:
         config = self._config

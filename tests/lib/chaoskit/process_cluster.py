@@ -2,6 +2,8 @@
 
 Every pair of brokers talks through two links of a ProxyMesh. Where small disks are wanted, each
 broker's data directory is a tmpfs of its own. NATS is one server. Everything is ended by handle.
+
+The file is not split: what is done to one cluster is read in one place.
 """
 
 from __future__ import annotations
@@ -19,8 +21,9 @@ from typing import Any, Final, Self
 
 from broker.errors import HeadwaterError
 from broker.model.cluster_status import ClusterStatus
-from broker.model.ids import PartitionId, PartitionNumber
+from broker.model.ids import PartitionId, PartitionNumber, StreamUuid
 from broker.model.stream import Stream
+from broker.storage.stream_folders import log_folder
 from chaoskit.cluster import ChaosError, ClusterState, PartitionState, Ports
 from chaoskit.guards import OPERATOR, Guards
 from chaoskit.proxy import ProxyMesh
@@ -68,6 +71,7 @@ class ProcessCluster:
         have TLS, and ask who calls.
         """
         self.folder, self.stream = folder, stream
+        self.stream_uuid: StreamUuid | None = None  # told once it is there: nobody may run later
         self.lake_uri = lake_uri or str(folder / "lake")
         folder.mkdir(parents=True, exist_ok=True)
         self.nats = embedded.start_nats(folder / "nats", port=embedded.free_port())
@@ -353,7 +357,9 @@ class ProcessCluster:
     def lose_partition(self, broker: str, partition: int, *, keep_folder: bool) -> None:
         """See ClusterUnderTest."""
         assert not self.is_running(broker), f"{broker} runs on that disk"
-        (folder,) = self._plan.folder_of(broker).glob(f"streams/*/{partition}")
+        assert self.stream_uuid is not None, "the stream is there"
+        lost = PartitionId(self.stream_uuid, PartitionNumber(partition))
+        folder = self._plan.folder_of(broker) / log_folder(lost)
         shutil.rmtree(folder)
         if keep_folder:
             folder.mkdir()

@@ -16,6 +16,7 @@ from broker.codec.record_batch import decode_body, to_rows
 from broker.codec.schema import ROW_SCHEMA
 from broker.model.ids import PartitionId
 from broker.storage.log.partition_log import LogConfig, PartitionLog
+from broker.storage.stream_folders import log_folder
 from chaoskit.cluster import ChaosError
 from checkkit.arrow import COLUMNS, columns_by_partition
 from checkkit.readings import PartReading, RowColumns, of_log
@@ -33,7 +34,7 @@ def read_replica(
     Raises:
         ChaosError: a part of the log is damaged.
     """
-    folder = f"streams/{partition_id.stream_uuid}/{partition_id.number}"
+    folder = log_folder(partition_id)
     if not (data_dir / folder).is_dir():
         return None
     shutil.copytree(data_dir / folder, scratch / folder)

@@ -152,6 +152,14 @@ func followerRead(r *rig) {
 func notLeader(r *rig) {
 	stream := r.replicated("s")
 	_, leader := r.leader(stream)
+	for end := time.Now().Add(patience); time.Now().Before(end); _, leader = r.leader(stream) {
+		// A broker is named as the leader before it has begun to lead.
+		_, err := r.stubs[leader].FetchPartitionMetadata(r.ctx, &api.FetchPartitionMetadataRequest{Stream: stream})
+		if err == nil {
+			break
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
 	for _, addr := range r.addrs {
 		call, err := r.stubs[addr].Subscribe(r.ctx, &api.SubscribeRequest{Stream: stream})
 		must(err, "subscribe")

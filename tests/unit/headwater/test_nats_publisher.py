@@ -1,4 +1,4 @@
-"""The publisher through NATS sends nothing again that the broker would not know any more."""
+"""The publisher through NATS sends nothing that the server refuses or the broker does not know."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from broker.errors import CommitTimeoutError
+from broker.errors import CommitTimeoutError, RecordTooLargeError
 from broker.model.ids import StreamUuid
 from broker.model.stream import Stream, StreamConfig
 from headwater import nats_publisher
 from headwater.nats_publisher import NatsMessage, NatsPublisher, _Unanswered
+from simkit.servers.scripted_nats import ScriptedNats
 
 NOW_S = 1_000.0
 
@@ -20,12 +21,21 @@ NOW_S = 1_000.0
 class Sent:
     """Stands in for a connection to NATS."""
 
+    max_payload = 1024
+
     def __init__(self) -> None:
         self.count = 0
 
     async def publish(self, subject: str, value: bytes, **given: Any) -> None:
         """Count."""
         self.count += 1
+
+
+def stream_on_s(dedup_window_ms: int = 120_000) -> Stream:
+    """Return a stream that answers what is published on subject s."""
+    config = StreamConfig(subject="s", puback=True, dedup_window_ms=dedup_window_ms)
+    uuid = StreamUuid("00000000-0000-4000-8000-000000000001")
+    return Stream(name="s", uuid=uuid, config=config, created_us=1, table_name="s")
 
 
 @pytest.mark.parametrize(
@@ -50,10 +60,7 @@ def test_nothing_is_sent_again_near_the_end_of_the_dedup_window(
 ) -> None:
     """It could be stored twice. What nobody has heard is not stored; with 0 ids are off."""
     monkeypatch.setattr(nats_publisher, "time", SimpleNamespace(monotonic=lambda: NOW_S))
-    config = StreamConfig(subject="s", puback=True, dedup_window_ms=window_ms)
-    uuid = StreamUuid("00000000-0000-4000-8000-000000000001")
-    stream = Stream(name="s", uuid=uuid, config=config, created_us=1, table_name="s")
-    publisher = NatsPublisher("nats://127.0.0.1:1", stream=stream)
+    publisher = NatsPublisher("nats://127.0.0.1:1", stream=stream_on_s(window_ms))
     connection: Any = Sent()
     publisher._connection = connection
     sent_s = NOW_S - age_s
@@ -71,3 +78,37 @@ def test_nothing_is_sent_again_near_the_end_of_the_dedup_window(
     finally:
         publisher._loop.close()
     assert connection.count == is_sent
+
+
+@pytest.mark.parametrize("acks", [True, False], ids=["acks", "no acks"])
+@pytest.mark.parametrize(
+    "headers",
+    [None, {}, {"Headwater-Key": "clé"}, {" a ": "  blanks  ", "b": "", " ": "no name"}],
+    ids=["none", "empty", "text", "blanks"],
+)
+def test_a_message_that_the_server_would_refuse_with_its_headers_is_not_sent(
+    headers: dict[str, str] | None, *, acks: bool
+) -> None:
+    """The server closes the connection for it, and the messages before it lose their answers."""
+
+    async def main() -> None:
+        async with ScriptedNats(max_payload_bytes=1000) as server:
+            await asyncio.to_thread(publish, server)
+            assert [one.total_bytes for one in server.published[1:]] == [1000]
+
+    def publish(server: ScriptedNats) -> None:
+        with NatsPublisher(server.url, stream=stream_on_s(), acks=acks) as out:
+
+            def send(size: int) -> None:
+                out.publish([NatsMessage("s", bytes(size), headers)])
+                out._call(out._connection.flush())  # type: ignore[union-attr]
+
+            send(0)
+            room = 1000 - server.published[0].total_bytes
+            send(room)
+            with pytest.raises(RecordTooLargeError, match="with its headers") as refused:
+                send(room + 1)
+            assert refused.value.facts == {"size_bytes": 1001, "limit_bytes": 1000}
+            assert len(out._unanswered) == 2 * acks, "a refused message is not sent again"
+
+    asyncio.run(asyncio.wait_for(main(), 20))

@@ -18,7 +18,8 @@ def test_a_change_is_told_once_when_it_has_settled(tmp_path: Path) -> None:
     key.write_text("1")
     assert not watched.ready(), "the second file has come since the last look"
     assert watched.ready()
-    assert not watched.ready(), "it was told"
+    watched.taken()
+    assert not watched.ready(at_once=True), "it was taken"
 
 
 def test_an_operator_need_not_wait(tmp_path: Path) -> None:
@@ -28,6 +29,26 @@ def test_an_operator_need_not_wait(tmp_path: Path) -> None:
     assert not watched.ready(at_once=True)
     file.write_text("1")
     assert watched.ready(at_once=True)
+
+
+def test_files_that_were_not_taken_are_told_again(tmp_path: Path) -> None:
+    """Their reader may have met a fault that passes; it need not say so each time."""
+    file = tmp_path / "file"
+    watched = ChangedFiles([file])
+    file.write_text("1")
+    assert watched.ready(at_once=True)
+    flags = [watched.repeats]
+    assert not watched.ready(), "not at each look"
+    assert watched.ready(at_once=True), "an operator need not wait"
+    told = [watched.ready() for _ in range(100)]
+    assert told.count(True) == 4
+    flags.append(watched.repeats)
+    file.write_text("22")
+    assert watched.ready(at_once=True)
+    flags.append(watched.repeats)
+    assert flags == [False, True, False], "at last there are other files"
+    watched.taken()
+    assert not any(watched.ready() for _ in range(100))
 
 
 def test_files_behind_a_link_change_with_the_link(tmp_path: Path) -> None:

@@ -187,6 +187,35 @@ def test_a_silent_broker_is_fenced_when_its_session_is_over_and_again_after_a_pa
     assert room.pass_ms(50, A, C) == [fence]
 
 
+def test_a_broker_gets_no_lease_while_its_fence_is_under_way() -> None:
+    """The fence would cut that lease short, and another leader serve while it lasts."""
+    room = Room()
+    fence = FenceBroker(broker=B, broker_epoch=room.epoch(B))
+    assert room.pass_ms(TIMING.session_ms, A, C) == [fence]
+    came = HeartbeatCame(B, room.epoch(B), room.index, room.now_ms)
+    assert not room.core.step(came), "it was silent for a whole session: the fence is proposed"
+    assert room.core.step(HeartbeatCame(A, room.epoch(A), room.index, room.now_ms))
+    assert room.pass_ms(TIMING.retry_ms, A, B, C) == [fence], "a lost proposal is made again"
+    room.do(fence)
+    unfence = UnfenceBroker(broker=B, broker_epoch=room.epoch(B))
+    assert room.pass_ms(TIMING.retry_ms, A, B, C) == [unfence]
+    room.do(unfence)
+    assert room.core.step(HeartbeatCame(B, room.epoch(B), room.index, room.now_ms))
+
+
+def test_a_fence_of_a_former_process_or_office_withholds_no_lease() -> None:
+    """Such a fence cannot be committed any more, so nothing would end the wait for it."""
+    room = Room()
+    room.pass_ms(TIMING.session_ms, A, C)
+    room.do(RegisterBroker(broker=B, session="next", known_sessions=(B,), features_max=2))
+    assert room.core.step(HeartbeatCame(B, room.epoch(B), room.index, room.now_ms))
+    room.pass_ms(TIMING.session_ms, A, C)
+    assert not room.core.step(HeartbeatCame(B, room.epoch(B), room.index, room.now_ms))
+    room.core.step(OfficeLost())
+    room.core.step(OfficeTaken(room.now_ms))
+    assert room.core.step(HeartbeatCame(B, room.epoch(B), room.index, room.now_ms))
+
+
 def test_after_a_stall_of_the_controller_nobody_is_fenced() -> None:
     """The controller heard nobody because it was suspended itself, so all sessions start anew."""
     room = Room()

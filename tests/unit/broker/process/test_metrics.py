@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from types import SimpleNamespace
+from typing import cast
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -13,6 +15,7 @@ from broker.process.metrics import (
     ClusterSample,
     ControllerSample,
     FollowerSample,
+    IngestErrorSample,
     IngestSample,
     LimitsSample,
     PartitionSample,
@@ -21,6 +24,10 @@ from broker.process.metrics import (
     ReplicaSample,
     TierSample,
 )
+from broker.process.samples import BrokerSamples
+from broker.runtime.broker import Broker
+from broker.runtime.ingest.nats_ingest import NatsIngest
+from broker.runtime.ingest.nats_partition import IngestStats
 
 
 class Source:
@@ -63,6 +70,17 @@ class Source:
                 refused_messages_total=2,
                 pending_bytes=64,
             )
+        ]
+
+    def ingest_error_samples(self) -> list[IngestErrorSample]:
+        """Return two errors of one subscription."""
+        return [
+            IngestErrorSample(
+                stream="orders", partition=0, error="RecordTooLargeError", errors_total=2
+            ),
+            IngestErrorSample(
+                stream="orders", partition=0, error="InvalidAckInbox", errors_total=1
+            ),
         ]
 
     def tier_samples(self) -> list[TierSample]:
@@ -178,6 +196,7 @@ def test_every_field_of_every_sample_is_a_metric() -> None:
     for group, kind in (
         ("partition", PartitionSample),
         ("ingest", IngestSample),
+        ("ingest", IngestErrorSample),
         ("tier", TierSample),
         ("replica", ReplicaSample),
         ("follower", FollowerSample),
@@ -186,7 +205,7 @@ def test_every_field_of_every_sample_is_a_metric() -> None:
         ("peer", PeerSample),
         ("certificate", CertificateSample),
     ):
-        labels = ("stream", "partition", "follower", "controller", "peer", "door", "file")
+        labels = ("stream", "partition", "error", "follower", "controller", "peer", "door", "file")
         for field in dataclasses.fields(kind):
             if field.name not in labels:
                 assert re.search(rf"^headwater_{group}_{field.name}[{{ ]", text, re.MULTILINE)
@@ -217,6 +236,41 @@ def test_a_cluster_has_labels_of_its_own() -> None:
     assert found["headwater_cluster_controllers_alive", ()] == 2
     assert found["headwater_cluster_raft_role", (("raft_role", "leader"),)] == 1
     assert found["headwater_cluster_under_replicated_partitions", ()] == 3
+
+
+def test_each_error_of_the_ingest_is_told_by_its_class() -> None:
+    """Answers that cannot be sent are no refused messages: they are told here only."""
+    found = _samples(BrokerMetrics(Source(), broker_id="b", version="1"))
+    at = (("partition", "0"), ("stream", "orders"))
+    name = "headwater_ingest_errors_total"
+    assert found[name, (("error", "RecordTooLargeError"), *at)] == 2
+    assert found[name, (("error", "InvalidAckInbox"), *at)] == 1
+
+
+def test_a_broker_s_ingest_gives_each_class_of_error() -> None:
+    """What the subscriptions have counted is what a scrape shows."""
+    stats = IngestStats(
+        stream="orders",
+        partition=3,
+        received_messages_total=5,
+        received_bytes_total=500,
+        stored_messages_total=2,
+        duplicate_messages_total=0,
+        dropped_messages_total=1,
+        refused_messages_total=2,
+        pending_bytes=0,
+        misplaced_keys_total=0,
+        gaps_total=0,
+        slow_consumer_total=0,
+        errors_total={"RecordTooLargeError": 2, "InvalidAckInbox": 1},
+    )
+    samples = BrokerSamples(cast("Broker", None), None)
+    assert samples.ingest_error_samples() == []
+    samples.ingest = cast("NatsIngest", SimpleNamespace(stats=lambda: [stats]))
+    assert samples.ingest_error_samples() == [
+        IngestErrorSample(stream="orders", partition=3, error=error, errors_total=count)
+        for error, count in (("InvalidAckInbox", 1), ("RecordTooLargeError", 2))
+    ]
 
 
 def test_each_scrape_asks_again() -> None:

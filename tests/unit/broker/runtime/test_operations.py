@@ -197,13 +197,19 @@ def metadata() -> Metadata:
     return found
 
 
-def _operations(metadata: Metadata, *, me: BrokerId = A, end: int = 7) -> ClusterOperations:
+def _operations(
+    metadata: Metadata,
+    *,
+    me: BrokerId = A,
+    end: int = 7,
+    controllers: tuple[str, ...] = ("a", "b", "c"),
+) -> ClusterOperations:
     broker = Broker()
     if metadata.state.streams:
         broker.found = [Driver(metadata.state.streams["s"], end)]
     return ClusterOperations(
         cluster="hw", me=me, metadata=metadata, broker=broker, clock=FakeClock(),
-        controllers=("a", "b", "c"), controller=lambda: "b",
+        controllers=controllers, controller=lambda: "b",
     )  # fmt: skip
 
 
@@ -400,7 +406,7 @@ def test_an_unclean_election_is_refused_unless_it_is_meant(metadata: Metadata) -
 
 def test_remove_wants_a_dead_and_empty_broker(metadata: Metadata) -> None:
     """A living one, or one with replicas, stays; a removed one is unknown."""
-    operations = _operations(metadata)
+    operations = _operations(metadata, controllers=("a", "b"))
     with pytest.raises(InvalidRequestError, match="alive"):
         operations.remove_broker("d")
     metadata.fence(C)
@@ -411,6 +417,18 @@ def test_remove_wants_a_dead_and_empty_broker(metadata: Metadata) -> None:
     assert operations.status().broker("d") is None
     with pytest.raises(UnknownBrokerError):
         operations.remove_broker("d")
+
+
+def test_remove_refuses_a_voter_and_says_who_takes_its_vote(metadata: Metadata) -> None:
+    """A forgotten voter would count in every majority; the log's voters are asked, not the file."""
+    metadata.fence(D)
+    operations = _operations(metadata, controllers=("a", "b", "c", "d"))
+    with pytest.raises(InvalidRequestError, match="`headwater cluster controllers remove d`"):
+        operations.remove_broker("d")
+    assert D in metadata.state.brokers
+    without_vote = VoterChanged(True, "", NodeId("a"))
+    _with_voters(metadata, without_vote).remove_broker("d")
+    assert D not in metadata.state.brokers
 
 
 def test_a_broker_alone_tells_its_status() -> None:
@@ -480,7 +498,7 @@ class Voters:
 def _with_voters(metadata: Metadata, answer: VoterChanged) -> ClusterOperations:
     return ClusterOperations(
         cluster="hw", me=A, metadata=metadata, broker=Broker(), clock=FakeClock(),
-        controllers=("x",), controller=lambda: "a", voters=Voters(answer),
+        controllers=("d",), controller=lambda: "a", voters=Voters(answer),
     )  # fmt: skip
 
 

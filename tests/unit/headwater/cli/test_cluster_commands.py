@@ -357,11 +357,15 @@ def test_an_unclean_election_of_an_online_partition_is_refused(run: Run, cluster
 
 
 def test_a_broker_is_removed_when_it_is_gone_for_good(run: Run, cluster: Cluster) -> None:
-    """A living one, or one with replicas, is not."""
+    """A living one, one with replicas, or one that votes, is not."""
     alive = run("remove-broker", "d")
     assert alive.exit_code == 2
     assert "it is alive: stop it" in alive.stderr
     cluster.lose(B)
+    votes = run("remove-broker", "b")
+    assert votes.exit_code == 2
+    assert "it votes on the metadata" in votes.stderr
+    assert run("controllers", "remove", "b").exit_code == 0, "what the message names"
     holds = run("remove-broker", "b").stderr
     assert "it holds 1 replica(s): move them to other brokers" in holds
     assert "stop it" not in holds

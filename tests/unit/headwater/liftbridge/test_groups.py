@@ -174,3 +174,72 @@ def test_a_place_that_the_servers_refuse_does_not_keep_the_others_from_being_set
         return servers.cursors
 
     assert asyncio.run(live()) == {"t": 41}
+
+
+class Elections(TwoStreams):
+    """Servers of a partition that loses its leader behind each message.
+
+    ``starts``: where each reading began, as position and offset.
+    """
+
+    def __init__(self, position: int | None) -> None:
+        super().__init__()
+        self._position = position
+        self.starts: list[tuple[int, int]] = []
+
+    async def at_broker(
+        self, broker: str, call: Callable[[Any, float], Awaitable[Any]]
+    ) -> api.FetchConsumerGroupAssignmentsResponse:
+        """See ``GroupServers``."""
+        given = [api.PartitionAssignment(stream="s", partitions=[0])]
+        return api.FetchConsumerGroupAssignmentsResponse(epoch=6, assignments=given)
+
+    async def cursor(self, cursor: str, stream: str, partition: int) -> int | None:
+        """See ``GroupServers``."""
+        return self._position
+
+    async def follow(self, following: Any, consumer: object) -> AsyncIterator[Message]:
+        """See ``GroupServers``: the message at offset 41, 42, 43, and then a change of leader."""
+        asked = following.request()
+        self.starts.append((asked.startPosition, asked.startOffset))
+        yield Message("s", 0, 40 + len(self.starts), 1, b"x")
+        raise NotLeaderError("s/0 has another leader now", leader=None)
+
+
+@pytest.mark.parametrize("cursor", [None, 20])
+def test_a_member_goes_on_behind_what_it_has_read_after_an_election(cursor: int | None) -> None:
+    """A start at "latest", or at the cursor, would drop messages or hand them out again."""
+
+    async def live() -> tuple[list[tuple[int, int]], list[int]]:
+        servers = Elections(cursor)
+        member = member_of(servers)
+        got = []
+        for _ in range(3):
+            await member._fetch_assignments()
+            got.append((await asyncio.wait_for(anext(member), 10)).offset)
+            await asyncio.wait([one.task for one in member._member.readers.values()])
+        await member.close()
+        return servers.starts, got
+
+    offset = api.StartPosition.OFFSET
+    first = (api.StartPosition.EARLIEST, 0) if cursor is None else (offset, cursor + 1)
+    assert asyncio.run(live()) == ([first, (offset, 42), (offset, 43)], [41, 42, 43])
+
+
+def test_a_new_stream_of_the_name_is_read_from_its_beginning() -> None:
+    """Its offsets have nothing to do with those of the deleted stream."""
+
+    async def live() -> list[int]:
+        servers = TwoStreams()
+        servers.deleted.set()
+        member = member_of(servers)
+        await member._fetch_assignments()
+        first = member._member.readers["s", 0]
+        await asyncio.wait([first.task])
+        await member._fetch_assignments()
+        second = member._member.readers["s", 0]
+        places = [one.next_offset or 0 for one in (first, second)]
+        await member.close()
+        return places
+
+    assert asyncio.run(live()) == [42, 0]

@@ -5,6 +5,9 @@ from __future__ import annotations
 import base64
 import hmac
 import json
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -12,6 +15,7 @@ from typing import Any, Final
 import pytest
 from joserfc import jwt
 from joserfc.jwk import ECKey, KeySet, OctKey, RSAKey
+from structlog.testing import capture_logs
 
 from broker.adapters.access.jwt_tokens import JwtTokens
 from broker.errors import InvalidConfigError, UnauthenticatedError
@@ -25,6 +29,11 @@ CLAIMS: Final[dict[str, Any]] = {
     "sub": "ann",
     "exp": NOW_S + 600,
 }
+SECP160R1: Final = """-----BEGIN PUBLIC KEY-----
+MD4wEAYHKoZIzj0CAQYFK4EEAAgDKgAET0wAz0dtdxw3g7JtnxGSMbOZkwYaL1cq
+8We/y/AmA59rRz57FZxu1g==
+-----END PUBLIC KEY-----
+"""
 
 
 @pytest.fixture(scope="module")
@@ -151,6 +160,45 @@ def test_keys_change_without_a_restart(tmp_path: Path, rsa: RSAKey) -> None:
     assert one.identify(signed(new, "RS256"), NOW_US) is not None
     path.write_text("{")  # half a file: the keys from before still count
     assert one.identify(signed(new, "RS256"), NOW_US) is not None
+
+
+@contextmanager
+def no_descriptors() -> Iterator[None]:
+    """Let the system open no file meanwhile."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_a_key_that_was_taken_away_goes_though_the_first_read_fails(
+    tmp_path: Path, rsa: RSAKey
+) -> None:
+    """A flood of connections may have taken all descriptors when the file changes."""
+    path = jwks(tmp_path / "k.json", rsa)
+    one, former = tokens(path), signed(rsa, "RS256")
+    assert one.identify(former, NOW_US) is not None
+    jwks(path, RSAKey.generate_key(2048, {"kid": "new"}))
+    with capture_logs() as lines, no_descriptors():
+        for _ in range(3):
+            assert one.identify(former, NOW_US) is not None, "keys that cannot be read"
+    assert [line["event"] for line in lines] == ["jwt_keys_kept"], "said once"
+    with pytest.raises(UnauthenticatedError):
+        one.identify(former, NOW_US)
+
+
+def test_a_key_of_an_unknown_kind_is_a_file_that_cannot_be_used(
+    tmp_path: Path, rsa: RSAKey
+) -> None:
+    """The keys from before count; the curve is one that the library does not have."""
+    path = jwks(tmp_path / "k.json", rsa)
+    one = tokens(path)
+    path.write_text(SECP160R1)
+    assert one.identify(signed(rsa, "RS256"), NOW_US) is not None
+    with pytest.raises(InvalidConfigError, match="holds no"):
+        tokens(path)
 
 
 def test_what_is_no_jwt_is_somebody_elses_to_judge(tmp_path: Path, rsa: RSAKey) -> None:

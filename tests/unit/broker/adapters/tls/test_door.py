@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ssl
 import time
 from collections.abc import Callable
@@ -33,6 +34,9 @@ class Door:
         self.files = self.authority.files(folder, uris=(OURS,))
         self.context = LiveContext(partial(server_context, self.files))
         self.watch = DoorCertificates("liftbridge", self.files, [self.context], member=OURS)
+        self.client_context: ssl.SSLContext | None = None  # of a client that resumes sessions
+        self.session: ssl.SSLSession | None = None
+        self.resumed = False
 
     def look(self, *, after_days: float = 0) -> list[tuple[str, str]]:
         """Look at the files; return the events with their reasons."""
@@ -44,16 +48,21 @@ class Door:
     def served(self) -> bytes:
         """Return the certificate that a new client gets."""
         there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
-        client_context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        client_context = self.client_context or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         client_context.load_verify_locations(cadata=self.authority.cert.decode())
         client_context.load_cert_chain(self.files.cert_file, self.files.key_file)
-        client = client_context.wrap_bio(back, there, server_hostname="localhost")
+        session = self.session if self.client_context else None
+        client = client_context.wrap_bio(back, there, server_hostname="localhost", session=session)
         server = self.context.wrap_bio(there, back, server_side=True)
         for side in (client, server, client, server):
             try:
                 side.do_handshake()
             except ssl.SSLWantReadError:
                 continue
+        with contextlib.suppress(ssl.SSLWantReadError):
+            client.read(1)  # tickets come behind the handshake
+        self.session = client.session
+        self.resumed = bool(client.session_reused)
         found = client.getpeercert(binary_form=True)
         assert found is not None
         return found
@@ -74,6 +83,14 @@ def test_changed_files_serve_the_next_connection(door: Door) -> None:
     after = door.served()
     assert after != before
     assert after == ssl.PEM_cert_to_DER_cert(door.files.cert_file.read_text())
+
+
+def test_no_session_is_resumed_where_clients_have_certificates(door: Door) -> None:
+    """A resumed session's certificate would not be verified again, though it has expired since."""
+    door.client_context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    for _ in range(2):
+        door.served()
+        assert not door.resumed
 
 
 def _lose_the_key(door: Door) -> None:
@@ -284,6 +301,29 @@ def test_a_list_that_cannot_be_used_leaves_the_one_before(
         revoking.served()
     with pytest.raises(InvalidConfigError, match=told):
         _start(revoking)
+
+
+def test_a_list_of_a_later_time_is_taken_when_that_time_has_come(revoking: RevokingDoor) -> None:
+    """The clocks of a broker and of an authority differ; nobody touches the file again."""
+    certificate = revoking.files.cert_file.read_bytes()
+    revoking.write(certificate, begins_days=0.5)
+    ((event, _),) = revoking.look()
+    assert event == "certificates_kept"
+    assert revoking.look(after_days=0.4) == [], "it was said"
+    assert revoking.look(after_days=0.6) == [("certificates_read", "")]
+    number = x509.load_pem_x509_certificate(certificate).serial_number
+    assert revoking.told == [frozenset({number})]
+
+
+def test_an_authority_with_a_new_key_keeps_its_list_and_its_name(revoking: RevokingDoor) -> None:
+    """Both of its certificates are trusted for a while, and either of its keys signs the lists."""
+    renewed = Authority(days=60)
+    authorities = revoking.files.ca_file
+    assert authorities is not None
+    authorities.write_bytes(renewed.cert + revoking.authority.cert)
+    for signer in (revoking.authority, renewed):
+        revoking.list.write_bytes(revocations(signer.cert, signer.key))
+        assert revoking.look() == [("certificates_read", "")]
 
 
 def _start(door: RevokingDoor) -> None:
