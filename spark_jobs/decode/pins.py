@@ -10,7 +10,7 @@ names that begin with ``_``.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -127,6 +127,18 @@ def newest_pins(store: ObjectStore) -> dict[str, Pin]:
     apps = sorted({key.removeprefix(prefix).partition("/")[0] for key in keys})
     found = {app: Pins(store, app).newest() for app in apps}
     return {app: pin for app, pin in found.items() if pin is not None}
+
+
+def continued(spec: DecodeSpec, others: Iterable[DecodeSpec]) -> DecodeSpec:
+    """Return a spec with the columns that the longest of the others has added at its end.
+
+    Limits stay those of ``spec``; others that decode in another way are passed over.
+    """
+    for other in others:
+        longer = replace(other, bounds=spec.bounds)
+        if longer.grown_from(spec):
+            spec = longer
+    return spec
 
 
 def _number(key: str) -> int:

@@ -71,9 +71,7 @@ def ingests_of(
     return {
         name: pin.starts
         for name, pin in pins.items()
-        if name != app
-        and pin.stream_uuid == stream_uuid
-        and (pin.starts or name in (INGEST, like))
+        if name != app and pin.stream_uuid == stream_uuid and (pin.starts or name in (INGEST, like))
     }
 
 
@@ -83,6 +81,7 @@ def resolve(
     stream: str,
     uuid: str,
     found: Watermarks,
+    *,
     ingests: Mapping[str, Starts],
 ) -> dict[int, OffsetRange]:
     """Return the whole range of each partition, including records already in the table. Blocks.
@@ -120,7 +119,9 @@ def resolve(
         if not isinstance(bounds.end, Mapping):
             later = [other.start for _, part, other in found.others if part == number]
             end = min([end, *(at for at in later if at >= start)])
-        end = _before_ingests(bounds, number, (start, end), int(span.start), found, ingests)
+        end = _before_ingests(
+            bounds, number, (start, end), first=int(span.start), found=found, ingests=ingests
+        )
         if begun is None and not span.start <= start <= span.end:
             raise _outside(number, start, span)
         if end > span.end:
@@ -133,6 +134,7 @@ def _before_ingests(
     bounds: Bounds,
     number: int,
     wanted: tuple[int, int],
+    *,
     first: int,
     found: Watermarks,
     ingests: Mapping[str, Starts],

@@ -75,8 +75,8 @@ def test_the_whole_job_asks_s3_few_times(
         for name, text in (moto_env | {"AWS_ENDPOINT_URL": proxy.address}).items():
             monkeypatch.setenv(name, text)
         target = Target.at("s3://headwater-tests/backfill", app="backfill")
-        # Three listings for pins; five of the log, of which one is after the creation; the creation;
-        # of each partition a file and its read-back; the commit.
+        # Three listings for pins; five of the log, of which one is after the creation; the
+        # creation; of each partition a file and its read-back; the commit.
         for end, expected in ((500, 3 + 5 + 1 + 4 + 1), (900, 3 + 2 + 2 + 4 + 1)):
             proxy.watch()
             found = run(rig, target, "--to", json.dumps({"0": end, "1": end}))
@@ -211,3 +211,45 @@ def test_payloads_are_decoded_as_asked_and_poison_is_kept(rig: AppendRig, target
     assert sorted(table_rows(target).column("id").to_pylist()) == [1, 2]
     (bad,) = table_rows(target.beside("__rejected")).to_pylist()
     assert (bad["offset"], bad["value"]) == (1001, b"not json")
+
+
+def test_what_is_decoded_again_keeps_the_columns_that_came_later(
+    rig: AppendRig, target: Target
+) -> None:
+    """The backfill's own pin is older than the ingest's; the only whole copy loses no field."""
+    with rig.client.producer("s", 0) as producer:
+        producer.send(records([b'{"id": 1}', b'{"id": 2, "late": "x", "more": true}']))
+    bounds = ("--from", '{"0": 1000}', "--to", '{"0": 1002}')
+    run(rig, target, *bounds, "--schema", "id bigint", "--record-bytes-max", "9")
+    spec = DecodeSpec(format="json", schema=types.to_json(ddl.parse("id bigint, late string")))
+    pin = Pin(stream="s", stream_uuid=rig.source.stream_uuid, starts={}, spec=spec)
+    assert Pins(open_store(target.store), "ingest").put(pin)
+
+    done = run(rig, target, "--redecode", "--record-bytes-max", "99", "--evolve", "add")
+
+    assert (done["records"], done["rows"], done["rejected"]) == (1, 1, 0)
+    (row,) = (row for row in table_rows(target).to_pylist() if row["id"] == 2)
+    assert (row["late"], row["more"]) == ("x", True)
+
+
+def test_new_fields_become_columns_if_asked(rig: AppendRig, target: Target) -> None:
+    """With --evolve add a field that a later chunk has is a new column; the rest is null there."""
+    with rig.client.producer("s", 0) as producer:
+        producer.send(records([b'{"id": 1}', b'{"id": 2}', b'{"id": 3, "late": "x"}']))
+    bounds = ("--from", '{"0": 1000}', "--to", '{"0": 1003}')
+    words = ("--schema", "id bigint", "--records-per-chunk", "1", "--evolve", "add")
+
+    done = run(rig, target, *bounds, *words)
+
+    assert (done["rows"], done["remaining"]) == (3, 0)
+    found = {row["id"]: row["late"] for row in table_rows(target).to_pylist()}
+    assert found == {1: None, 2: None, 3: "x"}
+    assert run(rig, target, *bounds)["records"] == 0
+
+
+def test_a_run_that_is_stopped_says_what_remains(rig: AppendRig, target: Target) -> None:
+    """A stop between chunks leaves records; the job's exit status asks for another run."""
+    report = Report("backfill", io.StringIO())
+    report.stop.event.set()
+    assert run(rig, target, report=report)["remaining"] == 2000
+    assert run(rig, target)["remaining"] == 0

@@ -47,7 +47,7 @@ def resolve(
     args = backfill.PARSER.parse_args(["--stream", "s", "--table", "t", *words])
     found: Any = Watermarks(version=1, starts=starts or {}, ends=ends or {}, others=others)  # type: ignore[arg-type]
     bounds, pinned = backfill_range.parse(args), ingests or {}
-    ranges = backfill_range.resolve(bounds, Held(), "s", uuid, found, pinned)  # type: ignore[arg-type]
+    ranges = backfill_range.resolve(bounds, Held(), "s", uuid, found, ingests=pinned)  # type: ignore[arg-type]
     return {number: (int(one.start), int(one.end)) for number, one in ranges.items()}
 
 
