@@ -142,7 +142,9 @@ class MaintainedTable:
         return Vacuumed(paths=tuple(sorted(paths)), retain_hours=retain_hours, orphans=orphans)
 
     def optimize(self, *, target_bytes: int) -> dict[str, Any]:
-        """Join small files without a change of rows or their order; return delta-rs's metrics.
+        """Join small files without a change of rows; return delta-rs's metrics.
+
+        Files are joined in delta-rs's order, mostly the newest first, not in that of their rows.
 
         Raises:
             ObjectMissingError: there is no table.
