@@ -10,7 +10,7 @@ names that begin with ``_``.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -118,6 +118,27 @@ class Pins:
 
     def _key(self, number: int) -> str:
         return f"{self._folder}{number:08}.json"
+
+
+def newest_pins(store: ObjectStore) -> dict[str, Pin]:
+    """Return the pin in force of each appender of a table, by name; raises as :class:`Pins`."""
+    prefix = f"{_FOLDER}/"
+    keys = [info.key for info in store.list(prefix) if info.key.endswith(".json")]
+    apps = sorted({key.removeprefix(prefix).partition("/")[0] for key in keys})
+    found = {app: Pins(store, app).newest() for app in apps}
+    return {app: pin for app, pin in found.items() if pin is not None}
+
+
+def continued(spec: DecodeSpec, others: Iterable[DecodeSpec]) -> DecodeSpec:
+    """Return a spec with the columns that the longest of the others has added at its end.
+
+    Limits stay those of ``spec``; others that decode in another way are passed over.
+    """
+    for other in others:
+        longer = replace(other, bounds=spec.bounds)
+        if longer.grown_from(spec):
+            spec = longer
+    return spec
 
 
 def _number(key: str) -> int:

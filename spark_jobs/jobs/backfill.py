@@ -2,9 +2,10 @@
 
 The table holds the progress of the backfill: a watermark per partition, under the backfill's own
 application id. So a backfill may be killed, started again, or run twice at once; a run that loses a
-race goes on after the winner. If an ingest appends to the same table, the backfill stops at the
-offset where the ingest began, so no offset is in a table twice. A lease keeps the records that are
-not read yet. After SIGTERM the current chunk is finished.
+race goes on after the winner. If an ingest appends to the same table, or is set up to, the backfill
+stops at the offset where the ingest begins, so no offset is in a table twice. A lease keeps the
+records that are not read yet. After SIGTERM the current chunk is finished, and the exit status says
+that the job has to be run again, if records remain.
 """
 
 from __future__ import annotations
@@ -13,24 +14,31 @@ import argparse
 import random
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from broker.errors import HeadwaterError, InvalidRequestError, StreamRecreatedError
+from broker.errors import (
+    HeadwaterError,
+    InvalidRequestError,
+    SchemaMismatchError,
+    StreamRecreatedError,
+)
 from broker.model.offsets import Offset, OffsetRange
 from headwater.reads.lease_keeper import KEEPER, LEASE_TTL_MS_DEFAULT
 from spark_jobs.clients import client_of
-from spark_jobs.decode.pins import Pin, Pins
-from spark_jobs.decode.transform import DecodeTransform
+from spark_jobs.decode.pins import Pin, Pins, continued, newest_pins
+from spark_jobs.decode.spec import DecodeSpec
+from spark_jobs.decode.transform import DecodeTransform, added_fields
 from spark_jobs.jobs import backfill_range, begun, ingest_setup
 from spark_jobs.jobs.job import Facts, Report, parser, run_job
 from spark_jobs.source.lookup import BrokerLookup
-from spark_jobs.tables import Appended, Appender, Source, Target, plan
+from spark_jobs.tables import Appended, Appender, Source, Target, Watermarks, plan
 from spark_jobs.tables.redecode import Redecoded, Redecoder
 from tiering.store.opening import open_store
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import SparkSession
 
     from headwater.client import Client
@@ -39,6 +47,7 @@ NAME: Final = "backfill"
 RECORDS_PER_CHUNK: Final = 4_000_000
 _FAILURES_MAX: Final = 8  # in a row, without any progress
 _BACKOFF_S: Final = 0.25
+_GROWTHS_MAX: Final = 1000  # pins that one run may add; each adds at least one column
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -76,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--like",
         metavar="APP",
-        default="ingest",
+        default=backfill_range.INGEST,
         help="decode like the ingest of this name, if it has set up the table (default: ingest)",
     )
     made.add_argument(
@@ -149,7 +158,7 @@ def run(spark: SparkSession, args: argparse.Namespace, report: Report) -> Facts:
     try:
         totals = _Totals()
         resolved = partial(
-            backfill_range.resolve, bounds, BrokerLookup(client), stream.name, stream.uuid
+            _resolved, args=args, bounds=bounds, client=client, source=source, target=target
         )
         finish = partial(
             _finish, spark, target, source, client=client, report=report, totals=totals
@@ -159,8 +168,8 @@ def run(spark: SparkSession, args: argparse.Namespace, report: Report) -> Facts:
             finish(resolved(Appender(spark, target, source).watermarks()))
 
         pin = _pin(spark, args, target, source, client=client, finish=finish_first)
-        appender = _appender(spark, pin, target, source)
-        found = appender.watermarks()
+        decoding = _Decoding(spark, target, source, pin=pin, grow=args.evolve == "add")
+        found = decoding.appender.watermarks()
         wanted = resolved(found)
         total = sum(len(offsets) for offsets in wanted.values())
         version = "no table" if found.version < 0 else found.version
@@ -168,7 +177,7 @@ def run(spark: SparkSession, args: argparse.Namespace, report: Report) -> Facts:
         totals.version = found.version
         totals.ends = {number: int(end) for number, end in found.ends.items()}
         _append_all(
-            appender, wanted, totals, report, chunk_max=args.records_per_chunk, finish=finish
+            decoding, wanted, totals, report, chunk_max=args.records_per_chunk, finish=finish
         )
     finally:
         KEEPER.release(lease.lease_id)
@@ -193,19 +202,40 @@ def run(spark: SparkSession, args: argparse.Namespace, report: Report) -> Facts:
     }
 
 
+def _resolved(
+    found: Watermarks,
+    *,
+    args: argparse.Namespace,
+    bounds: backfill_range.Bounds,
+    client: Client,
+    source: Source,
+    target: Target,
+) -> dict[int, OffsetRange]:
+    """Return the ranges to append, which end where an ingest of the table begins."""
+    uuid, pins = source.stream_uuid, newest_pins(open_store(target.store))
+    ingests = backfill_range.ingests_of(pins, uuid, app=target.app, like=args.like)
+    lookup = BrokerLookup(client)
+    return backfill_range.resolve(bounds, lookup, source.stream, uuid, found, ingests=ingests)
+
+
 def _redecode(args: argparse.Namespace, target: Target, source: Source, report: Report) -> Facts:
     """Decode rejected records again; move those that decode now into the table."""
-    store = open_store(target.store)
-    pin = Pins(store, target.app).newest() or Pins(store, args.like).newest()
+    pins = newest_pins(open_store(target.store))
+    pin = pins.get(target.app) or pins.get(args.like)
     if pin is None:
         raise InvalidRequestError(
             f"{target.uri} was never set up for decoding, so it has no rejected records"
         )
     if pin.stream_uuid != source.stream_uuid:
         raise _other_stream(pin, source)
-    spec = ingest_setup.respecified(args, pin.spec)
-    redecoder = Redecoder(target, begun.rejects_of(target), source, DecodeTransform(spec))
-    done = _patiently(redecoder, report)
+    # What is moved is deleted here as it was, so columns that another appender added count, too.
+    same = [one.spec for one in pins.values() if one.stream_uuid == source.stream_uuid]
+    known = continued(pin.spec, same)
+    grow = args.evolve == "add"
+    if grow or pin.number > 1 or known != pin.spec:
+        target = replace(target, evolve="add")
+    spec = ingest_setup.respecified(args, known)
+    done = _decoded_again(target, source, spec, grow=grow, report=report)
     return {
         "stream": source.stream,
         "stream_uuid": source.stream_uuid,
@@ -215,6 +245,23 @@ def _redecode(args: argparse.Namespace, target: Target, source: Source, report: 
         "rejected": done.rejected_count,
         "waiting": done.waiting_count,
     }
+
+
+def _decoded_again(
+    target: Target, source: Source, spec: DecodeSpec, *, grow: bool, report: Report
+) -> Redecoded:
+    """Move what decodes now; with ``grow``, begin again with the new fields that were found."""
+    while True:
+        transform = DecodeTransform(spec, grow=grow)
+        redecoder = Redecoder(target, begun.rejects_of(target), source, transform)
+        try:
+            return _patiently(redecoder, report)
+        except SchemaMismatchError as error:
+            added = added_fields(error)
+            if added is None:
+                raise
+        spec = spec.with_fields(added)
+        report.progress("new columns", names=",".join(added.names))
 
 
 def _patiently(redecoder: Redecoder, report: Report) -> Redecoded:
@@ -240,7 +287,7 @@ def _other_stream(pin: Pin, source: Source) -> StreamRecreatedError:
 
 
 def _append_all(
-    appender: Appender,
+    decoding: _Decoding,
     wanted: Mapping[int, OffsetRange],
     totals: _Totals,
     report: Report,
@@ -253,15 +300,22 @@ def _append_all(
     If that run decodes by another pin, this run may meet the half of its append. It gets the time
     of a pause to commit the rest; then ``finish`` does, by that pin.
     """
-    failures = 0
+    failures = growths = 0
     while not report.stop.event.is_set():
         remaining = _remaining(wanted, totals.ends)
         if not remaining:
             return
         try:
             piece = plan.chunk(remaining, chunk_max)
-            done = appender.append(piece, batch_id=f"chunk-{totals.chunks_count}")
+            done = decoding.appender.append(piece, batch_id=f"chunk-{totals.chunks_count}")
         except HeadwaterError as error:
+            added = decoding.added(error)
+            if added is not None and growths < _GROWTHS_MAX:
+                growths += 1
+                finish(wanted)  # what was begun ends by the pin that began it
+                decoding.grow(added, report)
+                totals.ends |= _ends(decoding.appender)
+                continue
             failures += 1
             final = isinstance(error, StreamRecreatedError) or failures == _FAILURES_MAX
             is_begun = begun.is_of_begun(error)
@@ -272,7 +326,7 @@ def _append_all(
             report.stop.event.wait(pause_s)
             finished = is_begun and finish(wanted)
             before = dict(totals.ends)
-            totals.ends |= {number: int(end) for number, end in appender.watermarks().ends.items()}
+            totals.ends |= _ends(decoding.appender)
             if totals.ends != before or finished:
                 failures = 0  # another run made progress, or what was begun is finished
             elif is_begun:
@@ -289,6 +343,10 @@ def _append_all(
             version=done.version,
             remaining=sum(len(each) for each in _remaining(wanted, totals.ends).values()),
         )
+
+
+def _ends(appender: Appender) -> dict[int, int]:
+    return {number: int(end) for number, end in appender.watermarks().ends.items()}
 
 
 def _remaining(
@@ -331,21 +389,59 @@ def _finish(
     return any(done.ranges for _, done in finished)
 
 
-def _appender(spark: SparkSession, pin: Pin | None, target: Target, source: Source) -> Appender:
-    """Return the appender; it decodes if the table is set up for decoding."""
-    if pin is None:
-        return Appender(spark, target, source)
-    if pin.number > 1:  # a pin that has grown may be ahead of the table
-        target = Target(
-            store=target.store, app=target.app, partition_by=target.partition_by, evolve="add"
+class _Decoding:
+    """How the rows of one run are decoded; with ``grow``, new JSON fields are pinned."""
+
+    def __init__(
+        self, spark: SparkSession, target: Target, source: Source, *, pin: Pin | None, grow: bool
+    ) -> None:
+        self._spark = spark
+        self._target = target
+        self._source = source
+        self._grows = grow
+        self.pin = pin
+        self.appender = self._made()
+
+    def _made(self) -> Appender:
+        """Return the appender; it decodes if the table is set up for decoding."""
+        target, pin = self._target, self.pin
+        if pin is None:
+            return Appender(self._spark, target, self._source)
+        if self._grows or pin.number > 1:  # a pin that has grown may be ahead of the table
+            target = replace(target, evolve="add")
+        return Appender(
+            self._spark,
+            target,
+            self._source,
+            DecodeTransform(pin.spec, grow=self._grows),
+            rejects=begun.rejects_of(target),
         )
-    return Appender(
-        spark,
-        target,
-        source,
-        DecodeTransform(pin.spec),
-        rejects=begun.rejects_of(target),
-    )
+
+    def added(self, error: HeadwaterError) -> pa.Schema | None:
+        """Return the new fields for which an append has to be repeated; None: another cause."""
+        return added_fields(error) if self._grows else None
+
+    def grow(self, added: pa.Schema, report: Report) -> None:
+        """Pin new columns, or take those that the table's other appenders have pinned already.
+
+        If another run of this name stores a pin first, that pin is in force.
+        """
+        assert self.pin is not None, "only a decoder finds new fields"
+        store = open_store(self._target.store)
+        own = Pins(store, self._target.app)
+        newest = own.newest()
+        assert newest is not None, "a run that decodes begins with a pin"
+        if newest.number == self.pin.number:
+            others = newest_pins(store).values()
+            uuid = self._source.stream_uuid
+            spec = continued(newest.spec, [one.spec for one in others if one.stream_uuid == uuid])
+            if spec == newest.spec:
+                spec = spec.with_fields(added)
+            newest = own.put(replace(newest, spec=spec)) or own.newest()
+            assert newest is not None, "another run's pin exists"
+        report.progress("new columns", names=",".join(added.names), pin=newest.number)
+        self.pin = newest
+        self.appender = self._made()
 
 
 def _pin(

@@ -1,7 +1,8 @@
 """The range of a backfill: from the arguments, the stream and the table's watermarks.
 
 By default a backfill begins at the first record, or at its own earlier beginning. It ends at the
-last record, or where another appender of the same table began.
+last record, or where another appender of the same table began. An ingest that is set up and has not
+appended anything yet begins where its pin says: the records from there on are the ingest's.
 """
 
 from __future__ import annotations
@@ -14,15 +15,18 @@ from typing import Final
 
 from broker.errors import InvalidRequestError, OffsetOutOfRangeError, StreamRecreatedError
 from broker.model.offsets import Offset, OffsetRange
+from spark_jobs.decode.pins import Pin
 from spark_jobs.source import positions
 from spark_jobs.source.lookup import Lookup, StreamPositions
 from spark_jobs.source.positions import AtMs
 from spark_jobs.source.selection import Selection
 from spark_jobs.tables import Watermarks
 
+INGEST: Final = "ingest"  # the name of an ingest that was given no other
 _WORDS: Final = "earliest, latest or JSON such as '{\"0\": 100}'"
 
 Side = str | AtMs | Mapping[int, int | str] | None
+Starts = Mapping[int, Offset]  # as in a pin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,13 +60,37 @@ def parse(args: argparse.Namespace) -> Bounds:
     )
 
 
+def ingests_of(
+    pins: Mapping[str, Pin], stream_uuid: str, *, app: str, like: str
+) -> dict[str, Starts]:
+    """Return the pinned starts of the ingests that fill the same table from the same stream.
+
+    A backfill has a pin, too, if it decodes. Only an ingest's pin has starts, or the ingest is
+    known by its name. ``app`` is the backfill itself.
+    """
+    return {
+        name: pin.starts
+        for name, pin in pins.items()
+        if name != app and pin.stream_uuid == stream_uuid and (pin.starts or name in (INGEST, like))
+    }
+
+
 def resolve(
-    bounds: Bounds, lookup: Lookup, stream: str, uuid: str, found: Watermarks
+    bounds: Bounds,
+    lookup: Lookup,
+    stream: str,
+    uuid: str,
+    found: Watermarks,
+    *,
+    ingests: Mapping[str, Starts],
 ) -> dict[int, OffsetRange]:
     """Return the whole range of each partition, including records already in the table. Blocks.
 
+    ``ingests`` are those of the table, see :func:`ingests_of`.
+
     Raises:
-        InvalidRequestError: a partition is unknown, or the backfill began at a later offset.
+        InvalidRequestError: a partition is unknown, the backfill began at a later offset, or
+            offsets were given that are an ingest's.
         OffsetOutOfRangeError: the stream does not hold such offsets.
         StreamRecreatedError: the name now belongs to another stream.
     """
@@ -91,12 +119,50 @@ def resolve(
         if not isinstance(bounds.end, Mapping):
             later = [other.start for _, part, other in found.others if part == number]
             end = min([end, *(at for at in later if at >= start)])
+        end = _before_ingests(
+            bounds, number, (start, end), first=int(span.start), found=found, ingests=ingests
+        )
         if begun is None and not span.start <= start <= span.end:
             raise _outside(number, start, span)
         if end > span.end:
             raise _outside(number, end, span)
         wanted[number] = OffsetRange(Offset(start), Offset(max(start, end)))
     return wanted
+
+
+def _before_ingests(
+    bounds: Bounds,
+    number: int,
+    wanted: tuple[int, int],
+    *,
+    first: int,
+    found: Watermarks,
+    ingests: Mapping[str, Starts],
+) -> int:
+    """Return the end of a range, lowered to where an ingest will begin. ``first`` is held.
+
+    An ingest that has appended counts as any other appender. An ingest whose first record is in the
+    table already cannot append, so nothing is left for it.
+    """
+    start, end = wanted
+    held = [(app, other.start, other.end) for app, part, other in found.others if part == number]
+    if number in found.ends:
+        held.append(("", found.starts[number], found.ends[number]))
+    for app, starts in sorted(ingests.items()):
+        at = max(int(starts.get(number, first)), first)
+        if any(name == app or low <= at < high for name, low, high in held):
+            continue
+        by_offset = isinstance(bounds.end, Mapping) or (
+            isinstance(bounds.start, Mapping) and start >= at
+        )
+        if by_offset and max(start, at) < end:
+            raise InvalidRequestError(
+                f"partition {number}: the table is set up for {app!r}, which begins at {at} and "
+                f"appends everything from there, so a backfill cannot append [{start}, {end}). "
+                f"Leave --to out, end at {at} at most, or use another table"
+            )
+        end = min(end, max(start, at))
+    return end
 
 
 def _offsets(

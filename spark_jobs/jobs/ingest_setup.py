@@ -155,18 +155,21 @@ def settle(
     """
     while True:
         pin = pins.newest()
-        if pin is not None and (watermarks.ends or not says_anything(args)):
+        says_spec, says_start = says_anything(args), args.starting_offsets is not None
+        if pin is not None and (watermarks.ends or not (says_spec or says_start)):
             return _agreed(args, pin, pins, described)
         if watermarks.ends:
             raise MetadataCorruptError(
                 "the table was filled by this ingest, but its pin under _headwater/ is missing, so "
                 "it is not known how the rows were decoded; restore the pin, or use another table"
             )
+        known = pin if pin is not None and pin.stream_uuid == described.stream.uuid else None
+        spec = _spec(args) if known is None or says_spec else known.spec
         made = Pin(
             stream=described.stream.name,
             stream_uuid=described.stream.uuid,
-            starts=_starts(args.starting_offsets, described),
-            spec=_spec(args) or _inferred(args, described, client),
+            starts=_starts(args.starting_offsets, described, known.starts if known else {}),
+            spec=spec or _inferred(args, described, client),
             # A pin of a run that never appended any rows may be replaced by other arguments.
             number=0 if pin is None else pin.number,
         )
@@ -332,25 +335,33 @@ def begin(text: str | None) -> str | dict[Any, Any]:
     return found
 
 
-def _starts(text: str | None, described: StreamDescription) -> Mapping[int, Offset]:
-    """Return the first offset of each partition that does not begin at its first record."""
+def _starts(
+    text: str | None, described: StreamDescription, known: Mapping[int, Offset]
+) -> Mapping[int, Offset]:
+    """Return the first offset of each partition that does not begin at its first record.
+
+    ``known`` are the starts of an earlier run that appended nothing. What that run has called
+    `latest` stays where it was, or the records since then would be skipped.
+    """
+    if text is None:
+        return known
     found = begin(text)
     if found == positions.EARLIEST:
         return {}
     if found == positions.LATEST:
-        return {part.partition: part.high_watermark for part in described.partitions}
+        return known or {part.partition: part.high_watermark for part in described.partitions}
     assert isinstance(found, dict), "the other two are words"
-    known = {part.partition: part for part in described.partitions}
+    parts = {part.partition: part for part in described.partitions}
     starts: dict[int, Offset] = {}
     for number, at in found.items():
-        if not isinstance(number, int) or number not in known:
+        if not isinstance(number, int) or number not in parts:
             raise InvalidRequestError(
-                f"--from names partition {number}, but the stream has {sorted(known)}"
+                f"--from names partition {number}, but the stream has {sorted(parts)}"
             )
-        part = known[number]
+        part = parts[number]
         if at == positions.EARLIEST:
             continue
-        place = part.high_watermark if at == positions.LATEST else at
+        place = known.get(number, part.high_watermark) if at == positions.LATEST else at
         if not isinstance(place, int) or not part.start <= place <= part.high_watermark:
             raise InvalidRequestError(
                 f"--from: partition {number} holds [{part.start}, "

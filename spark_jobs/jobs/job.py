@@ -133,7 +133,9 @@ def run_job(
         for key, value in facts.items():
             if value is not None:
                 print(f"{key:>24}  {_for_people(key, value)}", flush=True)
-    return EXIT_OK if facts.get("ok", True) else EXIT_FAILED  # a check that found damage
+    if not facts.get("ok", True):
+        return EXIT_FAILED  # a check that found damage
+    return EXIT_TRY_LATER if facts.get("remaining") else EXIT_OK  # stopped before its end
 
 
 def _for_people(name: str, value: object) -> str:

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,13 +22,15 @@ import pyarrow.parquet as pq
 from broker.errors import ObjectCorruptError
 from tiering.store.arrow_file import bytes_file, parquet_file
 from tiering.store.object_store import ObjectStore
-from tiering.table.commit_files import Action, parsed_actions
+from tiering.table.commit_files import Action, info_of, parsed_actions
 from tiering.table.table import COMMIT_ID, COMPACTED, EXPIRED, RANGES, Commit
 
 LOG_FILE: Final = re.compile(r"_delta_log/(\d{20})\.json\Z")
 CHECKPOINT: Final = re.compile(r"_delta_log/(\d{20})\.checkpoint(\.[\w.-]+)?\.parquet\Z")
 WHOLE_CHECKPOINT: Final = re.compile(r"_delta_log/(\d{20})\.checkpoint\.parquet\Z")
 LAST_CHECKPOINT: Final = "_delta_log/_last_checkpoint"  # only a hint
+_AT_ONCE: Final = 64  # commits that are asked for together
+_THREADS: Final = 16
 
 Transactions = Mapping[str, int]  # application id -> version
 
@@ -97,6 +101,43 @@ def commits_between(store: ObjectStore, *, above: int, up_to: int) -> list[Commi
                     )
                 )
     return commits
+
+
+def removals_since(store: ObjectStore, moment_ms: int) -> Mapping[str, int]:
+    """Return each file that a commit after a moment removed, with the newest such version.
+
+    The commits themselves are read, because a checkpoint forgets removals that are older than the
+    table's ``delta.deletedFileRetentionDuration``. The time of a commit is its own statement; a
+    commit that states no time counts as later than the moment. Commits that were cleaned up name
+    nothing: no version below them can be opened. Paths are decoded, as the store has them. Blocks.
+
+    Raises:
+        ObjectCorruptError: a commit cannot be parsed.
+        ObjectMissingError: a commit was cleaned up after the log was listed.
+    """
+    listed = (LOG_FILE.match(info.key) for info in store.list("_delta_log/"))
+    versions = sorted((int(match[1]) for match in listed if match), reverse=True)
+    removed: dict[str, int] = {}
+    with ThreadPoolExecutor(_THREADS, "headwater-removals") as threads:
+        for first in range(0, len(versions), _AT_ONCE):
+            some = versions[first : first + _AT_ONCE]
+            for version, actions in zip(
+                some, threads.map(lambda at: list(_actions(store, at)), some), strict=True
+            ):
+                if _is_until(actions, moment_ms):
+                    return removed
+                for action in actions:
+                    path = action.get("remove", {}).get("path")
+                    if isinstance(path, str):
+                        removed.setdefault(unquote(path), version)
+    return removed
+
+
+def _is_until(actions: Sequence[Action], moment_ms: int) -> bool:
+    """Tell whether a commit says that it was made at a moment or before."""
+    info = info_of(actions)
+    stated = info.get("inCommitTimestamp", info.get("timestamp"))
+    return type(stated) is int and stated <= moment_ms
 
 
 def _checkpointed(store: ObjectStore, version: int) -> tuple[int, Transactions]:

@@ -1,17 +1,22 @@
 """OPTIMIZE and VACUUM of any Delta table by delta-rs; mostly for curated tables.
 
 A stream's own table is compacted by ship/compaction.py instead, which keeps its ranges apart;
-VACUUM is the same for all tables. VACUUM decides by the age of files alone. So the caller passes
-how many hours back a reader may still read (:func:`hours_held`). Before a file is deleted, it is
-compared once more with the files of the newest version.
+VACUUM is the same for all tables. The caller passes how many hours back a reader may still read
+(:func:`hours_held`). delta-rs takes a file for an orphan, and decides by the file's own age, once a
+checkpoint has forgotten that the file was removed; by default that is after a week. So the commits
+of these hours are read, and versions that have a file which such a commit removed are kept whole.
+Before a file is deleted, it is compared once more with the files of the newest version.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
+from urllib.parse import unquote
 
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
@@ -20,6 +25,7 @@ from broker.errors import FilesReplacedError, InvalidRequestError, ObjectMissing
 from broker.model.tiering import HeldLease
 from tiering.store.object_store import ObjectStore
 from tiering.table.delta_library import DeltaLibrary, add_actions_of, brief, column
+from tiering.table.delta_log import removals_since
 
 RETAIN_HOURS_FLOOR: Final = 7 * 24
 ORPHAN_HOURS_MIN: Final = 24  # younger objects may be of an upload in progress, not yet committed
@@ -104,7 +110,9 @@ class MaintainedTable:
 
         Raises:
             ObjectMissingError: there is no table.
-            FilesReplacedError: the library would delete a file of the newest version.
+            ObjectCorruptError: a commit of these hours cannot be parsed; nothing was deleted.
+            FilesReplacedError: the library would delete a file of the newest version, or of a
+                version of these hours.
             RemoteTierUnavailableError: the store does not answer; the next call deletes the rest.
         """
         table = self._opened()
@@ -115,9 +123,15 @@ class MaintainedTable:
             "full": orphans,
         }
         paths = self._library.guarded(lambda: table.vacuum(dry_run=True, **wanted), "vacuum")
-        listed = set(column(add_actions_of(table), "path"))
+        needed = {unquote(path) for path in column(add_actions_of(table), "path")}
+        removed = removals_since(self._store, _moment_ms(retain_hours)) if paths else {}
+        versions = self._versions_before({removed[path] for path in paths if path in removed})
+        if versions:
+            wanted["keep_versions"] = versions
+            paths = self._library.guarded(lambda: table.vacuum(dry_run=True, **wanted), "vacuum")
+            needed |= {path for path, version in removed.items() if version - 1 in versions}
         for path in paths:
-            if path in listed or path.startswith("_"):
+            if path in needed or path.startswith("_"):
                 raise FilesReplacedError(
                     f"VACUUM of {self.uri} would delete {path}, which the table needs; nothing was "
                     "deleted",
@@ -128,7 +142,9 @@ class MaintainedTable:
         return Vacuumed(paths=tuple(sorted(paths)), retain_hours=retain_hours, orphans=orphans)
 
     def optimize(self, *, target_bytes: int) -> dict[str, Any]:
-        """Join small files without a change of rows or their order; return delta-rs's metrics.
+        """Join small files without a change of rows; return delta-rs's metrics.
+
+        Files are joined in delta-rs's order, mostly the newest first, not in that of their rows.
 
         Raises:
             ObjectMissingError: there is no table.
@@ -152,11 +168,23 @@ class MaintainedTable:
         """Return the newest version; raises ObjectMissingError without a table."""
         return int(self._opened().version())
 
+    def _versions_before(self, removals: Iterable[int]) -> list[int]:
+        """Return the versions just before these, without those that nobody can open any more."""
+        found = []
+        for version in sorted(removals):
+            with suppress(ObjectMissingError):  # the log was cleaned up
+                found.append(int(self._library.opened(version - 1).version()))
+        return found
+
     def _opened(self) -> DeltaTable:
         table = self._library.newest_in_store()
         if table is None:
             raise ObjectMissingError(f"there is no table at {self.uri}", key="_delta_log")
         return table
+
+
+def _moment_ms(hours_ago: int) -> int:
+    return time.time_ns() // 1_000_000 - hours_ago * _HOUR_US // 1000
 
 
 def _is_json(value: object) -> bool:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from broker.errors import InvalidRequestError, OverlapError
+from broker.model.offsets import Offset
 from simkit.brokers.memory_broker import records
 from simkit.servers.s3_proxy import s3_proxy
 from simkit.tier.append_rig import (
@@ -27,9 +28,14 @@ from simkit.tier.append_rig import (
     require_exact,
     table_rows,
 )
+from spark_jobs.decode import ddl, types
+from spark_jobs.decode.pins import Pin, Pins
+from spark_jobs.decode.spec import DecodeSpec
+from spark_jobs.decode.transform import DecodeTransform
 from spark_jobs.jobs import backfill
 from spark_jobs.jobs.job import Report
 from spark_jobs.tables import Appender, Target
+from tiering.store.opening import open_store
 
 pytestmark = pytest.mark.integration
 
@@ -69,9 +75,9 @@ def test_the_whole_job_asks_s3_few_times(
         for name, text in (moto_env | {"AWS_ENDPOINT_URL": proxy.address}).items():
             monkeypatch.setenv(name, text)
         target = Target.at("s3://headwater-tests/backfill", app="backfill")
-        # Two listings for pins; five of the log, of which one is after the creation; the creation;
-        # of each partition a file and its read-back; the commit.
-        for end, expected in ((500, 2 + 5 + 1 + 4 + 1), (900, 2 + 2 + 2 + 4 + 1)):
+        # Three listings for pins; five of the log, of which one is after the creation; the
+        # creation; of each partition a file and its read-back; the commit.
+        for end, expected in ((500, 3 + 5 + 1 + 4 + 1), (900, 3 + 2 + 2 + 4 + 1)):
             proxy.watch()
             found = run(rig, target, "--to", json.dumps({"0": end, "1": end}))
             assert (found["chunks"], found["remaining"]) == (1, 0)
@@ -166,6 +172,29 @@ def test_it_ends_where_an_ingest_of_the_table_began(rig: AppendRig, target: Targ
     assert run(rig, target)["remaining"] == 0
 
 
+def test_an_ingest_that_has_appended_nothing_yet_is_not_blocked(
+    rig: AppendRig, target: Target
+) -> None:
+    """The ingest is set up to begin at the latest records; the backfill comes before its first."""
+    spec = DecodeSpec(format="json", schema=types.to_json(ddl.parse("id bigint")))
+    starts = {0: Offset(1000), 1: Offset(1000)}
+    pin = Pin(stream="s", stream_uuid=rig.source.stream_uuid, starts=starts, spec=spec)
+    assert Pins(open_store(target.store), "ingest").put(pin)
+    rig.fill(100)
+
+    done = run(rig, target)
+
+    assert (done["ends"], done["remaining"]) == ({"0": 1000, "1": 1000}, 0)
+    ingest = Appender(
+        SPARK,
+        Target(store=target.store, app="ingest"),
+        rig.source,
+        DecodeTransform(spec),
+        rejects=Target(store=target.store, app="ingest").beside("__rejected"),
+    )
+    assert ingest.append(ranges((1000, 1100), (1000, 1100)), batch_id="i").records_count == 200
+
+
 def test_payloads_are_decoded_as_asked_and_poison_is_kept(rig: AppendRig, target: Target) -> None:
     """Rejected rows are kept whole beside the table; what decodes by a wider bound moves over."""
     with rig.client.producer("s", 0) as producer:
@@ -182,3 +211,45 @@ def test_payloads_are_decoded_as_asked_and_poison_is_kept(rig: AppendRig, target
     assert sorted(table_rows(target).column("id").to_pylist()) == [1, 2]
     (bad,) = table_rows(target.beside("__rejected")).to_pylist()
     assert (bad["offset"], bad["value"]) == (1001, b"not json")
+
+
+def test_what_is_decoded_again_keeps_the_columns_that_came_later(
+    rig: AppendRig, target: Target
+) -> None:
+    """The backfill's own pin is older than the ingest's; the only whole copy loses no field."""
+    with rig.client.producer("s", 0) as producer:
+        producer.send(records([b'{"id": 1}', b'{"id": 2, "late": "x", "more": true}']))
+    bounds = ("--from", '{"0": 1000}', "--to", '{"0": 1002}')
+    run(rig, target, *bounds, "--schema", "id bigint", "--record-bytes-max", "9")
+    spec = DecodeSpec(format="json", schema=types.to_json(ddl.parse("id bigint, late string")))
+    pin = Pin(stream="s", stream_uuid=rig.source.stream_uuid, starts={}, spec=spec)
+    assert Pins(open_store(target.store), "ingest").put(pin)
+
+    done = run(rig, target, "--redecode", "--record-bytes-max", "99", "--evolve", "add")
+
+    assert (done["records"], done["rows"], done["rejected"]) == (1, 1, 0)
+    (row,) = (row for row in table_rows(target).to_pylist() if row["id"] == 2)
+    assert (row["late"], row["more"]) == ("x", True)
+
+
+def test_new_fields_become_columns_if_asked(rig: AppendRig, target: Target) -> None:
+    """With --evolve add a field that a later chunk has is a new column; the rest is null there."""
+    with rig.client.producer("s", 0) as producer:
+        producer.send(records([b'{"id": 1}', b'{"id": 2}', b'{"id": 3, "late": "x"}']))
+    bounds = ("--from", '{"0": 1000}', "--to", '{"0": 1003}')
+    words = ("--schema", "id bigint", "--records-per-chunk", "1", "--evolve", "add")
+
+    done = run(rig, target, *bounds, *words)
+
+    assert (done["rows"], done["remaining"]) == (3, 0)
+    found = {row["id"]: row["late"] for row in table_rows(target).to_pylist()}
+    assert found == {1: None, 2: None, 3: "x"}
+    assert run(rig, target, *bounds)["records"] == 0
+
+
+def test_a_run_that_is_stopped_says_what_remains(rig: AppendRig, target: Target) -> None:
+    """A stop between chunks leaves records; the job's exit status asks for another run."""
+    report = Report("backfill", io.StringIO())
+    report.stop.event.set()
+    assert run(rig, target, report=report)["remaining"] == 2000
+    assert run(rig, target)["remaining"] == 0

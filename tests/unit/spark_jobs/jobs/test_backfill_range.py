@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from broker.errors import InvalidRequestError, OffsetOutOfRangeError, StreamRecreatedError
 from broker.model.offsets import Offset, OffsetRange
+from spark_jobs.decode import ddl, types
+from spark_jobs.decode.pins import Pin, Pins, newest_pins
+from spark_jobs.decode.spec import DecodeSpec
 from spark_jobs.jobs import backfill, backfill_range
 from spark_jobs.source.lookup import StreamPositions
 from spark_jobs.source.positions import AtMs
-from spark_jobs.tables import Watermarks
+from spark_jobs.tables import Target, Watermarks
+from tiering.store.opening import open_store
 
 UUID = "0f0e0d0c-0b0a-4908-8706-050403020100"
 
@@ -36,11 +41,13 @@ def resolve(
     ends: dict[int, int] | None = None,
     others: tuple[tuple[str, int, OffsetRange], ...] = (),
     uuid: str = UUID,
+    ingests: dict[str, dict[int, int]] | None = None,
 ) -> dict[int, tuple[int, int]]:
     """Return the ranges of a command line."""
     args = backfill.PARSER.parse_args(["--stream", "s", "--table", "t", *words])
     found: Any = Watermarks(version=1, starts=starts or {}, ends=ends or {}, others=others)  # type: ignore[arg-type]
-    ranges = backfill_range.resolve(backfill_range.parse(args), Held(), "s", uuid, found)  # type: ignore[arg-type]
+    bounds, pinned = backfill_range.parse(args), ingests or {}
+    ranges = backfill_range.resolve(bounds, Held(), "s", uuid, found, ingests=pinned)  # type: ignore[arg-type]
     return {number: (int(one.start), int(one.end)) for number, one in ranges.items()}
 
 
@@ -68,6 +75,62 @@ def test_it_ends_where_another_appender_began() -> None:
     assert resolve(others=others) == {0: (10, 60), 1: (10, 100)}
     assert resolve("--to", '{"0": 70}', "--from", '{"0": 10}', others=others) == {0: (10, 70)}
     assert resolve("--from", '{"0": 80, "1": 10}', others=others)[0] == (80, 100)
+
+
+def test_it_ends_where_an_ingest_will_begin() -> None:
+    """The records from a pinned start on are the ingest's, although it has appended none yet."""
+    ingests = {"ingest": {0: 60, 1: 100}}
+    assert resolve(ingests=ingests) == {0: (10, 60), 1: (10, 100)}
+    assert resolve("--from-timestamp", "80000", ingests=ingests) == {0: (80, 80), 1: (80, 100)}
+    assert resolve(ingests={"ingest": {}}) == {0: (10, 10), 1: (10, 10)}, "at the first record"
+    assert resolve(ingests={"ingest": {0: 4, 1: 70}}) == {0: (10, 10), 1: (10, 70)}
+    assert resolve("--from", '{"0": 20}', "--to", '{"0": 60}', ingests=ingests) == {0: (20, 60)}
+    for words in (
+        ("--from", '{"0": 20}', "--to", '{"0": 61}'),
+        ("--from", '{"0": 60}'),
+        ("--from", '{"0": 80}', "--to-timestamp", "90000"),
+    ):
+        with pytest.raises(InvalidRequestError, match="'ingest', which begins at 60"):
+            resolve(*words, ingests=ingests)
+
+
+def test_an_ingest_that_has_appended_or_never_can_takes_nothing() -> None:
+    """An ingest with records counts by these; one whose first record is in the table is past."""
+    ingests = {"ingest": {0: 60}}
+    others = (
+        ("ingest", 0, OffsetRange(Offset(60), Offset(80))),
+        ("front", 1, OffsetRange(Offset(10), Offset(30))),
+    )
+    begin = ("--from", '{"0": 80, "1": 30}')
+    assert resolve(*begin, others=others, ingests=ingests) == {0: (80, 100), 1: (30, 100)}
+    assert resolve(starts={0: 10, 1: 10}, ends={0: 61, 1: 11}, ingests=ingests) == {
+        0: (10, 100),
+        1: (10, 100),
+    }
+    assert resolve(starts={0: 10, 1: 10}, ends={0: 60, 1: 10}, ingests=ingests) == {
+        0: (10, 60),
+        1: (10, 10),
+    }
+
+
+def test_whose_pins_are_an_ingests(tmp_path: Path) -> None:
+    """Pins with starts, and those of the names that stand for ingests, of the same stream."""
+    store = open_store(Target.at(str(tmp_path / "t")).store)
+    spec = DecodeSpec(format="json", schema=types.to_json(ddl.parse("n bigint")))
+    other = "1f0e0d0c-0b0a-4908-8706-050403020100"
+    for app, uuid, starts in (
+        ("late", UUID, {0: Offset(60)}),
+        ("ingest", UUID, {}),
+        ("like", UUID, {}),
+        ("front", UUID, {}),
+        ("me", UUID, {}),
+        ("stranger", other, {0: Offset(9)}),
+    ):
+        assert Pins(store, app).put(Pin(stream="s", stream_uuid=uuid, starts=starts, spec=spec))
+
+    found = backfill_range.ingests_of(newest_pins(store), UUID, app="me", like="like")
+
+    assert found == {"late": {0: 60}, "ingest": {}, "like": {}}
 
 
 def test_what_makes_no_sense_is_refused() -> None:

@@ -178,6 +178,30 @@ def test_where_a_table_begins_is_pinned(
     assert begins == {"0": starts.get(0, 0), "1": 7}
 
 
+def test_another_beginning_is_taken_while_the_table_has_no_row(settle: Settle) -> None:
+    """A pin without any row binds no beginning either, and its columns stay as they are."""
+    records = Records(b'{"a":1}', b'{"b":1}', b"{}")
+    assert settle("--schema", "z bigint", records=records).starts == {}
+    late = settle("--from", "latest", records=records)
+    assert (late.number, late.starts, schema_of(late).names) == (2, {0: 3, 1: 0}, ["z"])
+    assert settle("--from", '{"0": 1}', records=records).starts == {0: 1}
+    assert settle("--schema", "y bigint", records=records).starts == {0: 1}
+    assert settle("--from", "earliest", records=records).starts == {}
+    assert settle("--from", "latest", records=records, end=1).starts == {}
+
+
+@pytest.mark.parametrize("decoding", [(), ("--schema", "a bigint")])
+@pytest.mark.parametrize("where", ["latest", '{"0": "latest"}'])
+def test_latest_does_not_move_on_before_the_first_append(
+    settle: Settle, decoding: tuple[str, ...], where: str
+) -> None:
+    """A run by a schedule repeats `latest`, and the records since the first run are not skipped."""
+    words = ("--from", where, *decoding)
+    first = settle(*words, records=Records(b'{"a":1}'))
+    assert first.starts[0] == 1
+    assert settle(*words, records=Records(b'{"a":1}', b'{"a":2}', b'{"a":3}')) == first
+
+
 @pytest.mark.parametrize(
     "words",
     [
