@@ -2,8 +2,9 @@
 
 A note never waits and never fails a call. What the stream cannot take waits in bounded queues, one
 for each principal, which are emptied in turn; strangers have one together. When they are full, the
-longest gives up its newest note. So a flood of refusals leaves other principals' notes alone. Notes
-that are given up are counted, and the next record says how many are missing. The log has all.
+one that has the largest share of the place gives up its newest note. So a flood of refusals leaves
+other principals' notes alone. Notes that are given up are counted, and the next record says how
+many are missing. The log has all.
 
 What the stream refuses for its size is sent in smaller pieces. A single record that is refused so
 is replaced by a short one in the same place of the chain; if that is refused, too, it is counted as
@@ -51,13 +52,21 @@ class _Chained:
     is_substitute: bool = False
 
 
+class _Queue:
+    """The notes of one principal."""
+
+    def __init__(self) -> None:
+        self.notes: deque[AuditNote] = deque()
+        self.weight = 0
+
+
 class _FairQueues:
     """Notes that wait, by principal. The owner locks."""
 
     def __init__(self, count_max: int, weight_max: int) -> None:
         self._count_max = count_max
         self._weight_max = weight_max
-        self._queues: dict[str, deque[AuditNote]] = {}  # none is empty; the next in turn is first
+        self._queues: dict[str, _Queue] = {}  # none is empty; the next in turn is first
         self._count = 0
         self._weight = 0
 
@@ -66,15 +75,19 @@ class _FairQueues:
 
     def put(self, note: AuditNote) -> int:
         """Add a note; return how many notes were given up for it, itself perhaps."""
-        self._queues.setdefault(note.principal, deque()).append(note)
-        self._count += 1
-        self._weight += note.weight
+        queue = self._queues.setdefault(note.principal, _Queue())
+        queue.notes.append(note)
+        self._count_on(queue, 1, note.weight)
         given_up = 0
         while self._count > self._count_max or self._weight > self._weight_max:
-            longest = max(self._queues, key=lambda one: len(self._queues[one]))
-            self._out(longest, self._queues[longest].pop())
+            principal = max(self._queues, key=self._share)
+            self._out(principal, self._queues[principal].notes.pop())
             given_up += 1
         return given_up
+
+    def _share(self, principal: str) -> float:
+        queue = self._queues[principal]
+        return max(len(queue.notes) / self._count_max, queue.weight / self._weight_max)
 
     def take(self, count_max: int) -> list[AuditNote]:
         """Remove and return the next notes, of each principal in turn, the oldest first."""
@@ -82,17 +95,22 @@ class _FairQueues:
         while self._queues and len(taken) < count_max:
             principal = next(iter(self._queues))
             queue = self._queues[principal]
-            taken.append(queue.popleft())
+            taken.append(queue.notes.popleft())
             self._out(principal, taken[-1])
-            if queue:  # behind the others
+            if queue.notes:  # behind the others
                 self._queues[principal] = self._queues.pop(principal)
         return taken
 
     def _out(self, principal: str, note: AuditNote) -> None:
-        self._count -= 1
-        self._weight -= note.weight
-        if not self._queues[principal]:
+        queue = self._queues[principal]
+        self._count_on(queue, -1, -note.weight)
+        if not queue.notes:
             del self._queues[principal]
+
+    def _count_on(self, queue: _Queue, count: int, weight: int) -> None:
+        self._count += count
+        self._weight += weight
+        queue.weight += weight
 
 
 class Audit:

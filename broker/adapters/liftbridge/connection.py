@@ -112,7 +112,7 @@ class _Call:
 class Missed(NamedTuple):
     """How much an idle connection would be missed; the least is the first in order."""
 
-    known: bool  # it had a call of a known caller; where nobody is asked, any call
+    known: bool  # a known caller has proved to be there; where nobody is asked, it had a call
     since_ms: int  # when the last of these ended, else when the connection was made
 
 
@@ -153,7 +153,8 @@ class ClientConnection(asyncio.Protocol):
         self._calls: dict[int, _Call] = {}
         self._transport: asyncio.Transport | None = None
         self._paused = False
-        self._is_known = False  # it has had a call of a known caller
+        self._is_known = False  # by its certificate, or it has had a call of a known caller
+        self._is_aborted = False
         self._idle_since_ms = 0
         self._answers: dict[int, list[bytes]] = {}  # to send together, by call
         self._writes_soon = False
@@ -165,7 +166,7 @@ class ClientConnection(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport), "not a stream"
         self._transport = transport
         self._idle_since_ms = self._clock.monotonic_ms()
-        self._guard.connected(
+        self._is_known = self._guard.connected(
             transport.get_extra_info("peercert"), transport.get_extra_info("peername")
         )
         transport.set_write_buffer_limits(high=self._config.answer_bytes_max)
@@ -206,12 +207,15 @@ class ClientConnection(asyncio.Protocol):
 
     def close(self) -> None:
         """Take no more calls, end the running ones, and close."""
+        self._end_calls()
+        if self._transport is not None:
+            self._transport.close()
+
+    def _end_calls(self) -> None:
         for number, call in list(self._calls.items()):
             self._finish(number, _UNKNOWN if call.may_store else _CLOSING)
         self._grpc.close()
         self._write()
-        if self._transport is not None:
-            self._transport.close()
 
     def end_late(self, now_s: float) -> None:
         """End calls whose message has begun and does not go on. Called now and then."""
@@ -232,21 +236,25 @@ class ClientConnection(asyncio.Protocol):
 
     def abort(self) -> None:
         """Close at once; what the peer has not taken is lost."""
+        self._is_aborted = True
         if self._transport is not None:
             self._transport.abort()
 
     @property
     def missed(self) -> Missed | None:
-        """How much it would be missed; None: a known caller has a call open, or it has no place."""
-        at_work = self._is_known and bool(self._calls)
-        if at_work or self._transport is None or self._transport.is_closing():
+        """How much it would be missed; None: a known caller has a call open, or it has no place.
+
+        A call is open until its last byte is sent. A connection that is closing still has a place.
+        """
+        transport = self._transport
+        if transport is None or self._is_aborted:
             return None
-        return Missed(self._is_known, self._idle_since_ms)
+        at_work = self._calls or self._grpc.has_calls or transport.get_write_buffer_size()
+        return None if self._is_known and at_work else Missed(self._is_known, self._idle_since_ms)
 
     def give_way(self) -> None:
         """Close at once, for another client; the peer is told, and may connect again."""
-        self._grpc.close()
-        self._write()
+        self._end_calls()
         self.abort()
 
     # ------------------------------------------------------------------ calls

@@ -19,6 +19,7 @@ from broker.adapters.liftbridge.config import LiftbridgeServiceConfig
 
 _QUEUE_MAX: Final = 128  # connections that the kernel has made and nobody has accepted
 _NO_ROOM: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_FAREWELL_S: Final = 5.0  # for the end of TLS, which a peer need not answer
 _NO_ROOM_S: Final = 1.0  # until the next try
 _Guest = TypeVar("_Guest", bound=asyncio.Protocol)
 
@@ -120,6 +121,7 @@ class Entrance(Generic[_Guest]):
                     arrived,
                     ssl=tls,
                     ssl_handshake_timeout=None if tls is None else self._config.handshake_s,
+                    ssl_shutdown_timeout=None if tls is None else _FAREWELL_S,
                 )
                 is_inside = not transport.is_closing()
             finally:

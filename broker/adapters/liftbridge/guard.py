@@ -10,6 +10,7 @@ as not looked up, so the right is checked again.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -21,11 +22,11 @@ from broker.adapters.liftbridge.subscribing import Subscriber
 from broker.adapters.liftbridge.targets import PublishTarget, PublishTargets
 from broker.core.access.certificates import principal_of
 from broker.core.metadata.group_state import group_named_by
-from broker.errors import AccessError
+from broker.errors import AccessError, UnknownStreamError
 from broker.model.access import ANONYMOUS, Caller, Kind
 from broker.wire.liftbridge import api_pb2 as api
 
-CHECKS_MAX: Final = 1024  # of one call: streams whose right is asked without a look-up
+CHECKS_MAX: Final = 16_384  # of one call: streams whose right is asked without a look-up
 _Values = Mapping[str, Any]
 
 
@@ -105,11 +106,15 @@ class Guard:
         self._certificate: str | None = None
         self._peer = ""
 
-    def connected(self, certificate: Mapping[str, Any] | None, address: object) -> None:
-        """Note the verified certificate of the client, as ``ssl`` gives it, and its address."""
+    def connected(self, certificate: Mapping[str, Any] | None, address: object) -> bool:
+        """Note the verified certificate of the client, as ``ssl`` gives it, and its address.
+
+        Returns whether the certificate names a caller, as far as callers are asked who they are.
+        """
         self._certificate = principal_of(certificate or {})
         if isinstance(address, tuple):
             self._peer = f"{address[0]}:{address[1]}"
+        return self._certificate is not None and not self._gate.is_open
 
     def caller(self, path: str, authorization: str | None) -> Caller:
         """Return who opens a call, and count the call.
@@ -220,7 +225,8 @@ class _GuardedTargets:
         self._caller = caller
         self._call = call
         self._targets = targets
-        self._checks: dict[str, Callable[[], None]] = {}
+        self._lock = threading.Lock()  # of changes of the checks
+        self._checks: dict[str, Callable[[], None]] = {}  # of streams that are there; a 2 KB each
 
     def known(self, stream: str, partition: int) -> PublishTarget | None:
         """See ``PublishTargets.known``."""
@@ -234,7 +240,12 @@ class _GuardedTargets:
             self._admit(stream)
         else:
             check()  # `known` has admitted the caller, and the audit has heard of it
-        return self._targets.find(stream, partition)
+        try:
+            return self._targets.find(stream, partition)
+        except UnknownStreamError:  # a caller may name ever new ones
+            with self._lock:
+                self._checks.pop(stream, None)
+            raise
 
     def rests(self, stream: str, partition: int) -> bool:
         """See ``PublishTargets.rests``."""
@@ -250,6 +261,7 @@ class _GuardedTargets:
     def _admit(self, stream: str) -> None:
         values = {"name": stream}
         check = self._gate.admit_watched(self._caller, self._call, values)
-        if stream not in self._checks and len(self._checks) >= CHECKS_MAX:
-            del self._checks[next(iter(self._checks))]  # a caller may name ever new streams
-        self._checks[stream] = check
+        with self._lock:
+            if stream not in self._checks and len(self._checks) >= CHECKS_MAX:
+                del self._checks[next(iter(self._checks))]  # look-ups may be refused, too
+            self._checks[stream] = check

@@ -300,6 +300,11 @@ class GrpcConnection:
         return True
 
     @property
+    def has_calls(self) -> bool:
+        """Whether a call is open, or bytes of a call that has ended wait for the peer's window."""
+        return bool(self._calls)
+
+    @property
     def keeps(self) -> bool:
         """Whether messages wait, whole or not."""
         return self._share.size > 0

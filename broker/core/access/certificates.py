@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -17,9 +18,18 @@ def principal_of(certificate: Mapping[str, Any]) -> str | None:
     one text for all of them, so other clients would have the same.
     """
     for kind, name in certificate.get("subjectAltName", ()):
-        return str(name) if kind in _KINDS else None
+        return _text_of(kind, str(name)) if kind in _KINDS else None
     for part in certificate.get("subject", ()):
         for kind, name in part:
             if kind == _COMMON_NAME:
                 return str(name)
     return None
+
+
+def _text_of(kind: str, name: str) -> str | None:
+    if kind != "IP Address":
+        return name
+    try:
+        return str(ipaddress.ip_address(name))  # ::1, as gRPC, not 0:0:0:0:0:0:0:1, as OpenSSL
+    except ValueError:  # OpenSSL has one text for all that are none
+        return None

@@ -7,6 +7,7 @@ port scanner ended the API until a restart; and handshakes that went on were not
 from __future__ import annotations
 
 import socket
+import ssl
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -38,6 +39,7 @@ class Door:
 
     port: int
     credentials: grpc.ChannelCredentials
+    authority: Authority
 
     def strangers(self, stack: ExitStack, count: int, said: bytes) -> list[socket.socket]:
         """Connect, and say something; each is let in before the next."""
@@ -69,7 +71,8 @@ def door(tmp_path: Path) -> Iterator[Door]:
     service = LiftbridgeService(broker, broker.clock, config)
     service.start()
     own = authority.issue("client")
-    yield Door(service.port, grpc.ssl_channel_credentials(authority.cert, own.key, own.cert))
+    credentials = grpc.ssl_channel_credentials(authority.cert, own.key, own.cert)
+    yield Door(service.port, credentials, authority)
     assert service.close(timeout_ms=10_000)
     broker.close()
 
@@ -84,6 +87,23 @@ def test_a_handshake_that_goes_wrong_gives_its_place_back(door: Door) -> None:
         door.strangers(stack, 2 * PLACES, tls_hello())
     with door.honest():
         pass
+
+
+def test_who_speaks_no_http2_and_does_not_end_tls_gives_way(door: Door, tmp_path: Path) -> None:
+    """The end of TLS, which such a stranger does not answer, keeps no place."""
+    context = ssl.create_default_context(cadata=door.authority.cert.decode())
+    own = door.authority.issue("stranger")
+    (tmp_path / "own.pem").write_bytes(own.key + own.cert)
+    context.load_cert_chain(tmp_path / "own.pem")
+    context.set_alpn_protocols(["h2"])
+    with ExitStack() as stack:
+        for _ in range(2 * PLACES):
+            plain = stack.enter_context(socket.create_connection(("127.0.0.1", door.port), WAIT_S))
+            stranger = context.wrap_socket(plain, server_hostname="localhost")
+            stack.enter_context(stranger)
+            stranger.sendall(b"GET / HTTP/1.0\r\n\r\n" + b"x" * 100)
+        with door.honest():
+            pass
 
 
 @pytest.mark.parametrize("says_hello", [False, True])

@@ -145,6 +145,19 @@ def test_a_flood_of_one_principal_leaves_the_notes_of_others_their_places() -> N
     assert sum(one["lost"] for one in rig.stored()) == 203 - 6
 
 
+def test_a_flood_of_long_notes_leaves_the_notes_of_others_their_places() -> None:
+    """Who takes the largest share of the place gives notes up, not who has the most of them."""
+    rig = Rig(waiting_weight_max=20_000)
+    rig.away = True
+    for number in range(10):
+        rig.note(f"grant {number}")
+    for number in range(100):
+        rig.note(f"refused {number}", "stream:" + "x" * 1_000, caller=Caller(peer="there"))
+    rig.away = False
+    rig.turns(8)
+    assert sum(one["call"].startswith("grant") for one in rig.stored()) == 10
+
+
 def test_what_one_principal_notes_waits_for_one_note_of_each_other() -> None:
     """However much the others have noted before."""
     rig = Rig()

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 
 import h2.config
 import h2.connection
 import h2.events
+import h2.settings
 import pytest
 from structlog.testing import capture_logs
 
 from broker.adapters.liftbridge.config import LiftbridgeServiceConfig
+from broker.adapters.liftbridge.health import CHECK
 from broker.adapters.liftbridge.service import LiftbridgeService
 from broker.core.access.static_tokens import TOKEN_BYTES, make_token, split_token
 from broker.runtime.api.access import Access
@@ -26,11 +28,18 @@ _REFLECTION = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"  # ope
 class Client:
     """One connection, by a socket."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, *, window: int | None = None) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port), _WAIT_S)
         config = h2.config.H2Configuration(header_encoding="utf-8")
         self._h2 = h2.connection.H2Connection(config)
         self._h2.initiate_connection()
+        if window is not None:
+            self.take(window)
+        self._socket.sendall(self._h2.data_to_send())
+
+    def take(self, window: int) -> None:
+        """Let the service send so many bytes of a call."""
+        self._h2.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: window})
         self._socket.sendall(self._h2.data_to_send())
 
     def until(self, kind: type[object]) -> bool:
@@ -46,12 +55,14 @@ class Client:
         except ConnectionResetError:
             return b""
 
-    def begin(self, path: str, token: str = "") -> None:
+    def begin(self, path: str, token: str = "", message: bytes = b"") -> None:
         """Open a call, and wait until the service has accepted or refused it."""
         names = [(":method", "POST"), (":scheme", "http"), (":path", path), (":authority", "test")]
         names += [("content-type", "application/grpc"), ("authorization", f"Bearer {token}")]
         self._call = self._h2.get_next_available_stream_id()
         self._h2.send_headers(self._call, names[: 6 if token else 5])
+        if message:
+            self._h2.send_data(self._call, message, end_stream=True)
         self._socket.sendall(self._h2.data_to_send())
         assert self.until(h2.events.ResponseReceived)
 
@@ -158,6 +169,16 @@ def test_what_everybody_may_call_makes_no_connection_known(
             assert connect(port).is_inside
         assert ann.is_inside
         assert not any(one.is_inside for one in strangers)
+
+
+def test_a_client_that_has_not_got_its_answer_yet_stays(connect: Callable[[int], Client]) -> None:
+    """The call has ended for the service, and its last bytes wait for the client's window."""
+    with _service(1, guarded=True) as port, closing(Client(port, window=0)) as ann:
+        ann.begin(CHECK, _TOKEN, message=b"\0\0\0\0\0")
+        for _ in range(5):
+            assert not connect(port).until(h2.events.RemoteSettingsChanged), "it was let in"
+        ann.take(65_535)
+        assert ann.until(h2.events.StreamEnded)
 
 
 def test_of_idle_clients_the_idlest_gives_way(connect: Callable[[int], Client]) -> None:

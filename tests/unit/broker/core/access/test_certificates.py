@@ -20,6 +20,8 @@ _SUBJECT = ((("organizationName", "us"),), (("commonName", "ann"),))
         ({"subjectAltName": (("URI", "spiffe://a/b"),)}, "spiffe://a/b"),
         ({"subject": ((("organizationName", "us"),),)}, None),
         ({"subject": _SUBJECT, "subjectAltName": (("othername", "<unsupported>"),)}, None),
+        ({"subjectAltName": (("IP Address", "0:0:0:0:0:0:0:1"),)}, "::1"),
+        ({"subjectAltName": (("IP Address", "<invalid>"),)}, None),
         ({"subjectAltName": (("DirName", _SUBJECT), ("DNS", "a.b"))}, None),
     ],
 )
