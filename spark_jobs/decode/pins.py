@@ -34,17 +34,20 @@ class Pin:
     stream_uuid: str
     starts: Mapping[int, Offset]  # first offset per partition; others begin at their first record
     spec: DecodeSpec
+    job: str | None = None  # the job that stored the pin; older builds did not say
     number: int = 0  # 0: not stored yet
 
     def to_text(self) -> str:
         """Return the stored form."""
-        body = {
+        body: dict[str, object] = {
             "headwater_ingest": _VERSION,
             "stream": self.stream,
             "stream_uuid": self.stream_uuid,
             "starts": {str(partition): at for partition, at in sorted(self.starts.items())},
             "spec": json.loads(self.spec.to_text()),
         }
+        if self.job is not None:
+            body["job"] = self.job  # builds that do not know this key ignore it
         return json.dumps(body, sort_keys=True, indent=1)
 
     @classmethod
@@ -61,6 +64,7 @@ class Pin:
             stream, uuid = str(body["stream"]), str(body["stream_uuid"])
             starts = {int(name): Offset(int(at)) for name, at in body["starts"].items()}
             spec = json.dumps(body["spec"])
+            job = body.get("job")
         except (
             ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError
         ) as cause:  # fmt: skip
@@ -72,6 +76,7 @@ class Pin:
                 f"pin {number} of the table has version {version}; this build knows only {_VERSION}"
             )
         sane = all(0 <= at <= OFFSET_MAX for at in starts.values())
+        sane = sane and (job is None or isinstance(job, str))
         if not (is_stream_name(stream) and is_uuid(uuid) and sane):
             raise MetadataCorruptError(f"pin {number} of the table is damaged")
         return cls(
@@ -79,6 +84,7 @@ class Pin:
             stream_uuid=uuid,
             starts=starts,
             spec=DecodeSpec.from_text(spec),
+            job=job,
             number=number,
         )
 

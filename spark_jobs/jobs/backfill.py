@@ -5,7 +5,8 @@ application id. So a backfill may be killed, started again, or run twice at once
 race goes on after the winner. If an ingest appends to the same table, or is set up to, the backfill
 stops at the offset where the ingest begins, so no offset is in a table twice. A lease keeps the
 records that are not read yet. After SIGTERM the current chunk is finished, and the exit status says
-that the job has to be run again, if records remain.
+that the job has to be run again, if records remain. The file is not split: it is one job, and its
+range is a module already.
 """
 
 from __future__ import annotations
@@ -89,6 +90,14 @@ def _parser() -> argparse.ArgumentParser:
         help="decode like the ingest of this name, if it has set up the table (default: ingest)",
     )
     made.add_argument(
+        "--instead-of",
+        action="append",
+        metavar="APP",
+        default=[],
+        help="append also the records that are left to the ingest of this name, which is set up "
+        "but has appended nothing; it cannot append them any more",
+    )
+    made.add_argument(
         "--redecode",
         action="store_true",
         help="read no records of the stream; decode the records in <table>__rejected again, with "
@@ -136,7 +145,8 @@ def run(spark: SparkSession, args: argparse.Namespace, report: Report) -> Facts:
     Raises:
         InvalidRequestError: the range is not valid, or differs from the one that was begun.
         GapError: records of the range are gone already.
-        OverlapError: another appender has appended a part of a range that was given by offsets.
+        OverlapError: another appender has appended a part of a range that was given by offsets, or
+            everything is left to an ingest that has appended nothing yet.
         HeadwaterError: appending failed; retriable errors are raised after several attempts.
     """
     bounds = check(args)
@@ -165,12 +175,15 @@ def run(spark: SparkSession, args: argparse.Namespace, report: Report) -> Facts:
         )
 
         def finish_first() -> None:
-            finish(resolved(Appender(spark, target, source).watermarks()))
+            finish(resolved(Appender(spark, target, source).watermarks()).ranges)
 
         pin = _pin(spark, args, target, source, client=client, finish=finish_first)
         decoding = _Decoding(spark, target, source, pin=pin, grow=args.evolve == "add")
         found = decoding.appender.watermarks()
-        wanted = resolved(found)
+        asked = resolved(found)
+        left_to = backfill_range.tell(asked, report)
+        backfill_range.require_work(asked, found)
+        wanted = asked.ranges
         total = sum(len(offsets) for offsets in wanted.values())
         version = "no table" if found.version < 0 else found.version
         report.progress("begins", records=total, table=target.uri, version=version)
@@ -198,6 +211,7 @@ def run(spark: SparkSession, args: argparse.Namespace, report: Report) -> Facts:
         "chunks": totals.chunks_count,
         "version": totals.version,
         "remaining": left,
+        "left_to": left_to,
         "stopped_by": report.stop.signal,
     }
 
@@ -210,10 +224,12 @@ def _resolved(
     client: Client,
     source: Source,
     target: Target,
-) -> dict[int, OffsetRange]:
+) -> backfill_range.Resolved:
     """Return the ranges to append, which end where an ingest of the table begins."""
     uuid, pins = source.stream_uuid, newest_pins(open_store(target.store))
-    ingests = backfill_range.ingests_of(pins, uuid, app=target.app, like=args.like)
+    ingests = backfill_range.ingests_of(
+        pins, uuid, app=target.app, like=args.like, instead_of=args.instead_of
+    )
     lookup = BrokerLookup(client)
     return backfill_range.resolve(bounds, lookup, source.stream, uuid, found, ingests=ingests)
 
@@ -468,7 +484,7 @@ def _pin(
         if like.stream_uuid != source.stream_uuid:
             raise _other_stream(like, source)
         finish()
-        made = Pin(stream=like.stream, stream_uuid=like.stream_uuid, starts={}, spec=like.spec)
+        made = replace(like, starts={}, job=NAME, number=0)
         return own.put(made) or own.newest()
     finish()
     return ingest_setup.settle(
@@ -477,6 +493,7 @@ def _pin(
         described=client.describe(source.stream),
         watermarks=Appender(spark, target, source).watermarks(),
         client=client,
+        job=NAME,
     )
 
 

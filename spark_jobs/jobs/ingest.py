@@ -132,7 +132,9 @@ def run(spark: SparkSession, args: argparse.Namespace, report: Report) -> Facts:
     firsts = {part.partition: part.start for part in described.partitions}
     finished = begun.finish(spark, target, source, report, firsts=firsts)
     watermarks = Appender(spark, target, source).watermarks()
-    pin = ingest_setup.settle(args, pins, described=described, watermarks=watermarks, client=client)
+    pin = ingest_setup.settle(
+        args, pins, described=described, watermarks=watermarks, client=client, job=NAME
+    )
     batches = Batches(
         spark,
         target,
