@@ -28,7 +28,7 @@ from broker.errors import (
 from broker.model.offsets import Offset, OffsetRange
 from headwater.reads.lease_keeper import KEEPER, LEASE_TTL_MS_DEFAULT
 from spark_jobs.clients import client_of
-from spark_jobs.decode.pins import Pin, Pins, continued, newest_pins
+from spark_jobs.decode.pins import Pin, Pins, agreed, continued, grow, newest_pins
 from spark_jobs.decode.spec import DecodeSpec
 from spark_jobs.decode.transform import DecodeTransform, added_fields
 from spark_jobs.jobs import backfill_range, begun, ingest_setup
@@ -237,7 +237,8 @@ def _resolved(
 def _redecode(args: argparse.Namespace, target: Target, source: Source, report: Report) -> Facts:
     """Decode rejected records again; move those that decode now into the table."""
     pins = newest_pins(open_store(target.store))
-    pin = pins.get(target.app) or pins.get(args.like)
+    app = target.app if target.app in pins else args.like
+    pin = pins.get(app)
     if pin is None:
         raise InvalidRequestError(
             f"{target.uri} was never set up for decoding, so it has no rejected records"
@@ -247,11 +248,20 @@ def _redecode(args: argparse.Namespace, target: Target, source: Source, report: 
     # What is moved is deleted here as it was, so columns that another appender added count, too.
     same = [one.spec for one in pins.values() if one.stream_uuid == source.stream_uuid]
     known = continued(pin.spec, same)
-    grow = args.evolve == "add"
-    if grow or pin.number > 1 or known != pin.spec:
+    grows = args.evolve == "add"
+    if grows or pin.number > 1 or known != pin.spec:
         target = replace(target, evolve="add")
     spec = ingest_setup.respecified(args, known)
-    done = _decoded_again(target, source, spec, grow=grow, report=report)
+
+    store, is_json = open_store(target.store), pin.spec.format == "json"
+
+    def pinned(added: pa.Schema) -> pa.Schema:
+        added, newest = agreed(spec, added, same), Pins(store, app).newest()
+        if newest is not None and is_json:  # else the arguments ask for another format this once
+            grow(store, app, newest, added)
+        return added
+
+    done = _decoded_again(target, source, spec, pinned=pinned if grows else None, report=report)
     return {
         "stream": source.stream,
         "stream_uuid": source.stream_uuid,
@@ -264,18 +274,27 @@ def _redecode(args: argparse.Namespace, target: Target, source: Source, report: 
 
 
 def _decoded_again(
-    target: Target, source: Source, spec: DecodeSpec, *, grow: bool, report: Report
+    target: Target,
+    source: Source,
+    spec: DecodeSpec,
+    *,
+    pinned: Callable[[pa.Schema], pa.Schema] | None,
+    report: Report,
 ) -> Redecoded:
-    """Move what decodes now; with ``grow``, begin again with the new fields that were found."""
+    """Move what decodes now; with ``pinned``, pin new fields that were found, and begin again.
+
+    A rejected record is deleted when it is moved, so a later run has to know the columns.
+    """
     while True:
-        transform = DecodeTransform(spec, grow=grow)
+        transform = DecodeTransform(spec, grow=pinned is not None)
         redecoder = Redecoder(target, begun.rejects_of(target), source, transform)
         try:
             return _patiently(redecoder, report)
         except SchemaMismatchError as error:
             added = added_fields(error)
-            if added is None:
+            if added is None or pinned is None:
                 raise
+            added = pinned(added)
         spec = spec.with_fields(added)
         report.progress("new columns", names=",".join(added.names))
 
@@ -438,23 +457,9 @@ class _Decoding:
         return added_fields(error) if self._grows else None
 
     def grow(self, added: pa.Schema, report: Report) -> None:
-        """Pin new columns, or take those that the table's other appenders have pinned already.
-
-        If another run of this name stores a pin first, that pin is in force.
-        """
+        """Pin new columns; if another run of this name stores a pin first, that pin is in force."""
         assert self.pin is not None, "only a decoder finds new fields"
-        store = open_store(self._target.store)
-        own = Pins(store, self._target.app)
-        newest = own.newest()
-        assert newest is not None, "a run that decodes begins with a pin"
-        if newest.number == self.pin.number:
-            others = newest_pins(store).values()
-            uuid = self._source.stream_uuid
-            spec = continued(newest.spec, [one.spec for one in others if one.stream_uuid == uuid])
-            if spec == newest.spec:
-                spec = spec.with_fields(added)
-            newest = own.put(replace(newest, spec=spec)) or own.newest()
-            assert newest is not None, "another run's pin exists"
+        newest = grow(open_store(self._target.store), self._target.app, self.pin, added)
         report.progress("new columns", names=",".join(added.names), pin=newest.number)
         self.pin = newest
         self.appender = self._made()

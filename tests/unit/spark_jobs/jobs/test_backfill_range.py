@@ -162,7 +162,7 @@ def test_to_leave_everything_to_an_ingest_without_rows_is_an_error() -> None:
         resolved(ingests={"ingest": {}}),
         resolved(ingests={"ingest": both}, starts={0: 10, 1: 10}, ends=both),
     ):
-        with pytest.raises(OverlapError, match="'ingest'.* --instead-of ingest"):
+        with pytest.raises(OverlapError, match=r"'ingest'.* --instead-of ingest"):
             backfill_range.require_work(made, found)
     backfill_range.require_work(*resolved(ingests={"ingest": {0: 60, 1: 60}}))
     backfill_range.require_work(*resolved("--from", "latest", ingests={"ingest": {}}))

@@ -29,7 +29,7 @@ from spark_jobs.decode.pins import Pin, Pins
 from spark_jobs.decode.spec import DecodeSpec
 from spark_jobs.jobs import ingest, ingest_setup
 from spark_jobs.jobs.ingest_batches import starting_offsets
-from spark_jobs.tables import Watermarks
+from spark_jobs.tables import Target, Watermarks
 from tiering.store.location import StoreConfig
 from tiering.store.object_store import ObjectStore
 from tiering.store.opening import open_store
@@ -268,6 +268,19 @@ def test_schemas_come_from_files_too(settle: Settle, tmp_path: Path) -> None:
         assert schema_of(settle("--schema-file", str(tmp_path / name))) == schema
     with pytest.raises(InvalidRequestError, match="not an Arrow schema"):
         settle("--schema-file", str(tmp_path / "bad.arrow"))
+
+
+def test_another_beginning_has_another_checkpoint() -> None:
+    """Spark would go on where the checkpoint of the earlier --from says."""
+    target = Target.at("/t", app="eu")
+    names = [
+        ingest.default_checkpoint(target, pin(starts=starts))
+        for starts in ({}, {0: Offset(5)}, {0: Offset(6)}, {0: Offset(6), 1: Offset(0)})
+    ]
+    assert names[0].endswith(f"/_headwater/checkpoints/eu-{UUID}")
+    assert len(set(names)) == 4
+    ordered = pin(starts={1: Offset(0), 0: Offset(6)})
+    assert ingest.default_checkpoint(target, ordered) == names[3]
 
 
 def test_a_pin_says_which_job_stored_it(settle: Settle, store: ObjectStore) -> None:
