@@ -181,9 +181,8 @@ def run(spark: SparkSession, args: argparse.Namespace, report: Report) -> Facts:
         decoding = _Decoding(spark, target, source, pin=pin, grow=args.evolve == "add")
         found = decoding.appender.watermarks()
         asked = resolved(found)
-        left_to = backfill_range.tell(asked, report)
+        left_to, wanted = backfill_range.tell(asked, report), asked.ranges
         backfill_range.require_work(asked, found)
-        wanted = asked.ranges
         total = sum(len(offsets) for offsets in wanted.values())
         version = "no table" if found.version < 0 else found.version
         report.progress("begins", records=total, table=target.uri, version=version)
@@ -194,10 +193,6 @@ def run(spark: SparkSession, args: argparse.Namespace, report: Report) -> Facts:
         )
     finally:
         KEEPER.release(lease.lease_id)
-    left = sum(
-        max(0, int(offsets.end) - max(int(offsets.start), totals.ends.get(number, 0)))
-        for number, offsets in wanted.items()
-    )
     return {
         "stream": source.stream,
         "stream_uuid": source.stream_uuid,
@@ -210,7 +205,7 @@ def run(spark: SparkSession, args: argparse.Namespace, report: Report) -> Facts:
         "bytes": totals.bytes_count,
         "chunks": totals.chunks_count,
         "version": totals.version,
-        "remaining": left,
+        "remaining": sum(len(one) for one in _remaining(wanted, totals.ends).values()),
         "left_to": left_to,
         "stopped_by": report.stop.signal,
     }
