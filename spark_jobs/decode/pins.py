@@ -14,10 +14,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+import pyarrow as pa
+
 from broker.codec.checksum import crc32c
 from broker.errors import MetadataCorruptError, SchemaMismatchError
 from broker.model.ids import is_stream_name, is_uuid
 from broker.model.offsets import OFFSET_MAX, Offset
+from spark_jobs.decode import types
 from spark_jobs.decode.spec import DecodeSpec
 from tiering.store.object_store import ObjectStore
 
@@ -34,17 +37,20 @@ class Pin:
     stream_uuid: str
     starts: Mapping[int, Offset]  # first offset per partition; others begin at their first record
     spec: DecodeSpec
+    job: str | None = None  # the job that stored the pin; older builds did not say
     number: int = 0  # 0: not stored yet
 
     def to_text(self) -> str:
         """Return the stored form."""
-        body = {
+        body: dict[str, object] = {
             "headwater_ingest": _VERSION,
             "stream": self.stream,
             "stream_uuid": self.stream_uuid,
             "starts": {str(partition): at for partition, at in sorted(self.starts.items())},
             "spec": json.loads(self.spec.to_text()),
         }
+        if self.job is not None:
+            body["job"] = self.job  # builds that do not know this key ignore it
         return json.dumps(body, sort_keys=True, indent=1)
 
     @classmethod
@@ -61,6 +67,7 @@ class Pin:
             stream, uuid = str(body["stream"]), str(body["stream_uuid"])
             starts = {int(name): Offset(int(at)) for name, at in body["starts"].items()}
             spec = json.dumps(body["spec"])
+            job = body.get("job")
         except (
             ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError
         ) as cause:  # fmt: skip
@@ -72,6 +79,7 @@ class Pin:
                 f"pin {number} of the table has version {version}; this build knows only {_VERSION}"
             )
         sane = all(0 <= at <= OFFSET_MAX for at in starts.values())
+        sane = sane and (job is None or isinstance(job, str))
         if not (is_stream_name(stream) and is_uuid(uuid) and sane):
             raise MetadataCorruptError(f"pin {number} of the table is damaged")
         return cls(
@@ -79,6 +87,7 @@ class Pin:
             stream_uuid=uuid,
             starts=starts,
             spec=DecodeSpec.from_text(spec),
+            job=job,
             number=number,
         )
 
@@ -130,15 +139,64 @@ def newest_pins(store: ObjectStore) -> dict[str, Pin]:
 
 
 def continued(spec: DecodeSpec, others: Iterable[DecodeSpec]) -> DecodeSpec:
-    """Return a spec with the columns that the longest of the others has added at its end.
+    """Return a spec with all columns of the others that it lacks, by name, at its end.
 
     Limits stay those of ``spec``; others that decode in another way are passed over.
     """
-    for other in others:
-        longer = replace(other, bounds=spec.bounds)
-        if longer.grown_from(spec):
-            spec = longer
+    for schema in _alike(spec, others):
+        spec = _with_new(spec, schema)
     return spec
+
+
+def agreed(spec: DecodeSpec, added: pa.Schema, others: Iterable[DecodeSpec]) -> pa.Schema:
+    """Return new fields of a spec with the types that others have given them already."""
+    fields = {each.name: each for each in added}
+    for schema in reversed(_alike(spec, others)):
+        fields |= {each.name: each for each in schema if each.name in fields}
+    return pa.schema(fields.values())
+
+
+def grow(store: ObjectStore, app: str, known: Pin, added: pa.Schema) -> Pin:
+    """Pin new columns with the types that the table's other pins give them; return the newest pin.
+
+    ``known`` is the pin by which the columns are new. If another run has stored a later one, that
+    one is in force.
+
+    Raises:
+        InvalidRequestError: the pin's limits do not admit the columns.
+    """
+    pins = Pins(store, app)
+    newest = pins.newest()
+    assert newest is not None, "a run that decodes begins with a pin"
+    if newest.number != known.number:
+        return newest
+    others = [
+        one.spec for one in newest_pins(store).values() if one.stream_uuid == known.stream_uuid
+    ]
+    spec = _with_new(newest.spec, agreed(newest.spec, added, others))
+    if spec == newest.spec:
+        return newest
+    spec.decoder()
+    stored = pins.put(replace(newest, spec=spec)) or pins.newest()
+    assert stored is not None, "another run's pin exists"
+    return stored
+
+
+def _alike(spec: DecodeSpec, others: Iterable[DecodeSpec]) -> list[pa.Schema]:
+    """Return the JSON columns of the specs that differ from this one in columns and limits only."""
+    return [
+        types.from_json(other.schema)
+        for other in others
+        if other.schema is not None
+        and replace(other, schema=spec.schema, bounds=spec.bounds) == spec
+    ]
+
+
+def _with_new(spec: DecodeSpec, fields: pa.Schema) -> DecodeSpec:
+    assert spec.schema is not None, "only JSON grows"
+    known = types.from_json(spec.schema)
+    new = [each for each in fields if types.position(known, each.name) < 0]
+    return spec.with_fields(pa.schema(new)) if new else spec
 
 
 def _number(key: str) -> int:

@@ -71,7 +71,7 @@ class DecodeTransform:
         decoder = _decoder(self._text)
         made = decoder.decode(rows)
         if self._grow and made.unknown_count:
-            _raise_new_fields(decoder, rows)
+            _raise_new_fields(decoder, rows if made.kept is None else rows.take(made.kept))
         return Transformed(
             rows=made.decoded,
             kept=made.kept,
@@ -98,6 +98,7 @@ def _decoder(text: str) -> RowDecoder:
 
 
 def _raise_new_fields(decoder: RowDecoder, rows: pa.RecordBatch) -> None:
+    """Raise for new fields of rows that decode; a rejected record adds no column."""
     from spark_jobs.decode import json_inference  # noqa: PLC0415  (only when a field is new)
 
     known = decoder.decoder

@@ -5,7 +5,8 @@ application id. So a backfill may be killed, started again, or run twice at once
 race goes on after the winner. If an ingest appends to the same table, or is set up to, the backfill
 stops at the offset where the ingest begins, so no offset is in a table twice. A lease keeps the
 records that are not read yet. After SIGTERM the current chunk is finished, and the exit status says
-that the job has to be run again, if records remain.
+that the job has to be run again, if records remain. The file is not split: it is one job, and its
+range is a module already.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from broker.errors import (
 from broker.model.offsets import Offset, OffsetRange
 from headwater.reads.lease_keeper import KEEPER, LEASE_TTL_MS_DEFAULT
 from spark_jobs.clients import client_of
-from spark_jobs.decode.pins import Pin, Pins, continued, newest_pins
+from spark_jobs.decode.pins import Pin, Pins, agreed, continued, grow, newest_pins
 from spark_jobs.decode.spec import DecodeSpec
 from spark_jobs.decode.transform import DecodeTransform, added_fields
 from spark_jobs.jobs import backfill_range, begun, ingest_setup
@@ -89,6 +90,14 @@ def _parser() -> argparse.ArgumentParser:
         help="decode like the ingest of this name, if it has set up the table (default: ingest)",
     )
     made.add_argument(
+        "--instead-of",
+        action="append",
+        metavar="APP",
+        default=[],
+        help="append also the records that are left to the ingest of this name, which is set up "
+        "but has appended nothing; it cannot append them any more",
+    )
+    made.add_argument(
         "--redecode",
         action="store_true",
         help="read no records of the stream; decode the records in <table>__rejected again, with "
@@ -136,7 +145,8 @@ def run(spark: SparkSession, args: argparse.Namespace, report: Report) -> Facts:
     Raises:
         InvalidRequestError: the range is not valid, or differs from the one that was begun.
         GapError: records of the range are gone already.
-        OverlapError: another appender has appended a part of a range that was given by offsets.
+        OverlapError: another appender has appended a part of a range that was given by offsets, or
+            everything is left to an ingest that has appended nothing yet.
         HeadwaterError: appending failed; retriable errors are raised after several attempts.
     """
     bounds = check(args)
@@ -165,12 +175,14 @@ def run(spark: SparkSession, args: argparse.Namespace, report: Report) -> Facts:
         )
 
         def finish_first() -> None:
-            finish(resolved(Appender(spark, target, source).watermarks()))
+            finish(resolved(Appender(spark, target, source).watermarks()).ranges)
 
         pin = _pin(spark, args, target, source, client=client, finish=finish_first)
         decoding = _Decoding(spark, target, source, pin=pin, grow=args.evolve == "add")
         found = decoding.appender.watermarks()
-        wanted = resolved(found)
+        asked = resolved(found)
+        left_to, wanted = backfill_range.tell(asked, report), asked.ranges
+        backfill_range.require_work(asked, found)
         total = sum(len(offsets) for offsets in wanted.values())
         version = "no table" if found.version < 0 else found.version
         report.progress("begins", records=total, table=target.uri, version=version)
@@ -181,10 +193,6 @@ def run(spark: SparkSession, args: argparse.Namespace, report: Report) -> Facts:
         )
     finally:
         KEEPER.release(lease.lease_id)
-    left = sum(
-        max(0, int(offsets.end) - max(int(offsets.start), totals.ends.get(number, 0)))
-        for number, offsets in wanted.items()
-    )
     return {
         "stream": source.stream,
         "stream_uuid": source.stream_uuid,
@@ -197,7 +205,8 @@ def run(spark: SparkSession, args: argparse.Namespace, report: Report) -> Facts:
         "bytes": totals.bytes_count,
         "chunks": totals.chunks_count,
         "version": totals.version,
-        "remaining": left,
+        "remaining": sum(len(one) for one in _remaining(wanted, totals.ends).values()),
+        "left_to": left_to,
         "stopped_by": report.stop.signal,
     }
 
@@ -210,10 +219,12 @@ def _resolved(
     client: Client,
     source: Source,
     target: Target,
-) -> dict[int, OffsetRange]:
+) -> backfill_range.Resolved:
     """Return the ranges to append, which end where an ingest of the table begins."""
     uuid, pins = source.stream_uuid, newest_pins(open_store(target.store))
-    ingests = backfill_range.ingests_of(pins, uuid, app=target.app, like=args.like)
+    ingests = backfill_range.ingests_of(
+        pins, uuid, app=target.app, like=args.like, instead_of=args.instead_of
+    )
     lookup = BrokerLookup(client)
     return backfill_range.resolve(bounds, lookup, source.stream, uuid, found, ingests=ingests)
 
@@ -221,7 +232,8 @@ def _resolved(
 def _redecode(args: argparse.Namespace, target: Target, source: Source, report: Report) -> Facts:
     """Decode rejected records again; move those that decode now into the table."""
     pins = newest_pins(open_store(target.store))
-    pin = pins.get(target.app) or pins.get(args.like)
+    app = target.app if target.app in pins else args.like
+    pin = pins.get(app)
     if pin is None:
         raise InvalidRequestError(
             f"{target.uri} was never set up for decoding, so it has no rejected records"
@@ -231,11 +243,20 @@ def _redecode(args: argparse.Namespace, target: Target, source: Source, report: 
     # What is moved is deleted here as it was, so columns that another appender added count, too.
     same = [one.spec for one in pins.values() if one.stream_uuid == source.stream_uuid]
     known = continued(pin.spec, same)
-    grow = args.evolve == "add"
-    if grow or pin.number > 1 or known != pin.spec:
+    grows = args.evolve == "add"
+    if grows or pin.number > 1 or known != pin.spec:
         target = replace(target, evolve="add")
     spec = ingest_setup.respecified(args, known)
-    done = _decoded_again(target, source, spec, grow=grow, report=report)
+
+    store, is_json = open_store(target.store), pin.spec.format == "json"
+
+    def pinned(added: pa.Schema) -> pa.Schema:
+        added, newest = agreed(spec, added, same), Pins(store, app).newest()
+        if newest is not None and is_json:  # else the arguments ask for another format this once
+            grow(store, app, newest, added)
+        return added
+
+    done = _decoded_again(target, source, spec, pinned=pinned if grows else None, report=report)
     return {
         "stream": source.stream,
         "stream_uuid": source.stream_uuid,
@@ -248,18 +269,27 @@ def _redecode(args: argparse.Namespace, target: Target, source: Source, report: 
 
 
 def _decoded_again(
-    target: Target, source: Source, spec: DecodeSpec, *, grow: bool, report: Report
+    target: Target,
+    source: Source,
+    spec: DecodeSpec,
+    *,
+    pinned: Callable[[pa.Schema], pa.Schema] | None,
+    report: Report,
 ) -> Redecoded:
-    """Move what decodes now; with ``grow``, begin again with the new fields that were found."""
+    """Move what decodes now; with ``pinned``, pin new fields that were found, and begin again.
+
+    A rejected record is deleted when it is moved, so a later run has to know the columns.
+    """
     while True:
-        transform = DecodeTransform(spec, grow=grow)
+        transform = DecodeTransform(spec, grow=pinned is not None)
         redecoder = Redecoder(target, begun.rejects_of(target), source, transform)
         try:
             return _patiently(redecoder, report)
         except SchemaMismatchError as error:
             added = added_fields(error)
-            if added is None:
+            if added is None or pinned is None:
                 raise
+            added = pinned(added)
         spec = spec.with_fields(added)
         report.progress("new columns", names=",".join(added.names))
 
@@ -422,23 +452,9 @@ class _Decoding:
         return added_fields(error) if self._grows else None
 
     def grow(self, added: pa.Schema, report: Report) -> None:
-        """Pin new columns, or take those that the table's other appenders have pinned already.
-
-        If another run of this name stores a pin first, that pin is in force.
-        """
+        """Pin new columns; if another run of this name stores a pin first, that pin is in force."""
         assert self.pin is not None, "only a decoder finds new fields"
-        store = open_store(self._target.store)
-        own = Pins(store, self._target.app)
-        newest = own.newest()
-        assert newest is not None, "a run that decodes begins with a pin"
-        if newest.number == self.pin.number:
-            others = newest_pins(store).values()
-            uuid = self._source.stream_uuid
-            spec = continued(newest.spec, [one.spec for one in others if one.stream_uuid == uuid])
-            if spec == newest.spec:
-                spec = spec.with_fields(added)
-            newest = own.put(replace(newest, spec=spec)) or own.newest()
-            assert newest is not None, "another run's pin exists"
+        newest = grow(open_store(self._target.store), self._target.app, self.pin, added)
         report.progress("new columns", names=",".join(added.names), pin=newest.number)
         self.pin = newest
         self.appender = self._made()
@@ -468,7 +484,7 @@ def _pin(
         if like.stream_uuid != source.stream_uuid:
             raise _other_stream(like, source)
         finish()
-        made = Pin(stream=like.stream, stream_uuid=like.stream_uuid, starts={}, spec=like.spec)
+        made = replace(like, starts={}, job=NAME, number=0)
         return own.put(made) or own.newest()
     finish()
     return ingest_setup.settle(
@@ -477,6 +493,7 @@ def _pin(
         described=client.describe(source.stream),
         watermarks=Appender(spark, target, source).watermarks(),
         client=client,
+        job=NAME,
     )
 
 

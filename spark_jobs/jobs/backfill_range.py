@@ -2,27 +2,35 @@
 
 By default a backfill begins at the first record, or at its own earlier beginning. It ends at the
 last record, or where another appender of the same table began. An ingest that is set up and has not
-appended anything yet begins where its pin says: the records from there on are the ingest's.
+appended anything yet begins where its pin says: the records from there on are the ingest's, unless
+the ingest can never append them. What is left to an ingest is told.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
-from broker.errors import InvalidRequestError, OffsetOutOfRangeError, StreamRecreatedError
+from broker.errors import (
+    InvalidRequestError,
+    OffsetOutOfRangeError,
+    OverlapError,
+    StreamRecreatedError,
+)
 from broker.model.offsets import Offset, OffsetRange
 from spark_jobs.decode.pins import Pin
+from spark_jobs.jobs.job import Report
 from spark_jobs.source import positions
 from spark_jobs.source.lookup import Lookup, StreamPositions
 from spark_jobs.source.positions import AtMs
 from spark_jobs.source.selection import Selection
 from spark_jobs.tables import Watermarks
 
-INGEST: Final = "ingest"  # the name of an ingest that was given no other
+INGEST: Final = "ingest"  # the job's name, and the name of an ingest that was given no other
+_BACKFILL: Final = "backfill"  # the same of this job
 _WORDS: Final = "earliest, latest or JSON such as '{\"0\": 100}'"
 
 Side = str | AtMs | Mapping[int, int | str] | None
@@ -35,6 +43,18 @@ class Bounds:
 
     start: Side
     end: Side
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved:
+    """What a backfill appends, and what it leaves to ingests that will begin.
+
+    ``ranges`` include records already in the table. ``left`` has the first offset that is left, by
+    ingest and partition.
+    """
+
+    ranges: dict[int, OffsetRange]
+    left: dict[str, dict[int, int]]
 
 
 def add_arguments(made: argparse.ArgumentParser) -> None:
@@ -61,18 +81,32 @@ def parse(args: argparse.Namespace) -> Bounds:
 
 
 def ingests_of(
-    pins: Mapping[str, Pin], stream_uuid: str, *, app: str, like: str
+    pins: Mapping[str, Pin],
+    stream_uuid: str,
+    *,
+    app: str,
+    like: str,
+    instead_of: Collection[str] = (),
 ) -> dict[str, Starts]:
     """Return the pinned starts of the ingests that fill the same table from the same stream.
 
-    A backfill has a pin, too, if it decodes. Only an ingest's pin has starts, or the ingest is
-    known by its name. ``app`` is the backfill itself.
+    A backfill has a pin, too, if it decodes. ``app`` is the backfill itself; nothing is left to
+    the ingests ``instead_of`` which it appends.
     """
     return {
         name: pin.starts
         for name, pin in pins.items()
-        if name != app and pin.stream_uuid == stream_uuid and (pin.starts or name in (INGEST, like))
+        if name not in (app, *instead_of)
+        and pin.stream_uuid == stream_uuid
+        and _is_ingest(name, pin, like)
     }
+
+
+def _is_ingest(name: str, pin: Pin, like: str) -> bool:
+    """Tell whether an ingest stored the pin; an older one has starts, or an ingest's name."""
+    if pin.job is not None:
+        return pin.job == INGEST
+    return bool(pin.starts) or (name in (INGEST, like) and name != _BACKFILL)
 
 
 def resolve(
@@ -83,8 +117,8 @@ def resolve(
     found: Watermarks,
     *,
     ingests: Mapping[str, Starts],
-) -> dict[int, OffsetRange]:
-    """Return the whole range of each partition, including records already in the table. Blocks.
+) -> Resolved:
+    """Return the whole range of each partition, and what is left to ingests. Blocks.
 
     ``ingests`` are those of the table, see :func:`ingests_of`.
 
@@ -103,7 +137,9 @@ def resolve(
         )
     starts = _offsets(bounds.start, "--from", held, lookup, positions.EARLIEST)
     ends = _offsets(bounds.end, "--to", held, lookup, positions.LATEST)
-    wanted = {}
+    able = {app: starts for app, starts in ingests.items() if _can_begin(app, starts, held, found)}
+    wanted: dict[int, OffsetRange] = {}
+    left: dict[str, dict[int, int]] = {}
     for number, span in sorted(held.ranges.items()):
         if number not in starts or number not in ends:
             continue  # offsets name only some partitions
@@ -119,50 +155,97 @@ def resolve(
         if not isinstance(bounds.end, Mapping):
             later = [other.start for _, part, other in found.others if part == number]
             end = min([end, *(at for at in later if at >= start)])
-        end = _before_ingests(
-            bounds, number, (start, end), first=int(span.start), found=found, ingests=ingests
-        )
+        for app, at in _beginnings(number, int(span.start), found, able).items():
+            if max(start, at) < end:
+                _require_words(bounds, number, (start, end), app, at)
+                end = max(start, at)
+                left.setdefault(app, {})[number] = end
         if begun is None and not span.start <= start <= span.end:
             raise _outside(number, start, span)
         if end > span.end:
             raise _outside(number, end, span)
         wanted[number] = OffsetRange(Offset(start), Offset(max(start, end)))
-    return wanted
+    return Resolved(ranges=wanted, left=left)
 
 
-def _before_ingests(
-    bounds: Bounds,
-    number: int,
-    wanted: tuple[int, int],
-    *,
-    first: int,
-    found: Watermarks,
-    ingests: Mapping[str, Starts],
-) -> int:
-    """Return the end of a range, lowered to where an ingest will begin. ``first`` is held.
+def tell(asked: Resolved, report: Report) -> dict[str, dict[str, int]]:
+    """Report what is left to ingests; return it as a fact: by ingest and partition, from where."""
+    for app, firsts in asked.left.items():
+        places = ", ".join(f"p{number} from {first}" for number, first in firsts.items())
+        report.progress("not all records", left_to=f"{app}, {places}")
+    return {
+        app: {str(n): first for n, first in firsts.items()} for app, firsts in asked.left.items()
+    }
 
-    An ingest that has appended counts as any other appender. An ingest whose first record is in the
-    table already cannot append, so nothing is left for it.
+
+def require_work(asked: Resolved, found: Watermarks) -> None:
+    """Refuse to succeed if all that is not in the table is left to an ingest without any row.
+
+    Raises:
+        OverlapError: that ingest may never come, so somebody has to decide.
     """
-    start, end = wanted
-    held = [(app, other.start, other.end) for app, part, other in found.others if part == number]
-    if number in found.ends:
-        held.append(("", found.starts[number], found.ends[number]))
-    for app, starts in sorted(ingests.items()):
-        at = max(int(starts.get(number, first)), first)
-        if any(name == app or low <= at < high for name, low, high in held):
-            continue
-        by_offset = isinstance(bounds.end, Mapping) or (
-            isinstance(bounds.start, Mapping) and start >= at
-        )
-        if by_offset and max(start, at) < end:
-            raise InvalidRequestError(
-                f"partition {number}: the table is set up for {app!r}, which begins at {at} and "
-                f"appends everything from there, so a backfill cannot append [{start}, {end}). "
-                f"Leave --to out, end at {at} at most, or use another table"
+    if any(int(one.end) > found.ends.get(n, int(one.start)) for n, one in asked.ranges.items()):
+        return
+    come = {app for app, _, _ in found.others}
+    for app, firsts in asked.left.items():
+        if app not in come:
+            number, first = next(iter(firsts.items()))
+            raise OverlapError(
+                f"nothing is appended: the records from {first} on of partition {number} are left "
+                f"to the ingest {app!r}, which is set up for the table and has appended nothing. "
+                f"Run that ingest, or append its records by --instead-of {app}",
+                partition=number,
+                start=first,
             )
-        end = min(end, max(start, at))
-    return end
+
+
+def _can_begin(app: str, starts: Starts, held: StreamPositions, found: Watermarks) -> bool:
+    """Tell whether the first records of an ingest are in the table in no partition.
+
+    A batch of the ingest has all partitions, so one such partition keeps the ingest from all. If
+    retention has moved the ingest's beginning to where this backfill has ended, they collide, too.
+    """
+    for number, span in held.ranges.items():
+        first = int(span.start)
+        pinned = int(starts.get(number, -1))
+        at = max(pinned, first)
+        if any(
+            name != app and part == number and other.start <= at < other.end
+            for name, part, other in found.others
+        ):
+            return False
+        low, high = int(found.starts.get(number, 0)), int(found.ends.get(number, 0))
+        if low < high and (low <= at < high or (at == high and pinned < first)):
+            return False
+    return True
+
+
+def _beginnings(
+    number: int, first: int, found: Watermarks, ingests: Mapping[str, Starts]
+) -> dict[str, int]:
+    """Return where each ingest will begin a partition that it has not begun.
+
+    ``first`` is the first record that the stream still has. An ingest that has appended counts as
+    any other appender.
+    """
+    begun = {name for name, part, _ in found.others if part == number}
+    return {
+        app: max(int(starts.get(number, first)), first)
+        for app, starts in sorted(ingests.items())
+        if app not in begun
+    }
+
+
+def _require_words(bounds: Bounds, number: int, asked: tuple[int, int], app: str, at: int) -> None:
+    """Refuse offsets by number that are an ingest's."""
+    start, end = asked
+    if isinstance(bounds.end, Mapping) or (isinstance(bounds.start, Mapping) and start >= at):
+        raise InvalidRequestError(
+            f"partition {number}: the table is set up for {app!r}, which begins at {at} and "
+            f"appends everything from there, so a backfill cannot append [{start}, {end}). "
+            f"Leave --to out, end at {at} at most, append instead of that ingest (--instead-of "
+            f"{app}), or use another table"
+        )
 
 
 def _offsets(

@@ -9,6 +9,8 @@ current batch is finished.
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 import re
 import sys
 import threading
@@ -23,7 +25,7 @@ from broker.errors import (
     StaleWatermarkError,
 )
 from spark_jobs.clients import client_of
-from spark_jobs.decode.pins import Pins
+from spark_jobs.decode.pins import Pin, Pins
 from spark_jobs.failures import lost_process, typed
 from spark_jobs.jobs import begun, ingest_setup
 from spark_jobs.jobs.ingest_batches import Batches, starting_offsets
@@ -93,7 +95,8 @@ def _parser() -> argparse.ArgumentParser:
         "--checkpoint",
         metavar="URI",
         default=None,
-        help=f"Spark's checkpoint (default: <table>/{_CHECKPOINTS}/<app>-<stream uuid>)",
+        help=f"Spark's checkpoint (default: <table>/{_CHECKPOINTS}/<app>-<stream uuid>, and a "
+        "digest of the first offsets if --from gave any)",
     )
     made.add_argument(
         "--app",
@@ -132,7 +135,9 @@ def run(spark: SparkSession, args: argparse.Namespace, report: Report) -> Facts:
     firsts = {part.partition: part.start for part in described.partitions}
     finished = begun.finish(spark, target, source, report, firsts=firsts)
     watermarks = Appender(spark, target, source).watermarks()
-    pin = ingest_setup.settle(args, pins, described=described, watermarks=watermarks, client=client)
+    pin = ingest_setup.settle(
+        args, pins, described=described, watermarks=watermarks, client=client, job=NAME
+    )
     batches = Batches(
         spark,
         target,
@@ -156,8 +161,7 @@ def run(spark: SparkSession, args: argparse.Namespace, report: Report) -> Facts:
         source=source,
         trigger=trigger,
         starting=starting_offsets(batches.totals.ends, pin, firsts),
-        checkpoint=args.checkpoint
-        or f"{target.uri}/{_CHECKPOINTS}/{target.app}-{source.stream_uuid}",
+        checkpoint=args.checkpoint or default_checkpoint(target, pin),
     )
     _finish(query, runner, report)
     totals = batches.totals
@@ -179,6 +183,15 @@ def run(spark: SparkSession, args: argparse.Namespace, report: Report) -> Facts:
         "pin": batches.pin.number,
         "stopped_by": report.stop.signal,
     }
+
+
+def default_checkpoint(target: Target, pin: Pin) -> str:
+    """Return where the checkpoint is; another beginning has another, and begins there."""
+    name = f"{target.app}-{pin.stream_uuid}"
+    if pin.starts:
+        text = json.dumps({str(number): int(at) for number, at in sorted(pin.starts.items())})
+        name += f"-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    return f"{target.uri}/{_CHECKPOINTS}/{name}"
 
 
 class _BatchRunner:

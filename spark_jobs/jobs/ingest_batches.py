@@ -26,11 +26,12 @@ from broker.errors import (
     StreamRecreatedError,
 )
 from broker.model.offsets import Offset, OffsetRange
-from spark_jobs.decode.pins import Pin, Pins
+from spark_jobs.decode.pins import Pin, Pins, grow
 from spark_jobs.decode.transform import DecodeTransform, added_fields
 from spark_jobs.jobs import begun
 from spark_jobs.jobs.job import Report
 from spark_jobs.tables import Appended, Appender, Source, Target
+from tiering.store.opening import open_store
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -176,16 +177,21 @@ class Batches:
         )
 
     def _require_beginning(self, ranges: Mapping[int, OffsetRange]) -> None:
-        """Refuse to begin a partition in its middle, as an old checkpoint of a lost table would."""
+        """Refuse another beginning of a partition than the pinned one.
+
+        An old checkpoint of a lost table would begin in the middle; one of a run with another
+        --from would begin too early.
+        """
         for number, offsets in ranges.items():
             if number in self.totals.ends or number in self._begun_by_others():
                 continue
             first = self.pin.starts.get(number, self._firsts.get(number, Offset(0)))
-            if offsets.start > first:
+            if offsets.start > first or (number in self.pin.starts and offsets.start < first):
                 raise GapError(
                     f"partition {number}: the table has no records of it, but the batch begins at "
                     f"{offsets.start} instead of {first}. The checkpoint belongs to another table, "
-                    "or to this table before it was emptied. Remove the checkpoint",
+                    "to this table before it was emptied, or to a run with another --from. Remove "
+                    "the checkpoint",
                     partition=number,
                     start=int(first),
                     end=int(offsets.start),
@@ -244,12 +250,7 @@ class Batches:
 
     def _grown(self, added: pa.Schema) -> None:
         """Pin new columns and use that pin, or the pin that another run has stored meanwhile."""
-        newest = self._pins.newest()
-        assert newest is not None, "a run begins with a pin"
-        if newest.number == self.pin.number:
-            grown = replace(self.pin, spec=self.pin.spec.with_fields(added))
-            newest = self._pins.put(grown) or self._pins.newest()
-            assert newest is not None, "another run's pin exists"
+        newest = grow(open_store(self._target.store), self._target.app, self.pin, added)
         self._report.progress("new columns", names=",".join(added.names), pin=newest.number)
         self.pin = newest
         self._appender = self._made()

@@ -140,10 +140,12 @@ def settle(
     described: StreamDescription,
     watermarks: Watermarks,
     client: Client,
+    job: str,
 ) -> Pin:
     """Return the pin in force for this run; store it if this is the table's first run.
 
-    Blocks on the object store and, to infer a schema, on the broker. What a dead run has begun must
+    Blocks on the object store and, to infer a schema, on the broker. ``job`` is the job that asks;
+    a new pin says so. What a dead run has begun must
     be finished first, see :mod:`spark_jobs.jobs.begun`: ``watermarks`` are those after it.
 
     Raises:
@@ -170,10 +172,11 @@ def settle(
             stream_uuid=described.stream.uuid,
             starts=_starts(args.starting_offsets, described, known.starts if known else {}),
             spec=spec or _inferred(args, described, client),
+            job=job,
             # A pin of a run that never appended any rows may be replaced by other arguments.
             number=0 if pin is None else pin.number,
         )
-        if pin is not None and replace(pin, number=made.number) == made:
+        if pin is not None and replace(pin, job=pin.job or job) == made:
             return pin
         made.spec.decoder()  # refuses a schema that cannot become columns
         stored = pins.put(made)

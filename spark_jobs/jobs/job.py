@@ -126,9 +126,10 @@ def run_job(
         print(f"{name}: {type(error).__name__}: {error.message}", file=sys.stderr)
         _write(args.result, {"ok": False, "error": type(error).__name__, "message": error.message})
         return exit_status(error)
-    _write(args.result, {"ok": True, **facts})
+    told = {"ok": not facts.get("remaining"), **facts}
+    _write(args.result, told)
     if args.json:
-        print(json.dumps({"ok": True, **facts}), flush=True)
+        print(json.dumps(told), flush=True)
     else:
         for key, value in facts.items():
             if value is not None:

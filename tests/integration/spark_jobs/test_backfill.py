@@ -185,6 +185,9 @@ def test_an_ingest_that_has_appended_nothing_yet_is_not_blocked(
     done = run(rig, target)
 
     assert (done["ends"], done["remaining"]) == ({"0": 1000, "1": 1000}, 0)
+    assert done["left_to"] == {"ingest": {"0": 1000, "1": 1000}}
+    with pytest.raises(OverlapError, match="--instead-of"):  # the ingest may never come
+        run(rig, target)
     ingest = Appender(
         SPARK,
         Target(store=target.store, app="ingest"),
@@ -193,6 +196,20 @@ def test_an_ingest_that_has_appended_nothing_yet_is_not_blocked(
         rejects=Target(store=target.store, app="ingest").beside("__rejected"),
     )
     assert ingest.append(ranges((1000, 1100), (1000, 1100)), batch_id="i").records_count == 200
+    assert run(rig, target)["left_to"] == {}
+
+
+def test_an_ingest_that_never_came_is_replaced(rig: AppendRig, target: Target) -> None:
+    """A pin of a dead ingest is no success of a backfill; asked so, the backfill appends all."""
+    spec = DecodeSpec(format="json", schema=types.to_json(ddl.parse("id bigint")))
+    pin = Pin(stream="s", stream_uuid=rig.source.stream_uuid, starts={}, spec=spec)
+    assert Pins(open_store(target.store), "ingest").put(pin)
+    with pytest.raises(OverlapError, match="--instead-of ingest"):
+        run(rig, target)
+
+    assert run(rig, target, "--instead-of", "ingest")["records"] == 2000
+    rig.fill(100)
+    assert run(rig, target)["records"] == 200, "that ingest is out of the way"
 
 
 def test_payloads_are_decoded_as_asked_and_poison_is_kept(rig: AppendRig, target: Target) -> None:

@@ -61,6 +61,15 @@ def test_a_rejected_record_does_not_keep_others_from_new_columns(name: bytes) ->
         decode(rows(b'{"id":1,"%s":2}' % name, b'{"id":2,"tail":"N1"}'))
 
 
+def test_a_rejected_record_adds_no_column() -> None:
+    """Its fields may be junk; only those of records that decode become columns."""
+    decode = DecodeTransform(spec(), grow=True)
+    made = decode(rows(b'{"id":"x","junk":2}', b'{"id":2}'))
+    assert made.rejected is not None
+    with pytest.raises(SchemaMismatchError, match=r"new fields: tail\s"):
+        decode(rows(b'{"id":"x","junk":2}', b'{"id":2,"tail":1}'))
+
+
 def test_nothing_but_tombstones_and_nothing_at_all() -> None:
     """Batches without a payload, and without a row, have the columns, too."""
     made = RowDecoder(spec()).decode(rows(None, None))

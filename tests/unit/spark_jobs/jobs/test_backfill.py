@@ -6,6 +6,7 @@ import io
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from broker.errors import SchemaMismatchError
@@ -16,6 +17,7 @@ from spark_jobs.decode.spec import DecodeSpec
 from spark_jobs.jobs import backfill
 from spark_jobs.jobs.job import Report
 from spark_jobs.tables import Source, Target
+from spark_jobs.tables.redecode import Redecoded
 from tiering.store.opening import open_store
 
 UUID = "0f0e0d0c-0b0a-4908-8706-050403020100"
@@ -58,7 +60,7 @@ def decoding(target: Target, pin: Pin, *, grow: bool = True) -> backfill._Decodi
 
 
 def test_a_spec_goes_on_with_columns_that_were_added_elsewhere() -> None:
-    """The longest continuation counts, with the spec's own limits; other columns do not."""
+    """All columns of specs alike come at the end, once by name, with the spec's own limits."""
     own = spec_of("a bigint", record_bytes_max=7)
     others = (
         spec_of("a bigint, b string"),
@@ -67,10 +69,14 @@ def test_a_spec_goes_on_with_columns_that_were_added_elsewhere() -> None:
         spec_of("b string, a bigint"),
         DecodeSpec(format="raw"),
     )
-    longest = spec_of("a bigint, b string, c date", record_bytes_max=7)
-    assert continued(own, others) == continued(own, others[1:]) == longest
-    assert continued(own, others[3:]) == own
-    assert continued(longest, others) == longest
+    every = spec_of("a bigint, b string, c date, z string", record_bytes_max=7)
+    assert continued(own, others) == continued(own, others[1:]) == every
+    assert continued(own, others[4:]) == own
+    assert continued(every, others) == every
+    mixed = spec_of("a bigint, z bigint", record_bytes_max=7)
+    assert continued(mixed, others[3:]) == spec_of(
+        "a bigint, z bigint, b string", record_bytes_max=7
+    )
 
 
 def test_new_fields_are_pinned_once(target: Target) -> None:
@@ -94,6 +100,40 @@ def test_new_fields_get_the_type_that_the_ingest_gave_them(target: Target) -> No
     growing.grow(ddl.parse("b bigint"), Report("backfill", io.StringIO()))
     assert growing.pin is not None
     assert growing.pin.spec == spec_of("a bigint, b double")
+
+
+def test_what_is_decoded_again_with_new_columns_pins_them(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is repeated without --evolve fills the columns, too; types are the table's."""
+    pinned(target, "ingest", "a bigint")
+    pinned(target, "front", "a bigint, c double")
+    kept: list[pa.Schema] = []
+
+    class Moving:
+        """Stands for the mover of rows: it meets a new field as long as nothing has the column."""
+
+        def __init__(self, _table: Target, _rejects: Target, _source: Source, how: Any) -> None:
+            self.how = how
+
+        def run(self) -> Redecoded:
+            """Refuse the new fields, or note the columns."""
+            kept.append(self.how.output_schema)
+            if self.how._grow and "d" not in self.how.output_schema.names:
+                raise SchemaMismatchError("new", added=types.to_json(ddl.parse("d string")))
+            return Redecoded()
+
+    monkeypatch.setattr(backfill, "Redecoder", Moving)
+    source = Source(stream="s", stream_uuid=UUID, server="grpc://127.0.0.1:1")
+    for words in (("--evolve", "add"), ()):
+        args = backfill.PARSER.parse_args(
+            ["--stream", "s", "--table", target.uri, "--redecode", *words]
+        )
+        backfill._redecode(args, target, source, Report("backfill", io.StringIO()))
+        assert kept[-1].names[-3:] in (["a", "c", "d"], ["a", "d", "c"])
+    newest = Pins(open_store(target.store), "ingest").newest()
+    assert newest is not None
+    assert newest.spec == spec_of("a bigint, d string")
 
 
 def test_new_fields_become_columns_only_if_asked(target: Target) -> None:

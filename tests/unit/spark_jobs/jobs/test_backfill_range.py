@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from broker.errors import InvalidRequestError, OffsetOutOfRangeError, StreamRecreatedError
+from broker.errors import (
+    InvalidRequestError,
+    OffsetOutOfRangeError,
+    OverlapError,
+    StreamRecreatedError,
+)
 from broker.model.offsets import Offset, OffsetRange
 from spark_jobs.decode import ddl, types
 from spark_jobs.decode.pins import Pin, Pins, newest_pins
 from spark_jobs.decode.spec import DecodeSpec
 from spark_jobs.jobs import backfill, backfill_range
+from spark_jobs.jobs.job import Report
 from spark_jobs.source.lookup import StreamPositions
 from spark_jobs.source.positions import AtMs
 from spark_jobs.tables import Target, Watermarks
@@ -35,19 +42,25 @@ class Held:
         return Offset(min(max(-(-at.timestamp_ms // 1000), span.start), span.end))
 
 
-def resolve(
+def resolved(
     *words: str,
     starts: dict[int, int] | None = None,
     ends: dict[int, int] | None = None,
     others: tuple[tuple[str, int, OffsetRange], ...] = (),
     uuid: str = UUID,
     ingests: dict[str, dict[int, int]] | None = None,
-) -> dict[int, tuple[int, int]]:
-    """Return the ranges of a command line."""
+) -> tuple[backfill_range.Resolved, Watermarks]:
+    """Return what a command line asks for, and the watermarks of the table."""
     args = backfill.PARSER.parse_args(["--stream", "s", "--table", "t", *words])
     found: Any = Watermarks(version=1, starts=starts or {}, ends=ends or {}, others=others)  # type: ignore[arg-type]
     bounds, pinned = backfill_range.parse(args), ingests or {}
-    ranges = backfill_range.resolve(bounds, Held(), "s", uuid, found, ingests=pinned)  # type: ignore[arg-type]
+    made = backfill_range.resolve(bounds, Held(), "s", uuid, found, ingests=pinned)  # type: ignore[arg-type]
+    return made, found
+
+
+def resolve(*words: str, **table: Any) -> dict[int, tuple[int, int]]:
+    """Return the ranges of a command line."""
+    ranges = resolved(*words, **table)[0].ranges
     return {number: (int(one.start), int(one.end)) for number, one in ranges.items()}
 
 
@@ -113,24 +126,79 @@ def test_an_ingest_that_has_appended_or_never_can_takes_nothing() -> None:
     }
 
 
+def test_an_ingest_that_is_blocked_in_one_partition_takes_none() -> None:
+    """A batch of the ingest has all partitions; the records of the others would be nobody's."""
+    both = {0: (10, 100), 1: (10, 100)}
+    assert resolve(starts={0: 10}, ends={0: 100}, ingests={"ingest": {}}) == both
+    assert resolve(starts={0: 10}, ends={0: 80}, ingests={"ingest": {0: 60, 1: 10}}) == both
+    others = (("ingest", 1, OffsetRange(Offset(20), Offset(50))),)
+    apart = resolve(starts={0: 10}, ends={0: 80}, others=others, ingests={"ingest": {0: 60, 1: 20}})
+    assert apart == {0: (10, 100), 1: (10, 20)}, "its records of the table stay its own"
+
+
+def test_a_backfill_goes_on_after_retention_removed_what_it_has() -> None:
+    """The stream begins where the backfill ended, which is not where the ingest began."""
+    held = {"starts": {0: 0}, "ends": {0: 10}}
+    assert resolve(**held, ingests={"ingest": {1: 100}})[0] == (0, 100)
+    assert resolve(**held, ingests={"ingest": {0: 4}})[0] == (0, 100)
+    assert resolve(**held, ingests={"ingest": {0: 10}})[0] == (0, 10), "it began there itself"
+
+
+def test_what_is_left_to_an_ingest_is_told() -> None:
+    """Each partition whose end is lowered, with the first offset that is left; in a line, too."""
+    left, _ = resolved(ingests={"ingest": {0: 60}, "late": {0: 70, 1: 90}})
+    lines = io.StringIO()
+    assert backfill_range.tell(left, Report("backfill", lines)) == {"ingest": {"0": 60, "1": 10}}
+    assert lines.getvalue().endswith(" left_to=ingest, p0 from 60, p1 from 10\n")
+    left, _ = resolved("--from", "latest", ingests={"ingest": {}})
+    assert left.left == {}, "nothing was asked for"
+    assert resolved(ingests={"ingest": {0: 100, 1: 100}})[0].left == {}
+
+
+def test_to_leave_everything_to_an_ingest_without_rows_is_an_error() -> None:
+    """No such backfill succeeds: the ingest may never come. The error names both ways out."""
+    both = {0: 60, 1: 60}
+    for made, found in (
+        resolved(ingests={"ingest": {}}),
+        resolved(ingests={"ingest": both}, starts={0: 10, 1: 10}, ends=both),
+    ):
+        with pytest.raises(OverlapError, match=r"'ingest'.* --instead-of ingest"):
+            backfill_range.require_work(made, found)
+    backfill_range.require_work(*resolved(ingests={"ingest": {0: 60, 1: 60}}))
+    backfill_range.require_work(*resolved("--from", "latest", ingests={"ingest": {}}))
+    others = (("ingest", 1, OffsetRange(Offset(20), Offset(50))),)
+    made, found = resolved(others=others, ingests={"ingest": {1: 20}}, ends={1: 20}, starts={1: 10})
+    assert made.left == {"ingest": {0: 10}}
+    backfill_range.require_work(made, found)  # the ingest has rows
+
+
 def test_whose_pins_are_an_ingests(tmp_path: Path) -> None:
-    """Pins with starts, and those of the names that stand for ingests, of the same stream."""
+    """A pin says which job stored it; an older one has starts or a name that is an ingest's."""
     store = open_store(Target.at(str(tmp_path / "t")).store)
     spec = DecodeSpec(format="json", schema=types.to_json(ddl.parse("n bigint")))
     other = "1f0e0d0c-0b0a-4908-8706-050403020100"
-    for app, uuid, starts in (
-        ("late", UUID, {0: Offset(60)}),
-        ("ingest", UUID, {}),
-        ("like", UUID, {}),
-        ("front", UUID, {}),
-        ("me", UUID, {}),
-        ("stranger", other, {0: Offset(9)}),
+    for app, uuid, starts, job in (
+        ("late", UUID, {0: Offset(60)}, None),
+        ("ingest", UUID, {}, None),
+        ("like", UUID, {}, None),
+        ("front", UUID, {}, None),
+        ("backfill", UUID, {}, None),
+        ("history", UUID, {}, "backfill"),
+        ("eu", UUID, {}, "ingest"),
+        ("me", UUID, {}, None),
+        ("stranger", other, {0: Offset(9)}, "ingest"),
     ):
-        assert Pins(store, app).put(Pin(stream="s", stream_uuid=uuid, starts=starts, spec=spec))
+        pin = Pin(stream="s", stream_uuid=uuid, starts=starts, spec=spec, job=job)
+        assert Pins(store, app).put(pin)
+    pins = newest_pins(store)
 
-    found = backfill_range.ingests_of(newest_pins(store), UUID, app="me", like="like")
+    def found(like: str, *instead_of: str) -> dict[str, backfill_range.Starts]:
+        return backfill_range.ingests_of(pins, UUID, app="me", like=like, instead_of=instead_of)
 
-    assert found == {"late": {0: 60}, "ingest": {}, "like": {}}
+    sure = {"late": {0: 60}, "ingest": {}, "eu": {}}
+    assert found("like") == {**sure, "like": {}}
+    assert found("backfill") == found("history") == sure
+    assert found("ingest", "eu", "late") == {"ingest": {}}
 
 
 def test_what_makes_no_sense_is_refused() -> None:

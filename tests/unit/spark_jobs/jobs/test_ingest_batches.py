@@ -165,15 +165,22 @@ def test_slices_become_one_range_per_partition(batches: Batches, tables: Tables)
         (batch((0, 5, 20), uuid="00000000-013b-4fdf-8f5d-3f093c1a7364"), StreamRecreatedError),
         (batch((0, 6, 20)), GapError),
         (batch((1, 51, 60)), GapError),
+        (batch((1, 40, 60)), GapError),
     ],
 )
 def test_a_batch_that_would_skip_or_mix_is_refused(
     batches: Batches, tables: Tables, rows: Any, kind: type[HeadwaterError]
 ) -> None:
-    """Holes, another stream, and a partition that begins in its middle append nothing."""
+    """Holes, another stream, and a partition that begins too late or too early append nothing."""
     with pytest.raises(kind):
         batches(rows, 0)
     assert tables.appends == []
+
+
+def test_what_retention_has_removed_meanwhile_is_no_other_beginning(batches: Batches) -> None:
+    """A partition without a pinned start begins where the stream began when the batch was cut."""
+    batches(batch((0, 3, 20)), 0)
+    assert batches.totals.ends == {0: 20}
 
 
 def test_who_lost_a_race_appends_what_is_left(batches: Batches, tables: Tables) -> None:
@@ -215,6 +222,18 @@ def test_new_fields_are_pinned_before_they_are_written(
     newest = pins.newest()
     assert newest is not None
     assert (newest.number, batches.pin) == (2, newest)
+
+
+def test_a_new_field_gets_the_type_that_a_backfill_gave_it(
+    batches: Batches, tables: Tables, tmp_path: Path
+) -> None:
+    """The table has one type for a column, so another type in the pin would end each later run."""
+    spec = batches.pin.spec.with_fields(ddl.parse("y string, x double"))
+    backfill = Pins(open_store(Target.at(str(tmp_path / "t")).store), "backfill")
+    assert backfill.put(Pin(stream="s", stream_uuid=UUID, starts={}, spec=spec))
+    tables.errors = iter([NEW, None])
+    batches(batch((0, 5, 20)), 0)
+    assert batches.pin.spec.schema == types.to_json(ddl.parse("n bigint, x double"))
 
 
 def test_what_was_begun_ends_by_the_old_pin(batches: Batches, tables: Tables) -> None:

@@ -29,7 +29,7 @@ from spark_jobs.decode.pins import Pin, Pins
 from spark_jobs.decode.spec import DecodeSpec
 from spark_jobs.jobs import ingest, ingest_setup
 from spark_jobs.jobs.ingest_batches import starting_offsets
-from spark_jobs.tables import Watermarks
+from spark_jobs.tables import Target, Watermarks
 from tiering.store.location import StoreConfig
 from tiering.store.object_store import ObjectStore
 from tiering.store.opening import open_store
@@ -87,6 +87,7 @@ def settle(store: ObjectStore) -> Settle:
                 version=1, ends={} if end is None else {0: Offset(end)}, starts={}
             ),
             client=known,  # type: ignore[arg-type]  # only fetch is used
+            job="ingest",
         )
 
     return settled
@@ -269,6 +270,32 @@ def test_schemas_come_from_files_too(settle: Settle, tmp_path: Path) -> None:
         settle("--schema-file", str(tmp_path / "bad.arrow"))
 
 
+def test_another_beginning_has_another_checkpoint() -> None:
+    """Spark would go on where the checkpoint of the earlier --from says."""
+    target = Target.at("/t", app="eu")
+    names = [
+        ingest.default_checkpoint(target, pin(starts=starts))
+        for starts in ({}, {0: Offset(5)}, {0: Offset(6)}, {0: Offset(6), 1: Offset(0)})
+    ]
+    assert names[0].endswith(f"/_headwater/checkpoints/eu-{UUID}")
+    assert len(set(names)) == 4
+    ordered = pin(starts={1: Offset(0), 0: Offset(6)})
+    assert ingest.default_checkpoint(target, ordered) == names[3]
+
+
+def test_a_pin_says_which_job_stored_it(settle: Settle, store: ObjectStore) -> None:
+    """A pin without this is an older build's, and stays in force as it is."""
+    assert settle("--schema", "a bigint").job == "ingest"
+    newest = Pins(store, "ingest").newest()
+    assert newest is not None
+    assert newest.job == "ingest"
+    older = Pins(store, "ingest").put(replace(newest, job=None))
+    assert older is not None
+    assert older == Pins(store, "ingest").newest() == settle("--schema", "a bigint")
+    Pins(store, "ingest").put(replace(older, job="backfill"))
+    assert (settle("--schema", "a bigint").job, settle(end=1).number) == ("ingest", 4)
+
+
 def pin(**more: Any) -> Pin:
     """Return a pin to store."""
     spec = DecodeSpec(format="raw", bounds=DecodeBounds())
@@ -295,6 +322,7 @@ def test_of_two_who_pin_one_is_first(store: ObjectStore) -> None:
         ("00000001.json", '{"headwater_ingest": 2}', MetadataCorruptError),
         ("00000001.json", pin(stream_uuid="x").to_text(), MetadataCorruptError),
         ("00000001.json", pin(starts={0: Offset(-1)}).to_text(), MetadataCorruptError),
+        ("00000001.json", pin(job=5).to_text(), MetadataCorruptError),
         (
             "00000001.json",
             pin().to_text().replace('"headwater_ingest": 1', '"headwater_ingest": 9'),

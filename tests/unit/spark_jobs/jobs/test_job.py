@@ -54,11 +54,16 @@ def test_a_result_is_printed_and_written(
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_a_job_that_ended_before_its_work_did_has_to_be_run_again() -> None:
+def test_a_job_that_ended_before_its_work_did_has_to_be_run_again(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """Work that remains is no success: a scheduler retries; damage is told before that."""
     assert run(lambda _: {"remaining": 0}) == job.EXIT_OK
     assert run(lambda _: {"remaining": 5, "stopped_by": "SIGTERM"}) == job.EXIT_TRY_LATER
     assert run(lambda _: {"remaining": 5, "ok": False}) == job.EXIT_FAILED
+    capsys.readouterr()
+    run(lambda _: {"remaining": 5}, "--json")
+    assert json.loads(capsys.readouterr().out) == {"ok": False, "remaining": 5}
 
 
 @pytest.mark.parametrize(
