@@ -110,7 +110,7 @@ class MaintainedTable:
 
         Raises:
             ObjectMissingError: there is no table.
-            ObjectCorruptError: a commit of these hours cannot be parsed; nothing was deleted.
+            ObjectCorruptError: a commit cannot be parsed; nothing was deleted.
             FilesReplacedError: the library would delete a file of the newest version, or of a
                 version of these hours.
             RemoteTierUnavailableError: the store does not answer; the next call deletes the rest.

@@ -127,6 +127,36 @@ def test_a_commit_without_a_time_counts_as_late(tmp_path: Path) -> None:
     assert removals_since(store, moment_ms) == found
 
 
+@pytest.mark.parametrize("days_ago", [25, 20_000])
+def test_a_commit_whose_clock_was_wrong_hides_no_removal(tmp_path: Path, days_ago: int) -> None:
+    """A later commit that states an earlier time does not end the protection of older versions."""
+    root = tmp_path / "t"
+    before = replaced(root, days_ago=8)
+    commit = root / log_key(before + 2)
+    lines = [_moved(json.loads(line), days_ago) for line in commit.read_text().splitlines()]
+    commit.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    table = MaintainedTable(Lake.open(root).store)
+    assert table.vacuum(retain_hours=10 * 24, dry_run=True).paths == ()
+    assert table.vacuum(retain_hours=10 * 24, dry_run=False).paths == ()
+    assert rows_of(root, before) == [0, 1, 2, 3]
+
+
+def test_a_removal_with_an_early_time_is_as_late_as_the_commits_before_it(tmp_path: Path) -> None:
+    """As in Delta, no commit is earlier than one of the versions below it."""
+    root = tmp_path / "t"
+    before = replaced(root, days_ago=8)
+    commit = root / log_key(before + 1)
+    lines = [_moved(json.loads(line), 100) for line in commit.read_text().splitlines()]
+    commit.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    store = Lake.open(root).store
+    earlier = (root / log_key(before)).read_text().splitlines()
+    (moment_ms,) = (
+        one["commitInfo"]["timestamp"] for one in map(json.loads, earlier) if "commitInfo" in one
+    )
+    assert len(removals_since(store, moment_ms - 1)) == 4
+    assert removals_since(store, moment_ms) == {}
+
+
 def test_a_commit_that_cannot_be_read_stops_vacuum(tmp_path: Path) -> None:
     """What a damaged commit removed is not known, so nothing is deleted."""
     root = tmp_path / "t"
