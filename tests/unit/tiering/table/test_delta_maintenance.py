@@ -13,6 +13,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from broker.errors import ObjectCorruptError
 from tiering.read.lake import Lake
+from tiering.table.delta_library import DeltaLibrary
 from tiering.table.delta_log import log_key, removals_since
 from tiering.table.delta_maintenance import RETAIN_HOURS_FLOOR, MaintainedTable
 
@@ -107,6 +108,37 @@ def test_a_version_that_nobody_can_open_keeps_nothing(tmp_path: Path) -> None:
     done = MaintainedTable(Lake.open(root).store).vacuum(retain_hours=10 * 24, dry_run=False)
     assert len(done.paths) == 4
     assert rows_of(root, before + 2) == [0, 1, 2, 3, 4]
+
+
+def test_of_the_versions_to_keep_only_the_oldest_is_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Above a version that can be opened all can be; each look may read the whole log anew."""
+    root = tmp_path / "t"
+    for number in range(8):
+        write_deltalake(
+            root, pa.table({"n": [number], "d": [number % 4]}), mode="append", partition_by=["d"]
+        )
+    grow_older(root, days=12)
+    for number in range(4):
+        DeltaTable(root).optimize.compact(partition_filters=[("d", "=", str(number))])
+    grow_older(root, days=8)
+    for version in (8, 11):
+        DeltaTable(root, version=version).create_checkpoint()
+    for version in range(7):
+        (root / log_key(version)).unlink()
+    looked: list[int] = []
+    opened = DeltaLibrary.opened
+
+    def counted(self: DeltaLibrary, version: int) -> DeltaTable:
+        looked.append(version)
+        return opened(self, version)
+
+    monkeypatch.setattr(DeltaLibrary, "opened", counted)
+    table = MaintainedTable(Lake.open(root).store)
+    assert len(table.vacuum(retain_hours=10 * 24, dry_run=False).paths) == 2, "of version 7"
+    assert looked == [7, 8]
+    assert [rows_of(root, version) for version in (8, 9, 10)] == [list(range(8))] * 3
 
 
 def test_a_commit_without_a_time_counts_as_late(tmp_path: Path) -> None:
