@@ -262,7 +262,7 @@ def test_maps_of_a_file_with_delimited_messages_are_read(at: str) -> None:
     body = descriptor_pb2.FileDescriptorSet(file=[file])
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
-    record = message_factory.GetMessageClass(pool.FindMessageTypeByName("ed.M"))()
+    record: Any = message_factory.GetMessageClass(pool.FindMessageTypeByName("ed.M"))()
     record.mp["a"].x = 1
     record.one.x = 2
     payload = record.SerializeToString()
