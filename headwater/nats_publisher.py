@@ -64,14 +64,15 @@ class PublishCounts:
     """Counts of a publisher's messages.
 
     Acknowledged records are on the broker's disk, except for ``named_duplicates``. Of those the
-    broker has a record with the same message id. It may be another one, so they may be lost.
+    broker has a record with the same message id. It is another one, so they are not stored. What
+    the publisher sent again is none of them: the record is probably that of its first attempt.
     """
 
     sent: int
     acked: int
     duplicates: int  # of the acknowledged: a record with the message id was stored already
     retried: int
-    named_duplicates: int  # of the duplicates: the caller gave the message id
+    named_duplicates: int  # of the duplicates: the caller gave the message id; not sent again
 
 
 @dataclass(slots=True)
@@ -324,7 +325,8 @@ class NatsPublisher:
             self._acked += 1
             self._duplicates += outcome
             is_named = waiting.headers[MESSAGE_ID_HEADER] != self._own_id(token)
-            self._named_duplicates += outcome and is_named
+            may_be_own = waiting.unsure_since_s < waiting.last_sent_s  # of an earlier sending
+            self._named_duplicates += outcome and is_named and not may_be_own
             del self._unanswered[token]
             self._again.pop(token, None)
         self._room.set()

@@ -23,6 +23,7 @@ from broker.model.activity import RESERVED_STREAMS
 from broker.model.epochs import BrokerEpoch
 from broker.model.ids import BrokerId, PartitionId, PartitionNumber, StreamUuid
 from broker.model.stream import Stream
+from broker.runtime.inbox import Inbox
 from broker.runtime.led import LedPartitions
 from broker.runtime.opened_marks import OpenedMarks
 from broker.runtime.partition.context import StreamPartition
@@ -76,7 +77,7 @@ class HostedPartitions:
         ``reconcile`` waits once, for ``patience_s``, for a replica that is slow to take a view.
         When that replica has taken the view, ``on_late`` is called, on any thread, and
         :meth:`reconcile` has to run again; also when a log is removed whose partition has come
-        back meanwhile. ``on_late`` must be quick.
+        back meanwhile, and when a log is to be set aside. ``on_late`` must be quick.
         """
         self.me = me
         self._opener = opener
@@ -94,6 +95,7 @@ class HostedPartitions:
         self.removal_waits = False  # a closed log waits for room for its removal
         self._closing: dict[PartitionId, tuple[PartitionDriver, OwnerCall]] = {}
         self._come_back: set[PartitionId] = set()  # belong here again, and wait for a removal
+        self._noted = Inbox(waiting_max=0, wake=on_late)  # damaged logs that are to be set aside
         self._aside: set[PartitionId] = set()  # are closed to be set aside, not to be removed
         self._lock = threading.RLock()
 
@@ -142,6 +144,13 @@ class HostedPartitions:
         """
         with self._lock:
             patience_s = self._patience_s if patience_s is None else patience_s
+            while (noted := self._noted.take()) is not None:
+                driver = self.find(noted[1])
+                if driver is None or not driver.health.is_damaged:
+                    continue
+                self._aside.add(driver.partition_id)
+                self._come_back.add(driver.partition_id)
+                self._remove({driver.partition_id.stream_uuid: [driver.partition_id.number]})
             return self._reconcile(state, patience_s)
 
     def wait_for(self, uuid: StreamUuid, timeout_s: float) -> bool:
@@ -369,16 +378,10 @@ class HostedPartitions:
     def begin_set_aside(self, partition_id: PartitionId) -> None:
         """Begin to move one log aside that was damaged when it was opened. Any thread.
 
-        The other logs stay open. A later :meth:`reconcile` opens the replica with an empty log.
+        Returns at once: later calls of :meth:`reconcile` close the log and open the replica with an
+        empty one. The other logs stay open.
         """
-        with self._lock:
-            driver = self.find(partition_id)
-            if driver is None or not driver.health.is_damaged:
-                return
-            self._aside.add(partition_id)
-            self._come_back.add(partition_id)
-            self._remove({partition_id.stream_uuid: [partition_id.number]})
-        self._on_late()
+        self._noted.put(partition_id, partition_id)
 
     # ------------------------------------------------------------------ who leads
 

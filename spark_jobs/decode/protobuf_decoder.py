@@ -29,6 +29,7 @@ from spark_jobs.decode.bounds import MALFORMED, WRONG_TYPE, DecodeBounds, Reason
 from spark_jobs.decode.outcome import BYTES_ERRORS, DecodeOutcome, Undecodable, from_objects
 
 _DESCRIPTORS_BYTES_MAX: Final = 16 * 1024 * 1024
+_PREFIXED: Final = descriptor_pb2.FeatureSet.LENGTH_PREFIXED
 _VARINT: Final = 0  # the wire type of an enum's number
 _TIMESTAMP: Final = "google.protobuf.Timestamp"
 _SECONDS: Final = range(-62_135_596_800, 253_402_300_800)  # years 1 to 9999, as the type says
@@ -125,18 +126,25 @@ class _Unknown:
             raise Undecodable(Reason.of(WRONG_TYPE, detail))
 
 
-def _without_maps(messages: Iterable[Any], package: str) -> set[str]:
+def _without_maps(messages: Iterable[Any], package: str, *, prefixed: bool) -> set[str]:
     """Turn maps into lists of entries, and return the names of the entries' messages.
 
-    The library tells nothing of an entry's unknown fields while the entry is one of a map.
+    The library tells nothing of an entry's unknown fields while the entry is one of a map. With
+    ``prefixed``, of files of an edition, entries and their values keep the encoding that those of a
+    map have, whatever encoding of messages the file has.
     """
     names = set()
     for each in messages:
         name = f"{package}.{each.name}".lstrip(".")
+        entries = {f".{name}.{one.name}" for one in each.nested_type if one.options.map_entry}
+        for field in each.field:
+            is_of_map = field.type_name in entries or each.options.map_entry
+            if prefixed and is_of_map and field.type == field.TYPE_MESSAGE:
+                field.options.features.message_encoding = _PREFIXED
         if each.options.map_entry:
             each.options.ClearField("map_entry")
             names.add(name)
-        names |= _without_maps(each.nested_type, name)
+        names |= _without_maps(each.nested_type, name, prefixed=prefixed)
     return names
 
 
@@ -153,7 +161,8 @@ def _pool(descriptors: bytes, message: str) -> tuple[Descriptor, set[str]]:
     try:
         files.ParseFromString(descriptors)
         for each in files.file:
-            maps |= _without_maps(each.message_type, each.package)
+            is_edition = each.syntax == "editions"
+            maps |= _without_maps(each.message_type, each.package, prefixed=is_edition)
             pool.Add(each)
         return pool.FindMessageTypeByName(message), maps
     except KeyError:

@@ -10,6 +10,7 @@ Source: Delta's PROTOCOL.md, "Delta Log Entries", "Transaction Identifiers", "Ch
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -107,37 +108,42 @@ def removals_since(store: ObjectStore, moment_ms: int) -> Mapping[str, int]:
     """Return each file that a commit after a moment removed, with the newest such version.
 
     The commits themselves are read, because a checkpoint forgets removals that are older than the
-    table's ``delta.deletedFileRetentionDuration``. The time of a commit is its own statement; a
-    commit that states no time counts as later than the moment. Commits that were cleaned up name
-    nothing: no version below them can be opened. Paths are decoded, as the store has them. Blocks.
+    table's ``delta.deletedFileRetentionDuration``. The time of a commit is the latest that it or a
+    listed commit before it states, as in Delta: one wrong clock hides no removal, so all commits
+    are read. A commit that states no time counts as later than the moment. Commits that were
+    cleaned up name nothing: no version below them can be opened. Paths are decoded, as the store
+    has them. Blocks.
 
     Raises:
         ObjectCorruptError: a commit cannot be parsed.
         ObjectMissingError: a commit was cleaned up after the log was listed.
     """
     listed = (LOG_FILE.match(info.key) for info in store.list("_delta_log/"))
-    versions = sorted((int(match[1]) for match in listed if match), reverse=True)
+    versions = sorted(int(match[1]) for match in listed if match)
     removed: dict[str, int] = {}
+    latest_ms: float = -math.inf
     with ThreadPoolExecutor(_THREADS, "headwater-removals") as threads:
         for first in range(0, len(versions), _AT_ONCE):
             some = versions[first : first + _AT_ONCE]
             for version, actions in zip(
                 some, threads.map(lambda at: list(_actions(store, at)), some), strict=True
             ):
-                if _is_until(actions, moment_ms):
-                    return removed
+                stated_ms = _stated_ms(actions)
+                latest_ms = max(latest_ms, -math.inf if stated_ms is None else stated_ms)
+                if stated_ms is not None and latest_ms <= moment_ms:
+                    continue
                 for action in actions:
                     path = action.get("remove", {}).get("path")
                     if isinstance(path, str):
-                        removed.setdefault(unquote(path), version)
+                        removed[unquote(path)] = version
     return removed
 
 
-def _is_until(actions: Sequence[Action], moment_ms: int) -> bool:
-    """Tell whether a commit says that it was made at a moment or before."""
+def _stated_ms(actions: Sequence[Action]) -> int | None:
+    """Return when a commit says that it was made; None if it states no time."""
     info = info_of(actions)
     stated = info.get("inCommitTimestamp", info.get("timestamp"))
-    return type(stated) is int and stated <= moment_ms
+    return stated if type(stated) is int else None
 
 
 def _checkpointed(store: ObjectStore, version: int) -> tuple[int, Transactions]:

@@ -110,7 +110,7 @@ class MaintainedTable:
 
         Raises:
             ObjectMissingError: there is no table.
-            ObjectCorruptError: a commit of these hours cannot be parsed; nothing was deleted.
+            ObjectCorruptError: a commit cannot be parsed; nothing was deleted.
             FilesReplacedError: the library would delete a file of the newest version, or of a
                 version of these hours.
             RemoteTierUnavailableError: the store does not answer; the next call deletes the rest.
@@ -169,12 +169,17 @@ class MaintainedTable:
         return int(self._opened().version())
 
     def _versions_before(self, removals: Iterable[int]) -> list[int]:
-        """Return the versions just before these, without those that nobody can open any more."""
-        found = []
-        for version in sorted(removals):
+        """Return the versions just before these, without those that nobody can open any more.
+
+        A log is cleaned up from its beginning. So all versions above one that can be opened can be,
+        and only the oldest ones are tried: each may read the whole log anew.
+        """
+        versions = sorted(version - 1 for version in removals)
+        for at, version in enumerate(versions):
             with suppress(ObjectMissingError):  # the log was cleaned up
-                found.append(int(self._library.opened(version - 1).version()))
-        return found
+                self._library.opened(version)
+                return versions[at:]
+        return []
 
     def _opened(self) -> DeltaTable:
         table = self._library.newest_in_store()

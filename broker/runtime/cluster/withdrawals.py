@@ -4,7 +4,9 @@ A log fails while it is open, or is found damaged when it is opened: at the star
 example once the key of its stream can be had. The pump proposes the withdrawal until the metadata
 shows it. A log that was found damaged is then set aside, as at a start, and its replica begins anew
 with an empty log. That log needs no new broker epoch: a damaged log has no role, so no leader and
-no controller has an answer about it under the present one.
+no controller has an answer about it under the present one. Only withdrawals name it. One whose
+outcome is unknown may be applied later, and would give up the replica with the new log. The damaged
+log then stays until the next start, whose broker epoch voids the withdrawal.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from typing import Final
 
 import structlog
 
-from broker.errors import HeadwaterError, StaleBrokerEpochError
+from broker.errors import CommitTimeoutError, HeadwaterError, StaleBrokerEpochError
 from broker.model.ids import BrokerId, PartitionId
 from broker.ports.pumps import NEVER_MS
 from broker.runtime.inbox import Inbox
@@ -50,6 +52,7 @@ class Withdrawals:
         self._noted = Inbox(waiting_max=0, wake=wake)
         self._failed: dict[PartitionId, int] = {}  # with the time of the next proposal
         self._under_way: set[PartitionId] = set()  # repeats would queue behind these
+        self._unknown: set[PartitionId] = set()  # a withdrawal may still be applied; for ever
         self._refused: set[PartitionId] = set()  # for ever
         self._told: set[PartitionId] = set()  # that they are kept
         self._set_aside: set[PartitionId] = set()  # once a process: the disk may be at fault
@@ -82,19 +85,21 @@ class Withdrawals:
         if driver.health.failure is None:
             return None  # another log has taken the place of the failed one
         if not {*row.isr, *row.eligible} - {self._me}:
-            self._keep(partition_id, driver)
+            self._keep(partition_id, driver, "it is the last")
         elif self._me in (*row.isr, *row.eligible, row.leader):
             return self._withdraw(partition_id, now_ms)
-        elif driver.health.is_damaged and partition_id not in self._set_aside:
+        elif partition_id in self._unknown:
+            self._keep(partition_id, driver, "a withdrawal may still come; restart the broker")
+        elif driver.health.is_damaged and partition_id not in self._set_aside | self._under_way:
             self._set_aside.add(partition_id)
             self._begin_set_aside(partition_id)
         return now_ms + _LOOK_MS
 
-    def _keep(self, partition_id: PartitionId, driver: PartitionDriver) -> None:
-        """Say once that a damaged log stays, because its records may exist nowhere else."""
+    def _keep(self, partition_id: PartitionId, driver: PartitionDriver, reason: str) -> None:
+        """Say once why a damaged log stays."""
         if driver.health.is_damaged and partition_id not in self._told:
             self._told.add(partition_id)
-            _log.error("damaged_replica_kept", partition=str(partition_id), reason="it is the last")
+            _log.error("damaged_replica_kept", partition=str(partition_id), reason=reason)
 
     def _withdraw(self, partition_id: PartitionId, now_ms: int) -> int:
         if partition_id in self._under_way:
@@ -108,5 +113,7 @@ class Withdrawals:
     def _answered(self, partition_id: PartitionId, error: HeadwaterError | None) -> None:
         if isinstance(error, StaleBrokerEpochError):  # another process has registered
             self._refused.add(partition_id)
+        if isinstance(error, CommitTimeoutError):
+            self._unknown.add(partition_id)
         self._under_way.discard(partition_id)
         self._wake()

@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 
+from broker.codec.nats.puback import PubAckEncoder
 from broker.errors import CommitTimeoutError, RecordTooLargeError
+from broker.model.epochs import LeaderEpoch
 from broker.model.ids import StreamUuid
+from broker.model.offsets import Offset
 from broker.model.stream import Stream, StreamConfig
 from headwater import nats_publisher
 from headwater.nats_publisher import NatsMessage, NatsPublisher, _Unanswered
@@ -110,5 +113,46 @@ def test_a_message_that_the_server_would_refuse_with_its_headers_is_not_sent(
                 send(room + 1)
             assert refused.value.facts == {"size_bytes": 1001, "limit_bytes": 1000}
             assert len(out._unanswered) == 2 * acks, "a refused message is not sent again"
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+@pytest.mark.parametrize(
+    ("sendings", "named"), [(1, 1), (2, 0)], ids=["sent once", "sent again by the publisher"]
+)
+def test_only_what_was_sent_once_is_a_duplicate_of_another_record(
+    sendings: int, named: int
+) -> None:
+    """The publisher's own repeat is a duplicate of its first attempt, which is stored."""
+
+    async def main() -> None:
+        async with ScriptedNats() as server:
+            timeout_s = 60.0 if sendings == 1 else 0.01
+
+            def publish() -> None:
+                with NatsPublisher(
+                    server.url, stream=stream_on_s(), ack_timeout_s=timeout_s
+                ) as out:
+                    out.publish([NatsMessage("s", b"v", {"Nats-Msg-Id": "mine"})])
+                    asyncio.run_coroutine_threadsafe(answer(out), loop).result(timeout=15)
+                    out.finish()
+                    counts = out.counts
+                    assert (counts.acked, counts.duplicates, counts.named_duplicates) == (
+                        1,
+                        1,
+                        named,
+                    )
+
+            async def answer(out: NatsPublisher) -> None:
+                await server.until(lambda: len(server.published) >= sendings)
+                server.say(
+                    server.published[0].reply,
+                    PubAckEncoder(stream_on_s(), 0).encode(
+                        Offset(0), LeaderEpoch(1), duplicate=True
+                    ),
+                )
+
+            loop = asyncio.get_running_loop()
+            await asyncio.to_thread(publish)
 
     asyncio.run(asyncio.wait_for(main(), 20))

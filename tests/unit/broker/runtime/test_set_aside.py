@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,11 @@ from simkit.brokers.lone_broker import Running, killed, running
 
 
 def _follow(live: Running, partition_id: PartitionId) -> None:
-    """Reconcile until the replica is open; each call takes one step at least."""
+    """Reconcile until the replica is open, undamaged; each call takes one step at least."""
     for _ in range(10):
         live.broker.reconcile()
-        if live.broker.replicas.find(partition_id) is not None:
+        found = live.broker.replicas.find(partition_id)
+        if found is not None and not found.health.is_damaged:
             return
     raise AssertionError(f"{partition_id} is not opened again")
 
@@ -38,6 +40,7 @@ def test_a_damaged_log_is_kept_beside_and_an_empty_one_takes_its_place(tmp_path:
             live.rows()
         assert replicas.damaged() == [damaged.partition_id]
         replicas.begin_set_aside(other.partition_id)
+        live.broker.reconcile()
         assert replicas.find(other.partition_id) is other, "it is not damaged"
         kept = sorted(one.name for one in at.segments())
         replicas.begin_set_aside(damaged.partition_id)
@@ -47,6 +50,19 @@ def test_a_damaged_log_is_kept_beside_and_an_empty_one_takes_its_place(tmp_path:
         assert live.partition.reads.log_end == 0
         (aside,) = (at.folder / "damaged").iterdir()
         assert sorted(one.name for one in aside.glob("*.log")) == kept
+
+
+def test_to_ask_for_it_waits_for_no_reconcile(tmp_path: Path) -> None:
+    """A reconcile that opens many logs takes long, and the asker has other failed logs."""
+    at = killed(tmp_path)
+    at.segments()[2].unlink()
+    with running(at.folder) as live, ThreadPoolExecutor(1) as threads:
+        replicas, damaged = live.broker.replicas, live.partition
+        with replicas._lock:  # as a reconcile holds it
+            threads.submit(replicas.begin_set_aside, damaged.partition_id).result(timeout=10)
+            assert replicas.find(damaged.partition_id) is damaged, "the next reconcile closes it"
+        _follow(live, damaged.partition_id)
+        assert replicas.damaged() == []
 
 
 def test_a_damaged_log_whose_stream_is_deleted_meanwhile_is_removed(tmp_path: Path) -> None:

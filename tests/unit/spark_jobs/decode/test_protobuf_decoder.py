@@ -236,3 +236,39 @@ def test_a_key_of_a_map_that_is_no_text_is_rejected() -> None:
     found = ProtobufDecoder(body, "two.M", DecodeBounds()).decode(pa.array(payloads, pa.binary()))
     assert {at: reason.code for at, reason in found.rejected.items()} == {1: MALFORMED}
     assert found.columns.to_pylist() == [{"mp": []}, {"mp": [("a", 1)]}]
+
+
+@pytest.mark.parametrize("at", ["file", "message", "none"])
+def test_maps_of_a_file_with_delimited_messages_are_read(at: str) -> None:
+    """In editions only fields that are no maps, nor in maps, take the encoding of their file."""
+    file = descriptor_pb2.FileDescriptorProto(
+        name="ed.proto", package="ed", syntax="editions", edition=descriptor_pb2.EDITION_2023
+    )
+    delimited = descriptor_pb2.FeatureSet.DELIMITED
+    if at == "file":
+        file.options.features.message_encoding = delimited
+    file.message_type.add(name="V").field.append(_field("x", 1, F.TYPE_INT32))
+    made = file.message_type.add(name="M")
+    entry = made.nested_type.add(name="MpEntry")
+    entry.options.map_entry = True
+    value = _field("value", 2, F.TYPE_MESSAGE, type_name=".ed.V")
+    entry.field.extend([_field("key", 1, F.TYPE_STRING), value])
+    made.field.extend([
+        _field("mp", 1, F.TYPE_MESSAGE, type_name=".ed.M.MpEntry", label=F.LABEL_REPEATED),
+        _field("one", 2, F.TYPE_MESSAGE, type_name=".ed.V"),
+    ])  # fmt: skip
+    if at == "message":
+        made.field[1].options.features.message_encoding = delimited
+    body = descriptor_pb2.FileDescriptorSet(file=[file])
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    record: Any = message_factory.GetMessageClass(pool.FindMessageTypeByName("ed.M"))()
+    record.mp["a"].x = 1
+    record.one.x = 2
+    payload = record.SerializeToString()
+    assert (b"\x13" in payload) == (at != "none"), "a group begins"
+    found = ProtobufDecoder(body.SerializeToString(), "ed.M", DecodeBounds()).decode(
+        pa.array([payload], pa.binary())
+    )
+    assert found.rejected == {}
+    assert found.columns.to_pylist() == [{"mp": [("a", {"x": 1})], "one": {"x": 2}}]

@@ -13,6 +13,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from broker.errors import ObjectCorruptError
 from tiering.read.lake import Lake
+from tiering.table.delta_library import DeltaLibrary
 from tiering.table.delta_log import log_key, removals_since
 from tiering.table.delta_maintenance import RETAIN_HOURS_FLOOR, MaintainedTable
 
@@ -109,6 +110,37 @@ def test_a_version_that_nobody_can_open_keeps_nothing(tmp_path: Path) -> None:
     assert rows_of(root, before + 2) == [0, 1, 2, 3, 4]
 
 
+def test_of_the_versions_to_keep_only_the_oldest_is_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Above a version that can be opened all can be; each look may read the whole log anew."""
+    root = tmp_path / "t"
+    for number in range(8):
+        write_deltalake(
+            root, pa.table({"n": [number], "d": [number % 4]}), mode="append", partition_by=["d"]
+        )
+    grow_older(root, days=12)
+    for number in range(4):
+        DeltaTable(root).optimize.compact(partition_filters=[("d", "=", str(number))])
+    grow_older(root, days=8)
+    for version in (8, 11):
+        DeltaTable(root, version=version).create_checkpoint()
+    for version in range(7):
+        (root / log_key(version)).unlink()
+    looked: list[int] = []
+    opened = DeltaLibrary.opened
+
+    def counted(self: DeltaLibrary, version: int) -> DeltaTable:
+        looked.append(version)
+        return opened(self, version)
+
+    monkeypatch.setattr(DeltaLibrary, "opened", counted)
+    table = MaintainedTable(Lake.open(root).store)
+    assert len(table.vacuum(retain_hours=10 * 24, dry_run=False).paths) == 2, "of version 7"
+    assert looked == [7, 8]
+    assert [rows_of(root, version) for version in (8, 9, 10)] == [list(range(8))] * 3
+
+
 def test_a_commit_without_a_time_counts_as_late(tmp_path: Path) -> None:
     """Removals are those of commits after the moment, and of commits that state no time."""
     root = tmp_path / "t"
@@ -125,6 +157,36 @@ def test_a_commit_without_a_time_counts_as_late(tmp_path: Path) -> None:
     timeless = [one for one in actions if "commitInfo" not in one]
     commit.write_text("".join(json.dumps(one) + "\n" for one in timeless))
     assert removals_since(store, moment_ms) == found
+
+
+@pytest.mark.parametrize("days_ago", [25, 20_000])
+def test_a_commit_whose_clock_was_wrong_hides_no_removal(tmp_path: Path, days_ago: int) -> None:
+    """A later commit that states an earlier time does not end the protection of older versions."""
+    root = tmp_path / "t"
+    before = replaced(root, days_ago=8)
+    commit = root / log_key(before + 2)
+    lines = [_moved(json.loads(line), days_ago) for line in commit.read_text().splitlines()]
+    commit.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    table = MaintainedTable(Lake.open(root).store)
+    assert table.vacuum(retain_hours=10 * 24, dry_run=True).paths == ()
+    assert table.vacuum(retain_hours=10 * 24, dry_run=False).paths == ()
+    assert rows_of(root, before) == [0, 1, 2, 3]
+
+
+def test_a_removal_with_an_early_time_is_as_late_as_the_commits_before_it(tmp_path: Path) -> None:
+    """As in Delta, no commit is earlier than one of the versions below it."""
+    root = tmp_path / "t"
+    before = replaced(root, days_ago=8)
+    commit = root / log_key(before + 1)
+    lines = [_moved(json.loads(line), 100) for line in commit.read_text().splitlines()]
+    commit.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    store = Lake.open(root).store
+    earlier = (root / log_key(before)).read_text().splitlines()
+    (moment_ms,) = (
+        one["commitInfo"]["timestamp"] for one in map(json.loads, earlier) if "commitInfo" in one
+    )
+    assert len(removals_since(store, moment_ms - 1)) == 4
+    assert removals_since(store, moment_ms) == {}
 
 
 def test_a_commit_that_cannot_be_read_stops_vacuum(tmp_path: Path) -> None:

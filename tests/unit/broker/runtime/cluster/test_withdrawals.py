@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import pytest
+from structlog.testing import capture_logs
 
 from broker.adapters.clock import SystemClock
 from broker.core.metadata.apply import apply
@@ -211,6 +212,44 @@ def test_a_log_that_is_opened_damaged_is_withdrawn_and_then_set_aside_once() -> 
     assert one.aside == [P], "a disk that damages the next log, too, is not filled with logs"
     one.found[P] = Replica(Health(None))
     assert one.turn(again_ms + 1000) == NEVER_MS, "another log has taken its place"
+
+
+@pytest.mark.parametrize(
+    ("lost", "kept"),
+    [(LOST, True), (UnavailableError("no majority"), False), (OverloadedError("busy"), False)],
+)
+def test_a_log_stays_while_a_withdrawal_of_it_may_still_come(
+    lost: HeadwaterError, *, kept: bool
+) -> None:
+    """A late copy would give up the replica with the new log; the next start voids the copy."""
+    one = Withdrawing()
+    one.fail(CorruptDataError("rot"), is_damaged=True)
+    one.turn(0)
+    one.answer(lost)
+    one.turn(1_000)
+    one.answer()
+    with capture_logs() as logs:
+        for now_ms in (2_000, 3_000):
+            assert now_ms < one.turn(now_ms) < NEVER_MS
+    assert one.aside == [P] * (not kept)
+    told = [(each["event"], each["reason"]) for each in logs]
+    assert told == [("damaged_replica_kept", "a withdrawal may still come; restart the broker")] * (
+        kept
+    )
+
+
+def test_a_log_is_not_set_aside_before_the_answer_to_its_withdrawal() -> None:
+    """The metadata may show an earlier copy, and the answer may be that the outcome is unknown."""
+    one = Withdrawing()
+    one.fail(CorruptDataError("rot"), is_damaged=True)
+    one.turn(0)
+    ((command, answered),) = one.under_way
+    one.apply(command)
+    one.turn(1_000)
+    assert one.aside == []
+    answered(None)
+    one.turn(1_001)
+    assert one.aside == [P]
 
 
 def test_the_last_replica_is_neither_withdrawn_nor_set_aside() -> None:
