@@ -52,7 +52,7 @@ class _Chained:
     is_substitute: bool = False
 
 
-class _Queue:
+class _OwnNotes:
     """The notes of one principal."""
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class _FairQueues:
     def __init__(self, count_max: int, weight_max: int) -> None:
         self._count_max = count_max
         self._weight_max = weight_max
-        self._queues: dict[str, _Queue] = {}  # none is empty; the next in turn is first
+        self._queues: dict[str, _OwnNotes] = {}  # none is empty; the next in turn is first
         self._count = 0
         self._weight = 0
 
@@ -75,7 +75,7 @@ class _FairQueues:
 
     def put(self, note: AuditNote) -> int:
         """Add a note; return how many notes were given up for it, itself perhaps."""
-        queue = self._queues.setdefault(note.principal, _Queue())
+        queue = self._queues.setdefault(note.principal, _OwnNotes())
         queue.notes.append(note)
         self._count_on(queue, 1, note.weight)
         given_up = 0
@@ -107,7 +107,7 @@ class _FairQueues:
         if not queue.notes:
             del self._queues[principal]
 
-    def _count_on(self, queue: _Queue, count: int, weight: int) -> None:
+    def _count_on(self, queue: _OwnNotes, count: int, weight: int) -> None:
         self._count += count
         self._weight += weight
         queue.weight += weight
