@@ -202,20 +202,20 @@ def require_work(asked: Resolved, found: Watermarks) -> None:
 def _can_begin(app: str, starts: Starts, held: StreamPositions, found: Watermarks) -> bool:
     """Tell whether the first records of an ingest are in the table in no partition.
 
-    A batch of the ingest has all partitions, so one such partition keeps the ingest from all. If
-    retention has moved the ingest's beginning to where this backfill has ended, they collide, too.
+    A batch of the ingest has all partitions, so one such partition keeps the ingest from all. An
+    ingest has no end: all that others have from its beginning on collides. If retention has moved
+    the ingest's beginning to where this backfill has ended, they collide, too. In a partition that
+    the ingest has begun, only its own records count.
     """
-    for number, span in held.ranges.items():
-        first = int(span.start)
+    begun = {part for name, part, _ in found.others if name == app}
+    for number in held.ranges.keys() - begun:
+        first = int(held.ranges[number].start)
         pinned = int(starts.get(number, -1))
         at = max(pinned, first)
-        if any(
-            name != app and part == number and other.start <= at < other.end
-            for name, part, other in found.others
-        ):
+        if any(part == number and at < other.end for _, part, other in found.others):
             return False
         low, high = int(found.starts.get(number, 0)), int(found.ends.get(number, 0))
-        if low < high and (low <= at < high or (at == high and pinned < first)):
+        if low < high and (at < high or (at == high and pinned < first)):
             return False
     return True
 

@@ -230,9 +230,11 @@ class Batches:
     def _follow_pin(self) -> None:
         """Use the newest pin: another run may have added columns."""
         newest = self._pins.newest()
-        if newest is None or newest.number == self.pin.number:
-            return
-        if not newest.spec.grown_from(self.pin.spec):
+        if newest is not None and newest.number != self.pin.number:
+            self._use(newest)
+
+    def _use(self, newest: Pin) -> None:
+        if newest.starts != self.pin.starts or not newest.spec.grown_from(self.pin.spec):
             raise StaleWatermarkError("another run has set up the table anew; start this job again")
         self.pin = newest
         self._appender = self._made()
@@ -252,8 +254,7 @@ class Batches:
         """Pin new columns and use that pin, or the pin that another run has stored meanwhile."""
         newest = grow(open_store(self._target.store), self._target.app, self.pin, added)
         self._report.progress("new columns", names=",".join(added.names), pin=newest.number)
-        self.pin = newest
-        self._appender = self._made()
+        self._use(newest)
 
 
 def starting_offsets(ends: Mapping[int, int], pin: Pin, firsts: Mapping[int, Offset]) -> str:

@@ -20,7 +20,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from broker.errors import ObjectCorruptError
+from broker.errors import ObjectCorruptError, ObjectMissingError
 from tiering.store.arrow_file import bytes_file, parquet_file
 from tiering.store.object_store import ObjectStore
 from tiering.table.commit_files import Action, info_of, parsed_actions
@@ -30,6 +30,7 @@ LOG_FILE: Final = re.compile(r"_delta_log/(\d{20})\.json\Z")
 CHECKPOINT: Final = re.compile(r"_delta_log/(\d{20})\.checkpoint(\.[\w.-]+)?\.parquet\Z")
 WHOLE_CHECKPOINT: Final = re.compile(r"_delta_log/(\d{20})\.checkpoint\.parquet\Z")
 LAST_CHECKPOINT: Final = "_delta_log/_last_checkpoint"  # only a hint
+_SKEW_MS: Final = 600_000  # by which the clocks of those who commit may differ
 _AT_ONCE: Final = 64  # commits that are asked for together
 _THREADS: Final = 16
 
@@ -104,19 +105,18 @@ def commits_between(store: ObjectStore, *, above: int, up_to: int) -> list[Commi
     return commits
 
 
-def removals_since(store: ObjectStore, moment_ms: int) -> Mapping[str, int]:
+def removals_since(store: ObjectStore, moment_ms: int, *, now_ms: int) -> Mapping[str, int]:
     """Return each file that a commit after a moment removed, with the newest such version.
 
     The commits themselves are read, because a checkpoint forgets removals that are older than the
     table's ``delta.deletedFileRetentionDuration``. The time of a commit is the latest that it or a
     listed commit before it states, as in Delta: one wrong clock hides no removal, so all commits
-    are read. A commit that states no time counts as later than the moment. Commits that were
-    cleaned up name nothing: no version below them can be opened. Paths are decoded, as the store
-    has them. Blocks.
+    are read. A commit that states no time, or one that has not come at ``now_ms``, counts as later
+    than the moment. Commits that were cleaned up name nothing: no version below them can be opened.
+    Paths are decoded, as the store has them. Blocks.
 
     Raises:
         ObjectCorruptError: a commit cannot be parsed.
-        ObjectMissingError: a commit was cleaned up after the log was listed.
     """
     listed = (LOG_FILE.match(info.key) for info in store.list("_delta_log/"))
     versions = sorted(int(match[1]) for match in listed if match)
@@ -125,10 +125,9 @@ def removals_since(store: ObjectStore, moment_ms: int) -> Mapping[str, int]:
     with ThreadPoolExecutor(_THREADS, "headwater-removals") as threads:
         for first in range(0, len(versions), _AT_ONCE):
             some = versions[first : first + _AT_ONCE]
-            for version, actions in zip(
-                some, threads.map(lambda at: list(_actions(store, at)), some), strict=True
-            ):
-                stated_ms = _stated_ms(actions)
+            found = threads.map(lambda at: _actions_if_there(store, at), some)
+            for version, actions in zip(some, found, strict=True):
+                stated_ms = _stated_ms(actions, now_ms)
                 latest_ms = max(latest_ms, -math.inf if stated_ms is None else stated_ms)
                 if stated_ms is not None and latest_ms <= moment_ms:
                     continue
@@ -139,11 +138,15 @@ def removals_since(store: ObjectStore, moment_ms: int) -> Mapping[str, int]:
     return removed
 
 
-def _stated_ms(actions: Sequence[Action]) -> int | None:
-    """Return when a commit says that it was made; None if it states no time."""
+def _stated_ms(actions: Sequence[Action], now_ms: int) -> int | None:
+    """Return when a commit says that it was made; None if it states no time that can be."""
     info = info_of(actions)
     stated = info.get("inCommitTimestamp", info.get("timestamp"))
-    return stated if type(stated) is int else None
+    if type(stated) is not int:
+        return None
+    if stated > now_ms + _SKEW_MS:
+        return None  # of a clock that was wrong: it tells nothing
+    return stated
 
 
 def _checkpointed(store: ObjectStore, version: int) -> tuple[int, Transactions]:
@@ -175,6 +178,14 @@ def _actions(store: ObjectStore, version: int) -> Iterator[Action]:
         yield from parsed_actions(store.get(log_key(version)))
     except ValueError as cause:
         raise _corrupt(log_key(version)) from cause
+
+
+def _actions_if_there(store: ObjectStore, version: int) -> list[Action]:
+    """Return the actions of a listed commit; none if it was cleaned up since."""
+    try:
+        return list(_actions(store, version))
+    except ObjectMissingError:
+        return []
 
 
 def _corrupt(key: str) -> ObjectCorruptError:

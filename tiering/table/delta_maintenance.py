@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
@@ -124,7 +124,7 @@ class MaintainedTable:
         }
         paths = self._library.guarded(lambda: table.vacuum(dry_run=True, **wanted), "vacuum")
         needed = {unquote(path) for path in column(add_actions_of(table), "path")}
-        removed = removals_since(self._store, _moment_ms(retain_hours)) if paths else {}
+        removed = _removed(self._store, retain_hours) if paths else {}
         versions = self._versions_before({removed[path] for path in paths if path in removed})
         if versions:
             wanted["keep_versions"] = versions
@@ -188,8 +188,9 @@ class MaintainedTable:
         return table
 
 
-def _moment_ms(hours_ago: int) -> int:
-    return time.time_ns() // 1_000_000 - hours_ago * _HOUR_US // 1000
+def _removed(store: ObjectStore, retain_hours: int) -> Mapping[str, int]:
+    now_ms = time.time_ns() // 1_000_000
+    return removals_since(store, now_ms - retain_hours * _HOUR_US // 1000, now_ms=now_ms)
 
 
 def _is_json(value: object) -> bool:

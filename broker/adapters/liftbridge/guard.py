@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 from broker.adapters.access.gate import Gate
@@ -26,7 +27,7 @@ from broker.errors import AccessError, UnknownStreamError
 from broker.model.access import ANONYMOUS, Caller, Kind
 from broker.wire.liftbridge import api_pb2 as api
 
-CHECKS_MAX: Final = 16_384  # of one call: streams whose right is asked without a look-up
+CHECKS_MAX: Final = 4096  # of one call: streams whose right is asked without a look-up
 _Values = Mapping[str, Any]
 
 
@@ -109,12 +110,20 @@ class Guard:
     def connected(self, certificate: Mapping[str, Any] | None, address: object) -> bool:
         """Note the verified certificate of the client, as ``ssl`` gives it, and its address.
 
-        Returns whether the certificate names a caller, as far as callers are asked who they are.
+        Returns whether the certificate proves who calls; it need not where nobody is asked.
         """
         self._certificate = principal_of(certificate or {})
         if isinstance(address, tuple):
             self._peer = f"{address[0]}:{address[1]}"
-        return self._certificate is not None and not self._gate.is_open
+        if self._certificate is None or self._gate.is_open:
+            return False
+        with suppress(AccessError):
+            return self.knows(
+                self._gate.caller(
+                    authorization=None, certificate=self._certificate, peer=self._peer
+                )
+            )
+        return False
 
     def caller(self, path: str, authorization: str | None) -> Caller:
         """Return who opens a call, and count the call.

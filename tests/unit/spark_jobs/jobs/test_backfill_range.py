@@ -136,6 +136,19 @@ def test_an_ingest_that_is_blocked_in_one_partition_takes_none() -> None:
     assert apart == {0: (10, 100), 1: (10, 20)}, "its records of the table stay its own"
 
 
+def test_an_ingest_that_goes_on_gets_the_first_records_of_a_new_partition() -> None:
+    """It is not judged by where it began the others, whatever retention has removed there since."""
+    others = (("ingest", 0, OffsetRange(Offset(10), Offset(50))),)
+    held = {"starts": {0: 0}, "ends": {0: 10}, "others": others}
+    assert resolve(**held, ingests={"ingest": {}}) == {0: (0, 10), 1: (10, 10)}
+
+
+def test_an_ingest_before_the_records_of_a_backfill_can_never_append_its_own() -> None:
+    """It has no end. So the backfill goes on without being told to each time."""
+    held = {"starts": {0: 40, 1: 40}, "ends": {0: 70, 1: 70}}
+    assert resolve(**held, ingests={"ingest": {}}) == {0: (40, 100), 1: (40, 100)}
+
+
 def test_a_backfill_goes_on_after_retention_removed_what_it_has() -> None:
     """The stream begins where the backfill ended, which is not where the ingest began."""
     held = {"starts": {0: 0}, "ends": {0: 10}}

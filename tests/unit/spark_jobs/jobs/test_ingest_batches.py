@@ -278,7 +278,7 @@ def test_columns_that_another_run_pinned_are_followed(
         Pin(
             stream="s",
             stream_uuid=UUID,
-            starts={},
+            starts=batches.pin.starts,
             spec=batches.pin.spec.with_fields(ddl.parse("y string")),
             number=1,
         )
@@ -287,6 +287,18 @@ def test_columns_that_another_run_pinned_are_followed(
     batches(batch((0, 5, 20)), 0)
     assert tables.appends[0][1] == 6
     raw = DecodeSpec(format="raw")
-    assert pins.put(Pin(stream="s", stream_uuid=UUID, starts={}, spec=raw, number=2))
+    assert pins.put(
+        Pin(stream="s", stream_uuid=UUID, starts=batches.pin.starts, spec=raw, number=2)
+    )
     with pytest.raises(StaleWatermarkError, match="set up the table anew"):
         batches(batch((0, 20, 30)), 1)
+
+
+def test_another_beginning_that_another_run_pinned_is_not_followed(
+    batches: Batches, tables: Tables, pins: Pins
+) -> None:
+    """What lies between the two beginnings would be in the table never."""
+    assert pins.put(replace(batches.pin, starts={1: Offset(20)}, number=1))
+    with pytest.raises(StaleWatermarkError, match="start this job again"):
+        batches(batch((1, 50, 60)), 0)
+    assert tables.appends == []

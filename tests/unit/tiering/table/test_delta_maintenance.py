@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 from typing import Final
 
@@ -54,6 +55,10 @@ def replaced(root: Path, *, days_ago: int, rows: int = 4) -> int:
     write_deltalake(root, pa.table({"n": [rows], "d": ["a b%/c"]}), mode="append")
     DeltaTable(root).create_checkpoint()
     return before
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 def rows_of(root: Path, version: int) -> list[int]:
@@ -149,14 +154,14 @@ def test_a_commit_without_a_time_counts_as_late(tmp_path: Path) -> None:
     commit = root / log_key(before + 1)
     actions = [json.loads(line) for line in commit.read_text().splitlines()]
     (moment_ms,) = (one["commitInfo"]["timestamp"] for one in actions if "commitInfo" in one)
-    found = removals_since(store, moment_ms - 1)
+    found = removals_since(store, moment_ms - 1, now_ms=_now_ms())
     assert set(found.values()) == {before + 1}
     assert len(found) == 4
     assert all((root / path).exists() for path in found), "paths are as the store has them"
-    assert removals_since(store, moment_ms) == {}
+    assert removals_since(store, moment_ms, now_ms=_now_ms()) == {}
     timeless = [one for one in actions if "commitInfo" not in one]
     commit.write_text("".join(json.dumps(one) + "\n" for one in timeless))
-    assert removals_since(store, moment_ms) == found
+    assert removals_since(store, moment_ms, now_ms=_now_ms()) == found
 
 
 @pytest.mark.parametrize("days_ago", [25, 20_000])
@@ -185,8 +190,22 @@ def test_a_removal_with_an_early_time_is_as_late_as_the_commits_before_it(tmp_pa
     (moment_ms,) = (
         one["commitInfo"]["timestamp"] for one in map(json.loads, earlier) if "commitInfo" in one
     )
-    assert len(removals_since(store, moment_ms - 1)) == 4
-    assert removals_since(store, moment_ms) == {}
+    assert len(removals_since(store, moment_ms - 1, now_ms=_now_ms())) == 4
+    assert removals_since(store, moment_ms, now_ms=_now_ms()) == {}
+
+
+def test_a_commit_of_the_future_makes_no_later_removal_late(tmp_path: Path) -> None:
+    """Its clock was wrong; else nothing that was removed since would ever be deleted."""
+    root = tmp_path / "t"
+    before = replaced(root, days_ago=8)
+    removal = (root / log_key(before + 1)).read_text().splitlines()
+    (moment_ms,) = (
+        one["commitInfo"]["timestamp"] for one in map(json.loads, removal) if "commitInfo" in one
+    )
+    commit = root / log_key(before)
+    lines = [_moved(json.loads(line), -1000) for line in commit.read_text().splitlines()]
+    commit.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert removals_since(Lake.open(root).store, moment_ms, now_ms=_now_ms()) == {}
 
 
 def test_a_commit_that_cannot_be_read_stops_vacuum(tmp_path: Path) -> None:

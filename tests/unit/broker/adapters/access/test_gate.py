@@ -439,6 +439,22 @@ def test_a_call_of_a_stranger_is_refused_when_it_opens(access: Access, call: str
     assert guard.caller(f"/proto.API/{call}", f"Bearer {TOKEN}").principal == "ann"
 
 
+def test_a_certificate_makes_a_connection_known_if_it_proves_who_calls(
+    broker: MemoryBroker, access: Access
+) -> None:
+    """Not where certificates prove nothing, where nobody is asked, or where it names nobody."""
+    certificate = {"subject": ((("commonName", "ann"),),)}
+    assert Guard(Gate("liftbridge", access)).connected(certificate, ("here", 1))
+    assert not Guard(Gate("liftbridge", access)).connected({}, ("here", 1))
+    nameless = {"subject": ((("commonName", "\n"),),)}
+    assert not Guard(Gate("liftbridge", access)).connected(nameless, ("here", 1))
+    assert not Guard(Gate("liftbridge", None)).connected(certificate, ("here", 1))
+    tokens = Access(
+        broker.metadata, broker.clock, enabled=True, namespace="default", certificates=False
+    )
+    assert not Guard(Gate("liftbridge", tokens)).connected(certificate, ("here", 1))
+
+
 def test_a_stranger_is_refused_before_an_unknown_call_is_named_to_them(access: Access) -> None:
     """The name of such a call is the stranger's text: the audit gets a bounded part of it."""
     heard = Heard()
