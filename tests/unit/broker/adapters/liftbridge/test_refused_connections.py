@@ -101,13 +101,15 @@ def connect() -> Iterator[Callable[[int], Client]]:
 
 
 @contextmanager
-def _service(places: int, *, guarded: bool, clock: FakeClock | None = None) -> Iterator[int]:
+def _service(
+    places: int, *, guarded: bool, clock: FakeClock | None = None, **limits: float
+) -> Iterator[int]:
     broker = MemoryBroker(clock)
     access = Access(broker.metadata, broker.clock, enabled=guarded, namespace="default")
     token_id, digest = split_token(_TOKEN)
     if guarded:
         access.create_token(token_id, digest, "ann", expires_us=0, note="", created_by="")
-    config = LiftbridgeServiceConfig(port=0, connections_max=places)
+    config = LiftbridgeServiceConfig(port=0, connections_max=places, **limits)  # type: ignore[arg-type]
     service = LiftbridgeService(broker, broker.clock, config, access=access)
     service.start()
     try:
@@ -144,6 +146,15 @@ def test_silent_connections_keep_nobody_out(
             assert connect(port).is_inside
         assert ann.is_inside
     assert sum(one["event"] == "liftbridge_connections_full" for one in logged) == 1
+
+
+def test_a_flood_is_refused_as_soon_as_many_have_given_way(
+    connect: Callable[[int], Client],
+) -> None:
+    """To let each one in costs the time of those who are inside; a refusal costs little."""
+    with _service(1, guarded=False, gives_way_max=3, gives_way_per_s=0.0) as port:
+        entered = [connect(port).until(h2.events.RemoteSettingsChanged) for _ in range(10)]
+    assert entered == [True] * 4 + [False] * 6
 
 
 def test_who_gives_way_is_told(connect: Callable[[int], Client]) -> None:
