@@ -145,8 +145,8 @@ def settle(
     """Return the pin in force for this run; store it if this is the table's first run.
 
     Blocks on the object store and, to infer a schema, on the broker. ``job`` is the job that asks;
-    a new pin says so. What a dead run has begun must
-    be finished first, see :mod:`spark_jobs.jobs.begun`: ``watermarks`` are those after it.
+    a new pin says so. What a dead run has begun must be finished first, see
+    :mod:`spark_jobs.jobs.begun`: ``watermarks`` are those after it.
 
     Raises:
         InvalidRequestError: the arguments do not make a valid spec.

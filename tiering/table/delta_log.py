@@ -30,7 +30,6 @@ LOG_FILE: Final = re.compile(r"_delta_log/(\d{20})\.json\Z")
 CHECKPOINT: Final = re.compile(r"_delta_log/(\d{20})\.checkpoint(\.[\w.-]+)?\.parquet\Z")
 WHOLE_CHECKPOINT: Final = re.compile(r"_delta_log/(\d{20})\.checkpoint\.parquet\Z")
 LAST_CHECKPOINT: Final = "_delta_log/_last_checkpoint"  # only a hint
-_SKEW_MS: Final = 600_000  # by which the clocks of those who commit may differ
 _AT_ONCE: Final = 64  # commits that are asked for together
 _THREADS: Final = 16
 
@@ -105,13 +104,13 @@ def commits_between(store: ObjectStore, *, above: int, up_to: int) -> list[Commi
     return commits
 
 
-def removals_since(store: ObjectStore, moment_ms: int, *, now_ms: int) -> Mapping[str, int]:
+def removals_since(store: ObjectStore, moment_ms: int, *, until_ms: int) -> Mapping[str, int]:
     """Return each file that a commit after a moment removed, with the newest such version.
 
     The commits themselves are read, because a checkpoint forgets removals that are older than the
     table's ``delta.deletedFileRetentionDuration``. The time of a commit is the latest that it or a
     listed commit before it states, as in Delta: one wrong clock hides no removal, so all commits
-    are read. A commit that states no time, or one that has not come at ``now_ms``, counts as later
+    are read. A commit that states no time, or one after ``until_ms``, counts as later
     than the moment. Commits that were cleaned up name nothing: no version below them can be opened.
     Paths are decoded, as the store has them. Blocks.
 
@@ -127,7 +126,7 @@ def removals_since(store: ObjectStore, moment_ms: int, *, now_ms: int) -> Mappin
             some = versions[first : first + _AT_ONCE]
             found = threads.map(lambda at: _actions_if_there(store, at), some)
             for version, actions in zip(some, found, strict=True):
-                stated_ms = _stated_ms(actions, now_ms)
+                stated_ms = _stated_ms(actions, until_ms)
                 latest_ms = max(latest_ms, -math.inf if stated_ms is None else stated_ms)
                 if stated_ms is not None and latest_ms <= moment_ms:
                     continue
@@ -138,13 +137,13 @@ def removals_since(store: ObjectStore, moment_ms: int, *, now_ms: int) -> Mappin
     return removed
 
 
-def _stated_ms(actions: Sequence[Action], now_ms: int) -> int | None:
+def _stated_ms(actions: Sequence[Action], until_ms: int) -> int | None:
     """Return when a commit says that it was made; None if it states no time that can be."""
     info = info_of(actions)
     stated = info.get("inCommitTimestamp", info.get("timestamp"))
     if type(stated) is not int:
         return None
-    if stated > now_ms + _SKEW_MS:
+    if stated > until_ms:
         return None  # of a clock that was wrong: it tells nothing
     return stated
 

@@ -190,7 +190,8 @@ class MaintainedTable:
 
 def _removed(store: ObjectStore, retain_hours: int) -> Mapping[str, int]:
     now_ms = time.time_ns() // 1_000_000
-    return removals_since(store, now_ms - retain_hours * _HOUR_US // 1000, now_ms=now_ms)
+    moment_ms = now_ms - retain_hours * _HOUR_US // 1000
+    return removals_since(store, moment_ms, until_ms=now_ms + SKEW_US // 1000)
 
 
 def _is_json(value: object) -> bool:

@@ -22,8 +22,7 @@ class LiftbridgeServiceConfig:
     advertised: str | None = None  # host:port in the metadata for clients; None: host and port
     tls: ssl.SSLContext | None = None  # with the protocol h2; None: no TLS
     connections_max: int = 256
-    gives_way_max: int = 64  # connections that give way at once: each costs 20 times a refusal
-    gives_way_per_s: float = 64.0  # and so many more each second; beyond it new ones are refused
+    gives_way_per_s: int = 64  # connections that give way to new ones; beyond it these are refused
     handshakes_max: int = 64  # of TLS, at one time; beyond it the oldest gives way
     handshake_s: float = 10.0  # a handshake may take so long
     subscriptions_max: int = 512  # a thread each

@@ -25,6 +25,7 @@ from broker.adapters.liftbridge.stream_calls import StreamCalls, Unary
 from broker.adapters.liftbridge.subscribing import Subscriber, subscribe
 from broker.adapters.liftbridge.targets import BrokerTargets
 from broker.adapters.liftbridge.unfinished import UnfinishedBytes
+from broker.core.access.quotas import Bucket
 from broker.errors import InvalidConfigError
 from broker.ports.access import AccessApi, AuditSink
 from broker.ports.api import BrokerApi
@@ -75,8 +76,7 @@ class LiftbridgeService:
         self._connections: dict[ClientConnection, None] = {}  # the oldest first
         self._unfinished = UnfinishedBytes(shared_bytes_max=config.unfinished_bytes_max)
         self._lost = asyncio.Event()  # no connection is left, and no more are taken
-        self._may_give_way = float(config.gives_way_max)
-        self._gave_way_s = 0.0
+        self._may_give_way = Bucket(config.gives_way_per_s, clock.monotonic_ms())
         self._gave_way_count = 0
         self._refused_count = 0
         self._full_told_s: float | None = None
@@ -179,17 +179,15 @@ class LiftbridgeService:
 
         Not for each connection of a flood: that would take the time of those who are inside.
         """
-        assert self._loop is not None, "not started"
-        now_s, config = self._loop.time(), self._config
-        refilled = self._may_give_way + (now_s - self._gave_way_s) * config.gives_way_per_s
-        self._may_give_way, self._gave_way_s = min(config.gives_way_max, refilled), now_s
-        if self._may_give_way < 1:
+        if self._may_give_way.wait_ms(1, self._clock.monotonic_ms()):
             return False
         idle = [(missed, one) for one in self._connections if (missed := one.missed) is not None]
-        missed, least = min(idle, key=itemgetter(0), default=(None, None))
-        if missed is None or least is None or (missed.known and not known):
+        if not idle:
             return False
-        self._may_give_way -= 1
+        missed, least = min(idle, key=itemgetter(0))
+        if missed.known and not known:
+            return False
+        self._may_give_way.take(1)
         self._gave_way_count += 1
         self._tell_full()
         least.give_way()

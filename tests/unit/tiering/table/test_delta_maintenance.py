@@ -154,14 +154,14 @@ def test_a_commit_without_a_time_counts_as_late(tmp_path: Path) -> None:
     commit = root / log_key(before + 1)
     actions = [json.loads(line) for line in commit.read_text().splitlines()]
     (moment_ms,) = (one["commitInfo"]["timestamp"] for one in actions if "commitInfo" in one)
-    found = removals_since(store, moment_ms - 1, now_ms=_now_ms())
+    found = removals_since(store, moment_ms - 1, until_ms=_now_ms())
     assert set(found.values()) == {before + 1}
     assert len(found) == 4
     assert all((root / path).exists() for path in found), "paths are as the store has them"
-    assert removals_since(store, moment_ms, now_ms=_now_ms()) == {}
+    assert removals_since(store, moment_ms, until_ms=_now_ms()) == {}
     timeless = [one for one in actions if "commitInfo" not in one]
     commit.write_text("".join(json.dumps(one) + "\n" for one in timeless))
-    assert removals_since(store, moment_ms, now_ms=_now_ms()) == found
+    assert removals_since(store, moment_ms, until_ms=_now_ms()) == found
 
 
 @pytest.mark.parametrize("days_ago", [25, 20_000])
@@ -190,8 +190,8 @@ def test_a_removal_with_an_early_time_is_as_late_as_the_commits_before_it(tmp_pa
     (moment_ms,) = (
         one["commitInfo"]["timestamp"] for one in map(json.loads, earlier) if "commitInfo" in one
     )
-    assert len(removals_since(store, moment_ms - 1, now_ms=_now_ms())) == 4
-    assert removals_since(store, moment_ms, now_ms=_now_ms()) == {}
+    assert len(removals_since(store, moment_ms - 1, until_ms=_now_ms())) == 4
+    assert removals_since(store, moment_ms, until_ms=_now_ms()) == {}
 
 
 def test_a_commit_of_the_future_makes_no_later_removal_late(tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_a_commit_of_the_future_makes_no_later_removal_late(tmp_path: Path) -> N
     commit = root / log_key(before)
     lines = [_moved(json.loads(line), -1000) for line in commit.read_text().splitlines()]
     commit.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert removals_since(Lake.open(root).store, moment_ms, now_ms=_now_ms()) == {}
+    assert removals_since(Lake.open(root).store, moment_ms, until_ms=_now_ms()) == {}
 
 
 def test_a_commit_that_cannot_be_read_stops_vacuum(tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def connect() -> Iterator[Callable[[int], Client]]:
 
 @contextmanager
 def _service(
-    places: int, *, guarded: bool, clock: FakeClock | None = None, **limits: float
+    places: int, *, guarded: bool, clock: FakeClock | None = None, **limits: int
 ) -> Iterator[int]:
     broker = MemoryBroker(clock)
     access = Access(broker.metadata, broker.clock, enabled=guarded, namespace="default")
@@ -152,7 +152,7 @@ def test_a_flood_is_refused_as_soon_as_many_have_given_way(
     connect: Callable[[int], Client],
 ) -> None:
     """To let each one in costs the time of those who are inside; a refusal costs little."""
-    with _service(1, guarded=False, gives_way_max=3, gives_way_per_s=0.0) as port:
+    with _service(1, guarded=False, gives_way_per_s=3) as port:
         entered = [connect(port).until(h2.events.RemoteSettingsChanged) for _ in range(10)]
     assert entered == [True] * 4 + [False] * 6
 
