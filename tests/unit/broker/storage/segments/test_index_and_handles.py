@@ -21,9 +21,23 @@ def test_an_index_keeps_one_batch_per_interval() -> None:
     for number in range(10):
         index.note(Offset(number), 64 + 40 * number, number, force=number == 8)
     assert index.entries().offsets.tolist() == [0, 3, 6, 8]
-    assert index.place_of(Offset(5)) == (3, 64 + 120)
-    assert index.place_of(Offset(0)) == (0, 64)
+    loaded = SegmentIndex(100, index.entries())
+    assert loaded.place_of(Offset(5)) == (3, 64 + 120)
+    assert loaded.place_of(Offset(0)) == (0, 64)
     assert SegmentIndex(100).place_of(Offset(5)) is None
+
+
+def test_an_index_knows_each_of_the_newest_batches() -> None:
+    """A reader of what was just written parses no header before it; memory stays bounded."""
+    index = SegmentIndex(4_000)
+    for number in range(1_000):
+        index.note(Offset(10 * number), 64 + 40 * number, number)
+        exact = range(max(0, number - 63), number + 1)
+        assert all(index.place_of(Offset(10 * n + 9)) == (10 * n, 64 + 40 * n) for n in exact)
+    assert len(index) == 10
+    known = {index.place_of(Offset(10 * number)) for number in range(1_000)}
+    assert len(known) <= 10 + 2 * 64
+    assert index.place_of(Offset(5_010)) == (5_000, 64 + 40 * 500)
 
 
 def test_an_index_finds_the_last_place_before_a_time() -> None:
