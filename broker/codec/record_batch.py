@@ -27,6 +27,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from broker.codec.checksum import crc32c
+from broker.codec.constant_columns import repeated
 from broker.codec.schema import (
     COLUMNS_MASK,
     OFFSET_DELTA_FIELD,
@@ -458,7 +459,7 @@ def to_rows(
     arrays = []
     for name in schema.names:
         if name == "partition":
-            array = pa.array(np.full(body.num_rows, partition, dtype=np.int32))
+            array = repeated(name, partition, body.num_rows)
         elif name == "subject":
             array = _subjects(body, subject)
         else:
@@ -470,18 +471,20 @@ def to_rows(
 def _row_column(name: str, header: BatchHeader, body: pa.RecordBatch) -> pa.Array:
     rows = body.num_rows
     if name == "offset":
-        return pa.array(offsets_of(header, body))
+        offsets = pa.py_buffer(offsets_of(header, body))
+        return pa.Array.from_buffers(pa.int64(), rows, [None, offsets])
     if name == "timestamp":
-        return body.column(TIMESTAMP_FIELD.name).view(TIMESTAMP_TYPE)
+        stamps = body.column(TIMESTAMP_FIELD.name)
+        return pa.Array.from_buffers(TIMESTAMP_TYPE, rows, stamps.buffers(), offset=stamps.offset)
     if name == "leader_epoch":
-        return pa.array(np.full(rows, header.leader_epoch, dtype=np.int64))
+        return repeated(name, header.leader_epoch, rows)
     index = body.schema.get_field_index(name)
-    return pa.nulls(rows, ROW_SCHEMA.field(name).type) if index < 0 else body.column(index)
+    return repeated(name, None, rows) if index < 0 else body.column(index)
 
 
 def _subjects(body: pa.RecordBatch, partition_subject: str) -> pa.Array:
     index = body.schema.get_field_index("subject")
     if index < 0:
-        return pa.repeat(pa.scalar(partition_subject, pa.string()), body.num_rows)
+        return repeated("subject", partition_subject, body.num_rows)
     column = body.column(index)
     return column.fill_null(partition_subject) if column.null_count else column

@@ -27,6 +27,11 @@ class Pace:
         self._ticket = next(_tickets)
         self._waits = False
 
+    @property
+    def is_limited(self) -> bool:
+        """Whether a piece may have to wait at all; if not, its size need not be known."""
+        return self._usage is not None
+
     def ask(self, size_bytes: int) -> int:
         """Return 0 if the next piece may pass now, else after how many ms to ask again."""
         if self._usage is None:

@@ -363,7 +363,7 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
             for rows, mark in read_rows(
                 self._api, wanted, idle_check_ms=idle_check_ms, check_stop=check_stop
             ):
-                if not pace.wait(rows.nbytes, check_stop):
+                if pace.is_limited and not pace.wait(rows.nbytes, check_stop):
                     return
                 yield rows, mark.to_bytes()
 

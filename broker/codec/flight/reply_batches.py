@@ -130,7 +130,7 @@ def _rows(run: Sequence[_Piece], partition: int, subject: str, schema: pa.Schema
     if header.sparse:
         first, last = np.searchsorted(offsets_of(header, body), [low, high])
         body = body.slice(int(first), int(last - first))
-    else:
+    elif low > header.base_offset or high - low < body.num_rows:
         body = body.slice(low - header.base_offset, high - low)
         header = replace(header, base_offset=low, records_count=high - low, offset_span=high - low)
     return to_rows(header, body, partition=partition, subject=subject, schema=schema)
