@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final
 
+from broker.adapters.first_bytes import defer_silent, has_hung_up
 from broker.adapters.http.shared_answer import SharedAnswer
 from broker.adapters.tls.context import wrapped
 from broker.core.access.certificates import principal_of
@@ -119,9 +120,13 @@ class _BoundedServer(ThreadingHTTPServer):
         self._lock = threading.Lock()
         self._open: dict[socket.socket, float] = {}  # when each began, the oldest first
         super().__init__(address, handler)
+        defer_silent(self.socket)
 
     def get_request(self) -> tuple[socket.socket, Any]:
         raw, address = super().get_request()
+        if has_hung_up(raw):
+            raw.close()
+            raise ConnectionAbortedError("the client has gone")  # socketserver takes the next one
         if self._tls is None:
             return raw, address
         return wrapped(self._tls, raw, server_side=True), address

@@ -20,6 +20,7 @@ from typing import Final
 
 import structlog
 
+from broker.adapters.first_bytes import defer_silent, has_hung_up
 from broker.adapters.peer.identity import certified_number, certified_uris
 from broker.adapters.tls.context import wrapped
 from broker.codec.peer.frames import FrameAssembler, LaneKind
@@ -82,6 +83,7 @@ class PeerReceiver:
 
     def start(self) -> None:
         """Accept from now on."""
+        defer_silent(self._listener)
         self._listener.settimeout(_CHECK_INTERVAL_S)
         self._spawn("peer-accept", self._accept)
 
@@ -141,6 +143,11 @@ class PeerReceiver:
                 if self._listener.fileno() < 0:
                     return
                 self._stopping.wait(_ACCEPT_RETRY_S)  # for example no free descriptor: try again
+                continue
+            if has_hung_up(raw):
+                self.refused["connection"] += 1
+                raw.close()
+                self._close_slow()
                 continue
             connection = _Connection(raw)
             with self._lock:

@@ -16,7 +16,7 @@ from typing import Final, TextIO
 ROOT = Path(__file__).resolve().parents[4]
 
 _PAUSE_S: Final = 0.02
-_READ_EVERY: Final = 2  # 900 reads in the calm: the 99th of 180 was 7 ms in one run, 30 in another
+_READ_EVERY: Final = 2  # the 99th of 180 reads was 7 ms in one run, 30 in another
 _RECORD_BYTES: Final = 200
 
 
