@@ -128,7 +128,9 @@ def _measure(options: argparse.Namespace, work: Path) -> bool:
     recorder.save()
     kept = options.out
     if options.all and not failed:  # the sitting is over: the next one begins anew
-        kept = RESULTS / f"{dt.datetime.now(dt.UTC):%Y-%m-%dT%H%M%S}-all.json"
+        # A trial is not kept among the results, and report/plots.py draws it apart from the site.
+        folder = RESULTS if options.scale >= 1 else _SITTING.parent
+        kept = folder / f"{dt.datetime.now(dt.UTC):%Y-%m-%dT%H%M%S}-all.json"
         shutil.move(options.out, kept)
     print(f"\nraw samples: {kept}\n")
     whole = options.scale >= 1 and not options.only and not failed
@@ -174,7 +176,7 @@ def _report(figures: dict[str, Summary], *, write: bool) -> None:
     table = render(rows, figures)
     clusters = render_beside(CLUSTER_ROWS, figures)
     measured = any(row.measured(figures) for row in rows)
-    shown = [table] if measured or not clusters else []
+    shown = [table] if measured else []
     print("\n\n".join([*shown, clusters]).strip())
     if not write:
         return
