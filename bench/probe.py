@@ -103,6 +103,11 @@ class Probe:
                         f"{self._tail()}"
                     )
 
+    def go_on_until(self, at_ns: int) -> None:
+        """Wait for an acknowledgement after a point in time: everything before it is known then."""
+        wait_s = max(0.0, at_ns / 1e9 - time.monotonic())
+        self.seconds_after(at_ns, timeout_s=wait_s + 120.0)
+
     def acks_by_slot(self, fault_ns: int, *, before_s: float, after_s: float) -> list[int]:
         """Count acknowledgements in slots of SLOT_S seconds around a fault, the oldest first."""
         with self._changed:

@@ -129,6 +129,15 @@ def load_samples(path: Path) -> list[dict[str, Any]]:
     return list(_load(path)["samples"])
 
 
+def load_scale(path: Path) -> float:
+    """Return the scale of a saved run.
+
+    Raises:
+        ValueError: not a file that :meth:`Recorder.save` wrote.
+    """
+    return float(_load(path)["facts"].get("scale", 1.0))
+
+
 def _load(path: Path) -> dict[str, Any]:
     body = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(body, dict) or body.get("format") != FORMAT_VERSION:

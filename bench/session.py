@@ -27,8 +27,11 @@ class Session:
     kills: int = 30  # how often a cluster's leader is killed
 
     def count(self, records: int, *, multiple: int = 1) -> int:
-        """Return ``records`` at this run's scale, rounded up to a multiple."""
-        wanted = max(RECORDS_MIN, int(records * self.scale))
+        """Return ``records`` at this run's scale, rounded up to a multiple.
+
+        A small scale leaves at least ``RECORDS_MIN`` of them, or all if they are fewer.
+        """
+        wanted = max(min(RECORDS_MIN, records), int(records * self.scale))
         return -(-wanted // multiple) * multiple
 
     def rounds(self, sides: Mapping[str, Callable[[int], None]]) -> None:

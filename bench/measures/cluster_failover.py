@@ -47,6 +47,7 @@ def kills(session: Session, side: str, cluster: Replicated, count: int) -> None:
     with Probe(cluster.probe(_STREAM), session.work / f"{side}-probe.log") as probe:
         for _ in range(count):
             probe.warm_up()
+            probe.go_on_until(time.monotonic_ns() + round(_BEFORE_S * 1e9))
             leader = sure_leader(cluster, _STREAM)
             cluster.kill(leader)
             killed_ns = time.monotonic_ns()
@@ -58,17 +59,18 @@ def kills(session: Session, side: str, cluster: Replicated, count: int) -> None:
                 lambda: cluster.in_sync(_STREAM),
                 timeout_s=_BACK_TIMEOUT_S,
             )
+            back_s = time.monotonic() - start
+            after_s = found[-1] + _AFTER_S
+            probe.go_on_until(killed_ns + round((after_s + SLOT_S) * 1e9))  # slots are whole
             session.recorder.add(
                 f"{_FIGURE}/{side}",
                 found[-1],
                 "s",
                 killed=leader,
-                back_in_sync_s=time.monotonic() - start,
+                back_in_sync_s=back_s,
                 slot_s=SLOT_S,
                 acks_from_s=-_BEFORE_S,
-                acks_by_slot=probe.acks_by_slot(
-                    killed_ns, before_s=_BEFORE_S, after_s=found[-1] + _AFTER_S
-                ),
+                acks_by_slot=probe.acks_by_slot(killed_ns, before_s=_BEFORE_S, after_s=after_s),
             )
     record_percentiles(session, f"{_FIGURE}/{side}", found)
 

@@ -23,6 +23,7 @@ from bench.report.table import quantity
 _ROOT: Final = Path(__file__).resolve().parents[2]
 _RESULTS: Final = _ROOT / "bench" / "results"
 _FOLDER: Final = _ROOT / "docs" / "plots"
+_TRIALS: Final = _ROOT / "out" / "bench"  # of sittings at a small scale, whose figures mean nothing
 _WIDTH: Final = 9.0  # inches
 # Colours that are told apart by everybody (Okabe and Ito), the same for a side in every plot.
 _OURS, _OURS_TOO = "#0072B2", "#56B4E9"
@@ -88,19 +89,21 @@ def latency(run: Run) -> Figure | None:
     }  # fmt: skip
     figure, drawn = Figure(figsize=(_WIDTH, 3.6), layout="constrained"), False
     for number, (title, (name, sides)) in enumerate(panels.items()):
-        axes = figure.add_subplot(1, 2, number + 1)
+        axes, legend = figure.add_subplot(1, 2, number + 1), False
         for label, (side, colour) in sides.items():
             curve = series.exceedance(run, name.format(side))
             if curve:
-                drawn = True
+                drawn = legend = True
                 times_ms, slower = zip(*curve, strict=True)
                 axes.plot(times_ms, slower, color=colour, label=label, marker=".", markersize=4)
         axes.set_xscale("log")
         axes.set_yscale("log")
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_major_formatter(lambda share, _: f"{share * 100:.3g} %")
         axes.set_title(f"one outstanding record of 100 B,\n{title}")
         axes.set_xlabel("milliseconds until its acknowledgement")
         axes.set_ylabel("share of records that take longer")
-        if drawn:
+        if legend:
             axes.legend(frameon=False, fontsize=7)
     return figure if drawn else None
 
@@ -117,15 +120,18 @@ def failover(run: Run) -> Figure | None:
         one = series.timeline(run, f"cluster_failover/{side}")
         if one is not None:
             drawn = True
-            name = f"{label}: {one.without_s:.1f} s without an acknowledgement"
-            axes.stairs(one.per_s, one.edges_s, color=colour, label=name, linewidth=1.4)
+            name = f"{label}: {one.without_s:.1f} s"
+            axes.stairs(  # no line down to 0 where the kept timeline ends
+                one.per_s, one.edges_s, baseline=None, color=colour, label=name, linewidth=1.4
+            )
     axes.axvline(0, color="black", linewidth=0.8, linestyle=":")
     axes.set_yscale("symlog", linthresh=10)
+    axes.yaxis.set_major_formatter("{x:g}")
     axes.set_ylim(bottom=0)
     axes.set_xlabel("seconds since kill −9 of the leader (of each side the median kill)")
     axes.set_ylabel("acknowledged records/s, one at a time")
-    if drawn:
-        axes.legend(frameon=False)
+    title = "from the kill to the next acknowledgement"
+    figure.legend(title=title, loc="outside upper center", ncols=len(sides), frameon=False)
     return figure if drawn else None
 
 
@@ -139,6 +145,8 @@ def memory(run: Run) -> Figure | None:
     minutes = [one["after_s"] / 60 for one in found]
     axes.plot(minutes, [one["value"] for one in found], color=_OURS, linewidth=1.0)
     axes.axhline(_MEMORY_BAR_MIB, color=_WORSE, linewidth=0.8, linestyle="--")
+    bar = f"bar: {_MEMORY_BAR_MIB:g} MiB"
+    axes.annotate(bar, (minutes[0], _MEMORY_BAR_MIB), (2, -10), textcoords="offset points")
     axes.set_ylim(bottom=0)
     axes.set_xlabel("minutes of mixed load; the last one is at rest")
     axes.set_ylabel("resident memory of the broker, MiB")
@@ -160,6 +168,7 @@ def ratios(run: Run) -> Figure | None:
     axes.set_xscale("log")
     axes.margins(x=0.1, y=0.01)
     axes.axvline(1, color="black", linewidth=0.8)
+    axes.xaxis.set_major_formatter("{x:g}×")
     axes.set_xlabel("times as good as the best peer of the same run")
     axes.grid(visible=False, axis="y")
     return figure
@@ -191,16 +200,23 @@ def draw(run: Run, folder: Path) -> tuple[list[Path], list[str]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Draw the newest run of ``make bench-all``, or the given one."""
+    """Draw the newest run of ``make bench-all``, or the given one.
+
+    One at a small scale is a trial: its plots are no part of the site, unless a folder is named.
+    """
     parser = argparse.ArgumentParser(prog="python -m bench.report.plots", description=__doc__)
     parser.add_argument("result", type=Path, nargs="?", help="default: the newest *-all.json")
-    parser.add_argument("--folder", type=Path, default=_FOLDER, help="default: docs/plots")
+    folder_help = "default: docs/plots, or out/bench/plots for a run at a scale below 1"
+    parser.add_argument("--folder", type=Path, help=folder_help)
     options = parser.parse_args(arguments)
-    result = options.result or max(_RESULTS.glob("*-all.json"), default=None)
+    kept = [*_RESULTS.glob("*-all.json"), *_TRIALS.glob("*-all.json")]
+    result = options.result or max(kept, key=lambda path: path.name, default=None)
     if result is None:
         print("no run of `make bench-all` is in bench/results; name a file", file=sys.stderr)
         return 1
-    written, missing = draw(Run.load(result), options.folder)
+    run = Run.load(result)
+    folder = options.folder or (_FOLDER if run.scale >= 1 else _TRIALS / "plots")
+    written, missing = draw(run, folder)
     print("\n".join(f"drawn: {path}" for path in written))
     for name in missing:
         print(f"not drawn: {name}; {result.name} does not have its figures", file=sys.stderr)

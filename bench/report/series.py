@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from bench.recorder import figures_of, load_samples
+from bench.recorder import figures_of, load_samples, load_scale
 from bench.report.cluster_rows import CLUSTER_ROWS
 from bench.report.rows import ROWS
 from bench.report.table import Figures, Row, best_peer, higher_is_better
@@ -26,12 +26,13 @@ class Run:
 
     samples: Sequence[Mapping[str, Any]]
     figures: Figures
+    scale: float = 1.0
 
     @classmethod
     def load(cls, path: Path) -> Run:
         """Read a result file; raises ValueError for any other file."""
         samples = load_samples(path)
-        return cls(samples, figures_of(samples))
+        return cls(samples, figures_of(samples), load_scale(path))
 
     def of(self, figure: str, detail: str) -> list[Mapping[str, Any]]:
         """Return the samples of a figure that have this detail, in the order of their time."""
@@ -114,5 +115,7 @@ def _times_as_good(run: Run, row: Row) -> float | None:
 
 
 def _short(path: str) -> str:
-    """Return a row's name without what the table says in brackets or after a semicolon."""
-    return path.partition(" (peer")[0].partition(";")[0].partition(": p50")[0]
+    """Return a row's name without what the table says in brackets, or of percentiles and syncs."""
+    for more in (" (peer", ";", ": p50", ", p50 /"):
+        path = path.partition(more)[0]
+    return path

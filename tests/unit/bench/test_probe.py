@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from bench.probe import Probe, by_slot, first_after, parse_ack
+from bench.probe import SLOT_S, Probe, by_slot, first_after, parse_ack
 from bench.processes import BenchError
 
 FAULT = 1_000_000_000
@@ -63,3 +64,19 @@ def test_a_probe_that_never_gets_through_is_told_with_its_complaint(tmp_path: Pa
         pytest.raises(BenchError, match="no leader"),
     ):
         probe.warm_up(timeout_s=1.0)
+
+
+def test_a_timeline_is_whole_when_the_probe_went_on_to_its_end(tmp_path: Path) -> None:
+    """Counting waits for that: slots that nobody has seen yet would look like a second outage."""
+    program = (
+        "import time\n"
+        "while True:\n"
+        "    sent = time.monotonic_ns()\n"
+        "    print(sent, time.monotonic_ns(), flush=True)\n"
+    )
+    with Probe([sys.executable, "-c", program], tmp_path / "probe.log") as probe:
+        probe.warm_up()
+        end_ns = time.monotonic_ns() + round(3 * SLOT_S * 1e9)
+        probe.go_on_until(end_ns)
+        assert end_ns <= time.monotonic_ns()
+        assert probe.acks_by_slot(end_ns, before_s=SLOT_S, after_s=0.0) != [0]

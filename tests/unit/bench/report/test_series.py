@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bench.recorder import figures_of
+from bench.recorder import Recorder, figures_of
 from bench.report.series import Run, bars, exceedance, ratios, timeline
 from bench.stats import LEVELS
 
@@ -71,7 +71,23 @@ def test_above_one_is_better_for_rates_and_for_times() -> None:
         {"figure": "catch_up/100B/flight", "value": 1.0},
     )))  # fmt: skip
     assert list(found.values()) == [3.0, 0.5]
-    assert next(reversed(found)).startswith("three brokers: one outstanding record")
+    assert next(reversed(found)) == "three brokers: one outstanding record, 100 B"
+
+
+def test_the_name_of_a_bar_is_a_path_without_its_percentiles() -> None:
+    """A bar compares one figure, the first one of its row."""
+    found = ratios(run_of(
+        {"figure": "cluster_failover/ours_p50", "value": 1.0},
+        {"figure": "cluster_failover/kafka_p50", "value": 9.0},
+    ))  # fmt: skip
+    assert found == [("three brokers: leader kill −9 → next acked publish", 9.0)]
+
+
+def test_a_run_knows_its_scale(tmp_path: Path) -> None:
+    """Plots of a trial, whose figures mean nothing, are not drawn into the site."""
+    recorder = Recorder(tmp_path / "x.json", {"scale": 0.01})
+    recorder.save()
+    assert Run.load(recorder.path).scale == 0.01
 
 
 def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from bench.report.cluster_rows import CLUSTER_ROWS
@@ -21,6 +23,7 @@ from bench.report.table import (
 )
 from bench.stats import Summary
 
+ROOT = Path(__file__).parents[4]
 BEGIN, END = "<!-- x:begin -->", "<!-- x:end -->"
 
 
@@ -211,3 +214,19 @@ def test_the_short_table_names_the_best_peer() -> None:
 def test_the_readme_s_table_has_eight_rows() -> None:
     """What a stranger reads first; the rest is in docs/performance.md."""
     assert sum(bool(row.headline) for row in ROWS) == 8
+
+
+@pytest.mark.parametrize(
+    ("page", "name"),
+    [
+        ("README.md", "bench"),
+        ("docs/performance.md", "bench"),
+        ("docs/performance.md", "bench-cluster"),
+    ],
+)
+def test_the_pages_have_the_markers_that_their_tables_are_written_between(
+    page: str, name: str
+) -> None:
+    """A whole run would otherwise end without a table that it took an hour to measure."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert "the table" in replace_between(text, name, "the table")
