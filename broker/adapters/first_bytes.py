@@ -16,17 +16,19 @@ _DEFER_ACCEPT: Final = getattr(socket, "TCP_DEFER_ACCEPT", None)  # of Linux; el
 def defer_silent(listener: socket.socket) -> None:
     """Let the kernel keep a new connection until its client has said something, or hung up.
 
-    A connection that stays silent comes after a second, or later.
+    A connection that stays silent comes after a second, or later. A system that cannot do this
+    hands each connection over at once.
     """
     if _DEFER_ACCEPT is not None:
-        listener.setsockopt(socket.IPPROTO_TCP, _DEFER_ACCEPT, _SILENT_S)
+        with contextlib.suppress(OSError):
+            listener.setsockopt(socket.IPPROTO_TCP, _DEFER_ACCEPT, _SILENT_S)
 
 
 def has_hung_up(accepted: socket.socket) -> bool:
     """Tell whether the client of a connection has gone without a word; never waits."""
     before_s = accepted.gettimeout()
-    accepted.settimeout(0)
     try:
+        accepted.settimeout(0)
         return not accepted.recv(1, socket.MSG_PEEK)
     except BlockingIOError:
         return False  # silent, but there

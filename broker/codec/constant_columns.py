@@ -18,7 +18,10 @@ _SHARED_MAX: Final = 512  # columns; with subjects of 255 bytes 2 MiB
 
 
 def repeated(name: str, value: int | str | None, rows: int) -> pa.Array:
-    """Return the column ``name`` of ROW_SCHEMA with the same value in each row."""
+    """Return the column ``name`` of ROW_SCHEMA with the same value in each row.
+
+    Others have the same column: never write to its buffers.
+    """
     return (_shared if rows <= _SHARED_ROWS else _made)(name, value, rows)
 
 

@@ -546,7 +546,7 @@ class PartitionLog:
         self._note_synced(base)
         with self._errors("roll"):
             self._folder.create_segment(base)
-        sealed.sealed = True
+        sealed.seal()
         self._active = None  # until its successor is open: `_begin_segment` may be done again
         active.close()
         self.sealed_count += 1

@@ -16,7 +16,7 @@ from typing import Final
 from broker.codec.disk.index_format import IndexEntries
 from broker.model.offsets import Offset
 
-_NEWEST_MAX: Final = 64  # with the 64 before them 2 KiB, for each log that is written
+_NEWEST_MAX: Final = 64  # with the 64 before them 2 KiB, for each segment that is written
 
 
 class _Places:
@@ -68,6 +68,10 @@ class SegmentIndex:
         if len(newest.offsets) == _NEWEST_MAX:
             self._newer, self._newest = newest, (newest := _Places())
         newest.add(offset, position)
+
+    def forget_newest(self) -> None:
+        """Keep the entries only: the segment is sealed. Writer only; readers may go on."""
+        self._newer, self._newest = _Places(), _Places()
 
     def place_of(self, offset: Offset) -> tuple[Offset, int] | None:
         """Return offset and position of the last known batch at or below ``offset``; None: none."""

@@ -83,6 +83,12 @@ class Segment:
         self.size_bytes = position + size_bytes
         self.end_offset = offsets.end
 
+    def seal(self) -> None:
+        """Note that no batch follows."""
+        self.sealed = True
+        if self.index is not None:
+            self.index.forget_newest()
+
     def info(self) -> SegmentInfo:
         """Return the facts as the type of the ports."""
         end, size = self.end_offset, self.size_bytes

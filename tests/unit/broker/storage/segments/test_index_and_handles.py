@@ -38,6 +38,8 @@ def test_an_index_knows_each_of_the_newest_batches() -> None:
     known = {index.place_of(Offset(10 * number)) for number in range(1_000)}
     assert len(known) <= 10 + 2 * 64
     assert index.place_of(Offset(5_010)) == (5_000, 64 + 40 * 500)
+    index.forget_newest()
+    assert len({index.place_of(Offset(10 * number)) for number in range(1_000)}) == 10
 
 
 def test_an_index_finds_the_last_place_before_a_time() -> None:
