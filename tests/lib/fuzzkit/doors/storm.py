@@ -41,6 +41,7 @@ _P: Final = 0.99
 _READY_S: Final = 60.0
 _AUTOGROUP: Final = Path("/proc/self/autogroup")
 _MODEST: Final = "19"  # the niceness that leaves most to others
+_CGROUPS: Final = (Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup"))  # of version 1, of version 2
 
 
 @dataclass
@@ -145,9 +146,11 @@ def _modest() -> Iterator[None]:
 
     The strangers are thought to have machines of their own. Linux shares the processors among
     sessions first (sched_autogroup), so the niceness of a thread has no effect beyond its session.
+    A control group that is idle gives its processor back at once; a modest session has its turn
+    first, of some milliseconds.
     """
     os.nice(5)
-    before = None
+    before, group = None, _idle_group()
     with suppress(OSError):  # not every system has it
         found = _AUTOGROUP.read_text().split()[-1]
         _AUTOGROUP.write_text(_MODEST)
@@ -157,6 +160,31 @@ def _modest() -> Iterator[None]:
     finally:
         if before is not None:
             _AUTOGROUP.write_text(before)
+        if group is not None:
+            (group.parent / "cgroup.procs").write_text(str(os.getpid()))
+            with suppress(OSError):  # some thread is not out yet
+                group.rmdir()
+
+
+def _idle_group() -> Path | None:
+    """Put this process into an idle control group of its own, if the system lets it."""
+    process = str(os.getpid())
+    for parent in _CGROUPS:
+        group = parent / f"headwater-strangers-{process}"
+        try:
+            if process not in (parent / "cgroup.procs").read_text().split():
+                continue
+            group.mkdir()
+        except OSError:
+            continue
+        try:
+            (group / "cpu.idle").write_text("1")
+            (group / "cgroup.procs").write_text(process)
+        except OSError:
+            group.rmdir()
+            continue
+        return group
+    return None
 
 
 def _tidy_up(doors: Doors) -> None:
