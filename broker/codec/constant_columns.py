@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Final
 
+import numpy as np
 import pyarrow as pa
 
 from broker.codec.schema import ROW_SCHEMA
@@ -27,6 +28,9 @@ def repeated(name: str, value: int | str | None, rows: int) -> pa.Array:
 
 def _made(name: str, value: int | str | None, rows: int) -> pa.Array:
     kind = ROW_SCHEMA.field(name).type
+    if isinstance(value, int):  # Arrow's own repetition takes ten times as long
+        filled = pa.py_buffer(np.full(rows, value, dtype=kind.to_pandas_dtype()))
+        return pa.Array.from_buffers(kind, rows, [None, filled])
     if value is not None:
         return pa.repeat(pa.scalar(value, kind), rows)
     if not pa.types.is_list(kind):
