@@ -157,7 +157,7 @@ class AsyncClient:
         )
 
     async def close(self) -> None:
-        """Close the connections; running reads end with an error."""
+        """Close the connections; a read that goes on has to be closed by itself."""
         await asyncio.to_thread(self.client.close)
 
     async def __aenter__(self) -> Self:

@@ -57,7 +57,7 @@ class Brokers:
 
     def __init__(self, addresses: Addresses) -> None:
         self.addresses = addresses
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may close the client
         self._known = list(addresses.brokers)  # the one to ask first
         self._connections: dict[str, Connection] = {}
         self._ended = threading.Event()
@@ -65,7 +65,7 @@ class Brokers:
         self._by_id: dict[str, Address] = {}
 
     def close(self) -> None:
-        """Close every connection; running calls end with an error."""
+        """Close every connection when the calls that have begun have ended."""
         with self._lock:
             self._ended.set()
             connections = list(self._connections.values())
@@ -183,7 +183,8 @@ class Brokers:
                 return [found[number] for number in sorted(found)]
             if not failure.retriable or time.monotonic() > deadline_s:
                 raise failure
-            self._ended.wait(_ASK_AGAIN_S)
+            if self._ended.wait(_ASK_AGAIN_S):
+                raise failure  # the client was closed
 
     def at_leader(
         self, name: str, stream: str, values: Mapping[str, Any], *, timeout_ms: int
@@ -203,9 +204,8 @@ class Brokers:
                 at = place.address or self.known()[0]
                 return self.connection(at).action(name, values, timeout_ms=timeout_ms)
             except (NotLeaderError, StaleLeaderEpochError, NoAnswerError):
-                if time.monotonic() > deadline_s:
+                if time.monotonic() > deadline_s or self._ended.wait(_ASK_AGAIN_S):
                     raise
-            self._ended.wait(_ASK_AGAIN_S)
 
     def locate(self, stream: str) -> list[ToldPlace]:
         """Return leaders and replicas of a stream's partitions, by number.

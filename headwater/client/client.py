@@ -92,7 +92,7 @@ class Client(GroupClient, PausingCalls):
         return self._brokers.addresses
 
     def close(self) -> None:
-        """Close the connections; running reads end with an error."""
+        """Close the connections; a read that goes on has to be closed by itself."""
         self._brokers.close()
 
     def __enter__(self) -> Self:

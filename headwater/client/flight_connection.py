@@ -7,7 +7,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
 
@@ -43,23 +43,39 @@ _CONNECT_ALONE_MS: Final = 8_000
 
 
 class _Channel:
-    """Holds a Flight client until :meth:`give_up`.
+    """Holds a Flight client until :meth:`give_up` or :meth:`close`.
 
-    The traceback of a kept error refers to this object only, so it does not keep the client alive.
+    A call holds the client while it begins, so the last one closes it. ``FlightClient.close`` would
+    free what another thread is about to begin a call with: a segmentation fault. The traceback of a
+    kept error refers to this object only, so it does not keep the client alive.
     """
 
     def __init__(self, client: flight.FlightClient) -> None:
         self._client: flight.FlightClient | None = client
+        self._is_closed = False
 
     @property
     def client(self) -> flight.FlightClient:
-        """The Flight client; raises FlightUnavailableError after :meth:`give_up`."""
-        if self._client is None:
+        """The Flight client.
+
+        Raises:
+            FlightUnavailableError: after :meth:`give_up`.
+            InvalidRequestError: after :meth:`close`.
+        """
+        client = self._client
+        if client is None:
+            if self._is_closed:
+                raise _closed_error()
             raise flight.FlightUnavailableError("another call has just failed to connect")
-        return self._client
+        return client
 
     def give_up(self) -> None:
         """Drop the client; it is closed when the last call that uses it ends."""
+        self._client = None
+
+    def close(self) -> None:
+        """Do the same, so that no call begins any more."""
+        self._is_closed = True
         self._client = None
 
 
@@ -74,7 +90,7 @@ class Connection:
         """Connect later. ``is_alone``: no other broker is known, so it is worth waiting longer."""
         self.address = address
         self._is_alone = is_alone
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may close the client
         self._channel: _Channel | None = None
         self._closed = threading.Event()
 
@@ -85,14 +101,17 @@ class Connection:
         return flight.FlightCallOptions(timeout=timeout_s, headers=headers)
 
     def close(self) -> None:
-        """Close the channel; running calls end with an error."""
-        self._closed.set()
-        # Another thread has just dropped the client, or the program ends.
-        with suppress(flight.FlightUnavailableError, InvalidRequestError):
-            self._open().client.close()
+        """Let no call begin any more; the last one that has begun closes the channel."""
+        with self._lock:
+            self._closed.set()
+            channel, self._channel = self._channel, None
+        if channel is not None:
+            channel.close()
 
     def _open(self) -> _Channel:
         with self._lock:
+            if self._closed.is_set():
+                raise _closed_error()
             if self._channel is None:
                 connect_ms = _CONNECT_ALONE_MS if self._is_alone() else _CONNECT_MS
                 with open_calls.process.inside(begins=True):
@@ -265,6 +284,10 @@ def _ours(
     if not address.tls and text.endswith("Socket closed"):
         text += "; perhaps it speaks TLS (grpc+tls://)"
     return NoAnswerError(f"no answer from the broker at {address.url}: {text}", address=address.url)
+
+
+def _closed_error() -> InvalidRequestError:
+    return InvalidRequestError("the client was closed, so it begins no call; make a new one")
 
 
 def result_of(body: bytes) -> dict[str, Any]:

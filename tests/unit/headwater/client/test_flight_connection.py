@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gc
+import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from contextlib import ExitStack, closing
@@ -21,6 +24,34 @@ _WAIT_S = 60.0
 _LOOK_S = 2.5  # gRPC tries again after a second at the latest
 
 _TWO_ATTEMPTS_S = 1.5  # the kernel asks at once and after a second
+
+_CLOSES_COUNT = 150
+_CLOSES = """
+import random, sys, threading, time
+from broker.errors import HeadwaterError
+from headwater.client.address import Address
+from headwater.client.flight_connection import Connection
+
+def ask():
+    try:
+        while True:
+            connection.action("brokers", {})
+    except HeadwaterError as error:
+        ended.append(type(error).__name__)
+
+ended, dice = [], random.Random(1)
+for _ in range(int(sys.argv[2])):
+    connection = Connection(Address(host="127.0.0.1", port=int(sys.argv[1]), tls=False))
+    connection.action("brokers", {})
+    threads = [threading.Thread(target=ask) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    time.sleep(dice.uniform(0, 0.004))
+    connection.close()
+    for thread in threads:
+        thread.join()
+print(*ended)
+"""
 
 
 def test_a_port_where_nobody_was_is_left_alone() -> None:
@@ -75,3 +106,18 @@ def test_a_lone_broker_that_turns_newcomers_away_for_a_moment_is_asked_again(add
         own_sockets.turn_away(listener, newcomers=True)
         with pytest.raises(NoAnswerError, match=r"timed out|shutdown"):  # another is to be asked
             one_of_several.action("brokers", {})
+
+
+def test_a_client_is_closed_while_others_begin_calls(address: str) -> None:
+    """In a process of its own: Arrow would free what they use, and end the process by a signal."""
+    port = address.rpartition(":")[2]
+    paths = os.pathsep.join(one for one in sys.path if one)
+    done = subprocess.run(
+        [sys.executable, "-c", _CLOSES, port, str(_CLOSES_COUNT)],
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True, text=True, timeout=_WAIT_S, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    ended = done.stdout.split()
+    assert set(ended) == {"InvalidRequestError"}
+    assert len(ended) == 2 * _CLOSES_COUNT
