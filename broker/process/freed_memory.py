@@ -4,7 +4,9 @@ The C library keeps what was freed between blocks that are in use, for as long a
 readers who do not read, or a flood of connections with TLS, left 100 MiB behind. ``malloc_trim``
 returns such pages. It takes 1 to 40 ms, and what is needed again has to be mapped again. So it is
 called when memory has grown, and the more it has, the sooner: 80 MiB after a second, 16 MiB after
-five. Beside a load that does not grow it is not called.
+five. What was still in use then may be freed later, and nothing grows: so it is called again after
+45 seconds, and each time after twice as long, until memory goes back or grows. So freed memory
+stays for 45 seconds, or for as long as it was in use.
 """
 
 from __future__ import annotations
@@ -14,13 +16,14 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
 _LOOK_INTERVAL_S: Final = 1.0
 _GROWN_BYTE_SECONDS: Final = 80 * 1024 * 1024
 _GROWN_BYTES_MIN: Final = 16 * 1024 * 1024
+_AGAIN_S: Final = 45.0
 _SHARE_MAX: Final = 0.02  # of the time goes into it
 _STATUS: Final = Path("/proc/self/statm")
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
@@ -31,20 +34,30 @@ class FreedMemory:
 
     def __init__(self, now_s: float, resident_bytes: int) -> None:
         self._least_bytes = resident_bytes  # since it was given back last
+        self._least_ever_bytes = resident_bytes
+        self._seen_bytes = resident_bytes
         self._gave_back_s = now_s
         self._pause_s = 0.0
+        self._again_s = _AGAIN_S
 
     def is_due(self, now_s: float, resident_bytes: int) -> bool:
         """Tell whether to give memory back, of a process with so many bytes of memory now."""
         self._least_bytes = min(self._least_bytes, resident_bytes)
+        self._least_ever_bytes = min(self._least_ever_bytes, resident_bytes)
         grown_bytes = resident_bytes - self._least_bytes
-        since_s = now_s - self._gave_back_s
-        if grown_bytes < _GROWN_BYTES_MIN or since_s < self._pause_s:
+        kept_bytes = resident_bytes - self._least_ever_bytes
+        since_s, self._seen_bytes = now_s - self._gave_back_s, resident_bytes
+        if kept_bytes < _GROWN_BYTES_MIN or since_s < self._pause_s:
             return False
-        return grown_bytes * since_s >= _GROWN_BYTE_SECONDS
+        if since_s >= self._again_s:
+            return True
+        return grown_bytes >= _GROWN_BYTES_MIN and grown_bytes * since_s >= _GROWN_BYTE_SECONDS
 
     def gave_back(self, now_s: float, took_s: float, resident_bytes: int) -> None:
         """Note that it was done, how long it took, and what the process has left."""
+        has_grown = self._seen_bytes - self._least_bytes >= _GROWN_BYTES_MIN
+        is_of_use = self._seen_bytes - resident_bytes >= _GROWN_BYTES_MIN
+        self._again_s = _AGAIN_S if has_grown or is_of_use else 2 * self._again_s
         self._gave_back_s, self._least_bytes = now_s, resident_bytes
         self._pause_s = took_s / _SHARE_MAX
 
@@ -66,10 +79,11 @@ def memory_given_back() -> Iterator[None]:
     def run() -> None:
         while not over.wait(_LOOK_INTERVAL_S):
             began_s = time.monotonic()
-            if freed.is_due(began_s, resident_bytes()):
-                give_back(0)
-                ended_s = time.monotonic()
-                freed.gave_back(ended_s, ended_s - began_s, resident_bytes())
+            with suppress(OSError):  # no descriptor is free
+                if freed.is_due(began_s, resident_bytes()):
+                    give_back(0)
+                    ended_s = time.monotonic()
+                    freed.gave_back(ended_s, ended_s - began_s, resident_bytes())
 
     thread = threading.Thread(target=run, name="freed-memory", daemon=True)
     thread.start()
