@@ -449,7 +449,7 @@ FIRST_SEEDS: Final = {
     "messages_are_not_counted_out": 10,
     "end_of_turn_forgets_what_came": 80,
     "answers_are_not_abandoned": 168,
-    "promise_without_room_is_a_failed_disk": 22,
+    "promise_without_room_is_a_failed_disk": 36,
     "every_other_change_is_missed": 4,
     "followers_forget_producers": 3,
 }

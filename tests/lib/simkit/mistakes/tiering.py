@@ -207,8 +207,8 @@ MIXED_MUTANTS: Final[dict[str, Mutant]] = {
 FIRST_MIXED_SEEDS: Final = {
     "log_is_not_replaced": 5,
     "reset_to_the_log_end": 40,
-    "cold_end_vouches_for_the_own_log": 15,
-    "cold_end_vouches_to_readers": 15,
+    "cold_end_vouches_for_the_own_log": 29,
+    "cold_end_vouches_to_readers": 25,
 }
 # The first seed that is known to show it, if that is not 0.
 FIRST_SEEDS: Final = {
@@ -219,6 +219,6 @@ FIRST_SEEDS: Final = {
     "lease_is_not_asked": 56,
     "unshipped_segments_are_freed": 1,
     "table_is_looked_at_before_the_lease": 1,
-    "successor_is_taken_for_a_copy": 72,
+    "successor_is_taken_for_a_copy": 73,
 }
 QUICK: Final = ("object_is_not_read_back", "lease_is_not_asked", "successor_is_taken_for_a_copy")
