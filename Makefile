@@ -93,12 +93,22 @@ demo: $(STAMP) $(AIRFLOW_STAMP) ## run the guided tour on this machine, start to
 FAILED := --failed-to=out/failed
 
 # Each worker has a lane (tests/lib/lanes.py): two have a session of Spark, so more workers do not
-# mean more JVMs. HEADWATER_TEST_ORDER=SEED repeats the order of a run.
+# mean more JVMs. HEADWATER_TEST_ORDER=SEED repeats the order of a run. What costs most is left out,
+# and simulations have few seeds; with WHOLE=1, or any PYTEST_ARGS, nothing is left out.
+WHOLE ?= $(PYTEST_ARGS)
 .PHONY: test
-test: $(STAMP) $(CLASSES) ## run the tests but for `make programs`; pytest's summary is the last thing printed
+test: export HEADWATER_TEST_LEFT_OUT = $(if $(WHOLE),,longer)
+test: export HEADWATER_SIM_SEEDS ?= $(if $(WHOLE),,4)
+test: $(STAMP) $(CLASSES) ## run the tests but the longest; WHOLE=1 runs those, too (PYTEST_ARGS="tests/unit -k isr")
 	@cd $(ROOT)
 	$(PYTHON) -m pytest -n $(PYTEST_WORKERS) --dist loadgroup -m "not program" \
 		$(FAILED) $(PYTEST_ARGS)
+
+.PHONY: test-list
+test-list: $(STAMP) $(CLASSES) ## measure which tests `make test` leaves out, and write tests/longer.txt
+	@cd $(ROOT)
+	$(MAKE) --no-print-directory test PYTEST_ARGS=--cpu-report
+	PYTHONPATH=tests/lib $(PYTHON) -m quickkit.longer out/cpu.json
 
 # The notebook in three modes, the demo and the race start a dozen JVMs of their own. They are a lane
 # beside `make test`; `.ci/run` runs both.
@@ -112,7 +122,7 @@ programs: $(STAMP) $(CLASSES) ## run the tests that are whole programs: notebook
 QUICK_FOLDERS := tests/unit tests/property tests/contract tests/golden tests/sim
 QUICK := -m "not (integration or spark or slow)"
 .PHONY: quick
-quick: export HEADWATER_TEST_QUICK := 1
+quick: export HEADWATER_TEST_LEFT_OUT := slower
 quick: $(STAMP) ## run in a minute what needs no servers, and a few seeds of each simulation
 	@cd $(ROOT)
 	rm -rf out/failed
@@ -124,7 +134,7 @@ quick-list: $(STAMP) ## measure which tests are too slow for `make quick`, and w
 	@cd $(ROOT)
 	HEADWATER_TEST_EXAMPLES=10 HEADWATER_SIM_SEEDS=4 $(PYTHON) -m pytest -q -n 1 \
 		--junitxml=out/quick.xml $(QUICK) $(QUICK_FOLDERS) $(FAILED)
-	$(PYTHON) tests/lib/quickkit/slower.py out/quick.xml
+	PYTHONPATH=tests/lib $(PYTHON) -m quickkit.slower out/quick.xml
 
 # Without a JVM and without servers in processes of their own, whose lines would not be counted.
 .PHONY: cover

@@ -18,7 +18,7 @@ from hypothesis import settings
 import lean_jvm
 from broker.adapters.raft_pysyncobj.pinned import sockets_kept
 from cases import ASKED
-from quickkit.slower import function_of, slower
+from quickkit.left_out import LIST, function_of, left_out
 from stale_seeds import StaleSeeds
 
 if TYPE_CHECKING:
@@ -91,9 +91,11 @@ def disk_path() -> Iterator[Path]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def pytest_report_header() -> str:
-    """Say how to have this order again."""
-    return f"order: {ORDER}={os.environ[ORDER]}"
+def pytest_report_header() -> list[str]:
+    """Say how to have this order again, and what is left out."""
+    name = os.environ.get(LIST)
+    told = [f"left out: the {len(left_out(name))} functions of tests/{name}.txt"] if name else []
+    return [f"order: {ORDER}={os.environ[ORDER]}", *told]
 
 
 def pytest_collection_finish() -> None:
@@ -122,9 +124,9 @@ def pytest_make_collect_report(
 @pytest.hookimpl(tryfirst=True)  # before xdist looks at the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put files, and the tests of each file, in a random order; group those that share."""
-    if "HEADWATER_TEST_QUICK" in os.environ:
-        left_out = slower()
-        items[:] = [item for item in items if function_of(item.nodeid) not in left_out]
+    if name := os.environ.get(LIST):
+        too_long = left_out(name)
+        items[:] = [item for item in items if function_of(item.nodeid) not in too_long]
     items.sort(key=lambda item: item.path)  # workers collect them in different orders
     seed = int(os.environ[ORDER])
     if seed:

@@ -1,9 +1,4 @@
-"""Which tests `make quick` leaves out because they take too long for it.
-
-They are listed in tests/slower.txt, a function a line with the seconds of its slowest case, as
-measured by `make quick-list`. A marker in each of a hundred files would say the same, and nobody
-would look whether it is still true. Simulations stay in, with few seeds.
-"""
+"""Which tests `make quick` leaves out: those whose slowest case takes too long on the clock."""
 
 from __future__ import annotations
 
@@ -12,19 +7,9 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Final
 
-SLOWER: Final = Path(__file__).parents[2] / "slower.txt"
+from quickkit.left_out import function_of, write
+
 SECONDS_MAX: Final = 0.12
-_STAYS: Final = "tests/sim/"
-
-
-def slower() -> frozenset[str]:
-    """Return the functions that are listed, as ``tests/unit/test_a.py::test_b``."""
-    return frozenset(line.split()[0] for line in SLOWER.read_text("ascii").splitlines())
-
-
-def function_of(nodeid: str) -> str:
-    """Return the function of a test's node id, without its case and its group."""
-    return nodeid.partition("[")[0].partition("@")[0]
 
 
 def measured(junit: Path) -> dict[str, float]:
@@ -39,14 +24,9 @@ def measured(junit: Path) -> dict[str, float]:
 
 def main(junit: str) -> None:
     """Write the list of what a JUnit file says."""
-    took = sorted(measured(Path(junit)).items())
-    lines = [
-        f"{name} {seconds:.1f}\n"
-        for name, seconds in took
-        if seconds > SECONDS_MAX and not name.startswith(_STAYS)
-    ]
-    SLOWER.write_text("".join(lines), "ascii")
-    sys.stdout.write(f"{len(lines)} of {len(took)} functions are in {SLOWER}\n")
+    took = measured(Path(junit))
+    told = write("slower", {name: took_s for name, took_s in took.items() if took_s > SECONDS_MAX})
+    sys.stdout.write(f"{told}, of {len(took)}\n")
 
 
 if __name__ == "__main__":
