@@ -3,7 +3,8 @@
 Seconds on the clock say little where five workers share two cores. So the seconds of CPU of a
 worker and of all processes below it are read before and after each test: those that ended and
 were waited for, and those that still run, such as Spark's JVM. What a shared server does counts
-for the test during which it did it; a process that outlives its parent counts for nobody.
+for the test during which it did it; a process that outlives its parent counts for nobody. What
+making a fixture costs that several tests share counts for the fixture: ``FILE::(NAME)``.
 
 Used by tests/conftest.py, only with that option.
 """
@@ -55,15 +56,31 @@ class CpuReport:
     def __init__(self, target: Path) -> None:
         self._target = target
         self.tests_s: defaultdict[str, float] = defaultdict(float)
+        self._shared_s = 0.0  # in fixtures that tests share
         self._rest_s = 0.0
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         """Count one test with its set-up and its end."""
-        before_s = tree_cpu_s(os.getpid())
+        before_s = tree_cpu_s(os.getpid()) - self._shared_s
         result = yield
-        self.tests_s[item.nodeid] += tree_cpu_s(os.getpid()) - before_s
+        self.tests_s[item.nodeid] += tree_cpu_s(os.getpid()) - self._shared_s - before_s
         return result
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(
+        self, fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
+    ) -> Iterator[None]:
+        """Count a fixture that several tests share, without those that it asks for."""
+        if fixturedef.scope == "function":
+            return (yield)
+        before_s = tree_cpu_s(os.getpid()) - self._shared_s
+        try:
+            return (yield)
+        finally:
+            took_s = tree_cpu_s(os.getpid()) - self._shared_s - before_s
+            self.tests_s[f"{request.node.nodeid}::({fixturedef.argname})"] += took_s
+            self._shared_s += took_s
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
 
 from projectfiles import ROOT
-from quickkit.left_out import files_of, function_of, left_out
-from quickkit.longer import CPU_SECONDS_MAX, chosen
+from quickkit.left_out import function_of, left_out
+from quickkit.longer import (
+    CPU_SECONDS_MAX,
+    LAST_CPU_SECONDS_MAX,
+    SHARED_CPU_SECONDS_MAX,
+    chosen,
+)
 from quickkit.slower import SECONDS_MAX, measured
 
 LISTS = ("slower", "longer")
@@ -33,25 +37,42 @@ def test_simulations_stay_in(name: str) -> None:
     assert not [line for line in left_out(name) if line.startswith("tests/sim/")]
 
 
-def test_no_file_is_without_a_test() -> None:
-    """`make test` runs something of each."""
-    for path, functions in files_of(left_out("longer")).items():
-        all_of_it = re.findall(r"^def (test_\w+)\(", (ROOT / path).read_text("utf-8"), re.MULTILINE)
-        assert len(functions) < len(all_of_it), path
-
-
-def test_what_costs_most_is_left_out_but_not_all_of_a_file() -> None:
-    """All cases of a function count; the function that costs least stays."""
-    dear = CPU_SECONDS_MAX
+def test_what_costs_most_is_left_out() -> None:
+    """All cases of a function count, and a fixture that is dear leaves out all that share it."""
+    dear_s, shared_s = CPU_SECONDS_MAX, SHARED_CPU_SECONDS_MAX
     found = chosen(
         {
-            "tests/a.py::test_small": dear,
-            "tests/a.py::test_cases[1]": dear,
+            "tests/a.py::test_small": dear_s,
+            "tests/a.py::test_cases[1]": dear_s,
             "tests/a.py::test_cases[2]@tests/a.py": 1.0,
-            "tests/b.py::test_alone": 9 * dear,
+            "tests/a.py::(cheap)": shared_s,
+            "tests/b.py::test_small": 0.1,
+            "tests/b.py::(cluster)": shared_s,
+            "tests/b.py::(certificates)": 0.1,
+            "::(of the whole session)": 9 * shared_s,
         }
     )
-    assert found == {"tests/a.py::test_cases": dear + 1.0}
+    assert found == {"tests/a.py::test_cases": dear_s + 1.0, "tests/b.py::test_small": 0.1}
+
+
+def test_no_folder_is_without_a_test() -> None:
+    """The function stays that costs least with its fixtures, if it does not cost too much."""
+    dear_s, shared_s = 2 * CPU_SECONDS_MAX, 2 * SHARED_CPU_SECONDS_MAX
+    found = chosen(
+        {
+            "tests/one/a.py::test_dear": dear_s,
+            "tests/one/a.py::test_dearer": 2 * dear_s,
+            "tests/one/b.py::test_shares": 0.1,
+            "tests/one/b.py::(cluster)": shared_s,
+            "tests/two/a.py::test_small": 0.1,
+            "tests/three/a.py::test_campaign": LAST_CPU_SECONDS_MAX + 0.1,
+        }
+    )
+    assert set(found) == {
+        "tests/one/a.py::test_dearer",
+        "tests/one/b.py::test_shares",
+        "tests/three/a.py::test_campaign",
+    }
 
 
 @pytest.mark.parametrize(

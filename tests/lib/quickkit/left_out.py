@@ -10,7 +10,7 @@ files would say the same, and nobody would look whether it is still true.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, Literal
 
@@ -39,11 +39,3 @@ def write(name: ListName, seconds: Mapping[str, float]) -> str:
 def function_of(nodeid: str) -> str:
     """Return the function of a test's node id, without its case and its group."""
     return nodeid.partition("[")[0].partition("@")[0]
-
-
-def files_of(functions: Iterable[str]) -> dict[str, list[str]]:
-    """Return the functions of each file."""
-    found: dict[str, list[str]] = {}
-    for one in functions:
-        found.setdefault(one.partition("::")[0], []).append(one)
-    return found
