@@ -116,6 +116,19 @@ def test_tickets_are_bounded_and_remembered_for_a_while() -> None:
     assert asked.state_of("t0") is None, "it was forgotten, and waits again"
 
 
+def test_who_asks_during_a_pass_waits_for_the_next_one() -> None:
+    """Its last record may have come after the pass had begun."""
+    asked, report = AskedPasses(), PassReport(state=PassState.COMPACTED)
+    assert asked.state_of("early") is None
+    asked.begin()
+    assert asked.state_of("late") is None
+    asked.end(report)
+    assert (asked.state_of("early"), asked.state_of("late")) == (report, None)
+    asked.begin()
+    asked.end(report)
+    assert asked.state_of("late") == report
+
+
 def test_the_line_is_the_lowest_of_what_holds_records() -> None:
     """High watermark, leases, followers' copies, and for a tiered stream the cold end."""
 

@@ -34,7 +34,7 @@ from broker.errors import (
 )
 from broker.model.epochs import LeaderEpoch
 from broker.model.groups import PositionCommit, PositionReset
-from broker.model.ids import LeaseId
+from broker.model.ids import LeaseId, StreamUuid
 from broker.model.offsets import Offset
 from simkit.brokers.metadata_rig import AT, UUID, B, MetadataRig
 
@@ -124,6 +124,17 @@ def test_what_a_lease_holds_does_not_expire() -> None:
     assert (error.owners, error.lease_ids, error.floor) == (["reader's"], ["reader"], 7)
     cluster.do(expire(cluster, 7))
     cluster.do(expire(cluster, 8, now_us=2_000))
+
+
+def test_a_lease_of_another_stream_holds_nothing() -> None:
+    """Whatever its floors are."""
+    cluster = rig(shipped=7)
+    cluster.do(lease("reader"))
+    cluster.do(RecordColdEnd(**AT, cold_end=Offset(100)))
+    held = cluster.state.leases[LeaseId("reader")]
+    elsewhere = replace(held, stream_uuid=StreamUuid("0" * 32))
+    cluster.state = replace(cluster.state, leases={LeaseId("reader"): elsewhere})
+    assert limit(cluster) == 100
 
 
 def test_a_lease_of_later_holds_nothing_that_expires_now() -> None:

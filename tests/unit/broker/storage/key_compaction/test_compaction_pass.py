@@ -6,6 +6,7 @@ import random
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import patch
 
 import pytest
 
@@ -13,8 +14,10 @@ from broker.codec.record_batch import BatchHeader
 from broker.errors import OffsetOutOfRangeError, SegmentCorruptError
 from broker.model.epochs import LeaderEpoch
 from broker.model.offsets import Offset
+from broker.ports.partition import StoredBatch
 from broker.storage.log.partition_log import LogConfig, PartitionLog
 from broker.storage.promises.promises import Promises
+from broker.storage.segments.log_reader import LogReader
 from cases import seeds
 from simkit.disk.disk import PowerLostError, SimDisk
 from simkit.log.batches import FOLDER, PARTITION
@@ -283,6 +286,24 @@ def test_readers_meet_no_damage_while_segments_are_exchanged() -> None:
             one.result()
     assert rows_of(log) == wanted
     del disk
+
+
+def test_a_reader_that_met_an_exchange_reads_again() -> None:
+    """It may have looked for a place in the old file and read the new one there."""
+    _, log, rows = filled(4)
+    line = log.segments()[-1].base_offset
+    read, met = LogReader._read, set[Offset]()
+
+    def meet(reader: LogReader, start: Offset, end: Offset, bytes_max: int) -> list[StoredBatch]:
+        if not met:
+            met.add(start)
+            do_pass(log, pass_over(log, line))
+            raise SegmentCorruptError("a batch of the other file")
+        return read(reader, start, end, bytes_max)
+
+    with patch.object(LogReader, "_read", meet):
+        assert log.read(log.log_start, log.log_end, bytes_max=1 << 20)
+    assert rows_of(log) == compacted(rows, line)
 
 
 def test_dense_batches_after_sparse_ones_begin_a_segment() -> None:
