@@ -288,6 +288,7 @@ def test_a_producer_of_nothing_fails_by_name(client: Client) -> None:
     producer = client.producer("s")
     with pytest.raises(SchemaMismatchError):
         producer.send(pa.RecordBatch.from_pydict({"offset": [1]})).result(WAIT_S)
+    wait_until(lambda: producer.error is not None, "the broker ends the call after its answer")
     assert isinstance(producer.error, SchemaMismatchError)
     with pytest.raises(SchemaMismatchError):
         producer.send([b"x"])

@@ -20,13 +20,17 @@ from headwater.client.open_calls import OpenCalls
 _ANSWER_S: Final = 1.0  # later than the interpreter goes, and within the time that is waited
 _EXIT_CODE: Final = 3
 _PROGRAM: Final = """
-import ctypes, sys, threading, time
+import atexit, ctypes, sys, threading, time
 import pyarrow
 from broker.codec.flight.protocol import ReadRequest, StreamPath
 from broker.errors import HeadwaterError
+from headwater.client import open_calls
 from headwater.client.address import Address
 from headwater.client.flight_connection import Connection
 
+# On a busy machine the answer may take longer than a program waits.
+atexit.unregister(open_calls.process.end)
+atexit.register(open_calls.process.end, 30_000)
 connection = Connection(Address(host="127.0.0.1", port=int(sys.argv[1]), tls=False))
 path = StreamPath(stream="s", partition=0)
 
