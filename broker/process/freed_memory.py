@@ -46,7 +46,8 @@ class FreedMemory:
         self._least_ever_bytes = min(self._least_ever_bytes, resident_bytes)
         grown_bytes = resident_bytes - self._least_bytes
         kept_bytes = resident_bytes - self._least_ever_bytes
-        since_s, self._seen_bytes = now_s - self._gave_back_s, resident_bytes
+        since_s = now_s - self._gave_back_s
+        self._seen_bytes = resident_bytes
         if kept_bytes < _GROWN_BYTES_MIN or since_s < self._pause_s:
             return False
         if since_s >= self._again_s:

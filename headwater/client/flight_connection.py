@@ -74,9 +74,9 @@ class _Channel:
         self._client = None
 
     def close(self) -> None:
-        """Do the same, so that no call begins any more."""
+        """Give the client up for good; calls that begin later say that it was closed."""
         self._is_closed = True
-        self._client = None
+        self.give_up()
 
 
 class Connection:
